@@ -80,6 +80,7 @@ class DeviceTrace:
     unknown_actions: Mapping[int, str] = field(default_factory=dict)
     forward_frames: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     internal_metadata: Mapping[int, str] = field(default_factory=dict)
+    category: I4 | None = None  # profiler-made files only: the profiler's category, indexes ``strings``
 
     def __len__(self) -> int:
         return len(self.action)

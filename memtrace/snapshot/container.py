@@ -1,0 +1,154 @@
+"""What a file really is, and a stream of its uncompressed bytes. Names and suffixes are never trusted."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+from memtrace.errors import SnapshotError
+
+# A real dump compresses 20 to 40 times; a bomb thousands of times. Small files get a floor instead of a ratio.
+_MAX_RATIO = 400
+_MIN_LIMIT_BYTES = 256 << 20
+
+_MAGIC: tuple[tuple[bytes, str], ...] = (
+    (b"\x1f\x8b", "gz"),
+    (b"\xfd7zXZ\x00", "xz"),
+    (b"\x28\xb5\x2f\xfd", "zst"),
+)
+_LEGACY_CHECKPOINT = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save before 1.6 begins with this number
+
+
+class _Bounded(io.RawIOBase):
+    """A decompressed stream that refuses to grow past a bound, counts its bytes and reports progress."""
+
+    def __init__(self, inner: IO[bytes], limit_bytes: int, on_bytes: Callable[[int], None] | None) -> None:
+        self._inner = inner
+        self._limit_bytes = limit_bytes
+        self._on_bytes = on_bytes
+        self.count_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._inner.read(len(buffer))
+        except EOFError:
+            raise SnapshotError("ends in the middle; the file was cut short") from None
+        except Exception as error:  # each format has an error class of its own
+            detail = " ".join(str(error).split())[:100]
+            raise SnapshotError(f"can't be unpacked ({detail})") from None
+        buffer[: len(data)] = data
+        self.count_bytes += len(data)
+        if self.count_bytes > self._limit_bytes:
+            raise SnapshotError(
+                f"unpacks to more than {self._limit_bytes >> 20} MiB, far beyond what a snapshot of this size can hold"
+            )
+        if self._on_bytes is not None:
+            self._on_bytes(self.count_bytes)
+        return len(data)
+
+
+def _refuse_foreign(head: bytes, name: str, source: BinaryIO) -> None:
+    """Raise the one line that fits for files people confuse with snapshots."""
+    if not head:
+        raise SnapshotError(f"{name}: the file is empty; the dump was never written or was interrupted")
+    if head.startswith(b"SQLite format 3\x00"):
+        raise SnapshotError(f"{name}: a SQLite dump of a snapshot, which memtrace does not read; dump a pickle instead")
+    if head.startswith(b"PK\x03\x04"):
+        kind = "a zip archive"
+        try:
+            with zipfile.ZipFile(source) as archive:
+                if any(entry.endswith("data.pkl") for entry in archive.namelist()):
+                    kind = "a PyTorch checkpoint (torch.save)"
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
+            kind = "a damaged zip archive"
+        raise SnapshotError(f"{name}: {kind}, not a memory snapshot")
+    if head[2:].startswith(_LEGACY_CHECKPOINT):
+        raise SnapshotError(f"{name}: a PyTorch checkpoint (torch.save, old format), not a memory snapshot")
+    if head.startswith((b"\x89HDF", b"GGUF")) or head[8:10] == b'{"':
+        raise SnapshotError(f"{name}: a file of model weights, not a memory snapshot")
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:64].lower()
+    if start.startswith((b"<!doctype", b"<html", b"<head", b"<script", b"<!--")) or b"<html" in head.lower():
+        raise SnapshotError(
+            f"{name}: an HTML page (torch's _memory_viz embeds a snapshot in one); give memtrace the .pickle it was made from"
+        )
+
+
+def _decompressor(kind: str, raw: BinaryIO) -> IO[bytes]:
+    if kind == "gz":
+        return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+    if kind == "xz":
+        return cast(IO[bytes], lzma.LZMAFile(raw))
+    import zstandard
+
+    return cast(IO[bytes], zstandard.ZstdDecompressor(max_window_size=1 << 28).stream_reader(raw, read_across_frames=True))
+
+
+def _open_raw(source: str | os.PathLike[str]) -> tuple[BinaryIO, str, int]:
+    """A seekable byte stream, its name for messages, and its size in bytes."""
+    if os.fspath(source) == "-":
+        data = sys.stdin.buffer.read()
+        return io.BytesIO(data), "stdin", len(data)
+    path = Path(source)
+    try:
+        if path.is_dir():
+            raise SnapshotError(f"{path}: a folder, not a snapshot file")
+        raw = path.open("rb")
+    except FileNotFoundError:
+        raise SnapshotError(f"{path}: no such file") from None
+    except OSError as error:
+        raise SnapshotError(f"{path}: {error.strerror or error}") from None
+    if not raw.seekable():  # a pipe or /dev/stdin
+        with raw:
+            data = raw.read()
+        return io.BytesIO(data), str(path), len(data)
+    return cast(BinaryIO, raw), str(path), os.fstat(raw.fileno()).st_size
+
+
+@contextmanager
+def open_stream(
+    source: str | os.PathLike[str], on_progress: Callable[[float], None] | None = None
+) -> Iterator[tuple[io.BufferedReader, bytes, str, int]]:
+    """Yield (stream at its start, first bytes, name, size on disk in bytes) of the uncompressed content.
+
+    ``on_progress`` is called with the share (0 to 1) of the file on disk that has been read.
+    Raises SnapshotError for what is no snapshot, is too large once unpacked, or can't be opened.
+    """
+    raw, name, size_bytes = _open_raw(source)
+    with raw:
+        head = raw.read(4096)
+        raw.seek(0)
+        kind = next((kind for magic, kind in _MAGIC if head.startswith(magic)), "")
+        inner: IO[bytes] = raw
+        limit_bytes = 1 << 62
+        if kind:
+            limit_bytes = max(_MIN_LIMIT_BYTES, _MAX_RATIO * size_bytes)
+            inner = _decompressor(kind, raw)
+
+        def report(_: int) -> None:
+            if on_progress is not None:
+                on_progress(min(1.0, raw.tell() / max(size_bytes, 1)))
+
+        if not kind:
+            _refuse_foreign(head, name, raw)
+            raw.seek(0)
+        # A growing file may outrun the size first seen: only unpacked data is bounded.
+        bounded = _Bounded(inner, limit_bytes, report if on_progress else None)
+        stream = io.BufferedReader(bounded, buffer_size=1 << 18)
+        if kind:
+            try:
+                head = stream.peek(4096)[:4096]
+            except SnapshotError as error:
+                raise SnapshotError(f"{name}: {error}") from None
+            _refuse_foreign(head, name, io.BytesIO())
+        yield stream, head, name, size_bytes

@@ -1,0 +1,135 @@
+"""Bytes to builtin containers, safely: a pickle machine that refuses every global, or JSON."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from memtrace.errors import SnapshotError
+
+# Python objects take 5 to 10 times the bytes of their pickle; hostile opcodes ask for thousands of times.
+_MEMORY_PER_BYTE = 32
+_MEMORY_FLOOR_BYTES = 768 << 20
+
+
+class _Refused(pickle.UnpicklingError):
+    pass
+
+
+class SafeUnpickler(pickle.Unpickler):
+    """Builds builtin containers, strings and numbers only; keeps the speed of the C implementation."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise _Refused(f"holds the Python object {module}.{name}"[:120])
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise _Refused("refers to storage outside the file, as a checkpoint does")
+
+
+@contextmanager
+def bounded_memory(allowance_bytes: int) -> Iterator[None]:
+    """Let the process grow by at most ``allowance_bytes`` meanwhile (Linux; elsewhere no bound).
+
+    A few bytes of pickle can ask for gigabytes (a huge memo index); the allocation then fails with MemoryError
+    instead of taking the machine down.
+    """
+    try:
+        import resource
+        from pathlib import Path
+
+        used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    except (ImportError, OSError, ValueError, IndexError):
+        yield
+        return
+    bound = used_bytes + allowance_bytes
+    if hard != resource.RLIM_INFINITY:
+        bound = min(bound, hard)
+    if soft != resource.RLIM_INFINITY:
+        bound = min(bound, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """Millions of containers that all stay alive make the cyclic collector cost more than the decoding."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def memory_allowance_bytes(size_bytes: int) -> int:
+    """How much memory decoding ``size_bytes`` of uncompressed content may take."""
+    return _MEMORY_FLOOR_BYTES + _MEMORY_PER_BYTE * size_bytes
+
+
+def decode(stream: io.BufferedReader, head: bytes, name: str) -> Any:
+    """The content as builtin objects. Raises SnapshotError with one line that says what is wrong."""
+    first = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    if first in (b"{", b"["):
+        return _decode_json(stream, name)
+    if head[:1] in (b"\x80", b"(", b"]", b"}"):
+        return _decode_pickle(stream, name)
+    raise SnapshotError(f"{name}: neither a pickle nor JSON, so not a memory snapshot")
+
+
+def _decode_pickle(stream: io.BufferedReader, name: str) -> Any:
+    try:
+        return SafeUnpickler(stream).load()
+    except _Refused as refused:
+        raise SnapshotError(f"{name}: {refused}, so it is not a memory snapshot (nothing was executed)") from None
+    except SnapshotError as error:
+        raise SnapshotError(f"{name}: {error}") from None
+    except MemoryError:
+        raise SnapshotError(f"{name}: asks for far more memory than a snapshot of its size; damaged or hostile") from None
+    except EOFError:
+        raise SnapshotError(f"{name}: ends in the middle; the dump or the download was cut short") from None
+    except pickle.UnpicklingError as error:
+        if "truncated" in str(error) or "exhausted" in str(error):
+            raise SnapshotError(f"{name}: ends in the middle; the dump or the download was cut short") from None
+        raise SnapshotError(f"{name}: a damaged pickle ({_one_line(error)})") from None
+    except Exception as error:  # a damaged pickle makes the machine raise nearly anything
+        raise SnapshotError(f"{name}: a damaged pickle ({type(error).__name__}: {_one_line(error)})") from None
+
+
+def _decode_json(stream: io.BufferedReader, name: str) -> Any:
+    import orjson
+
+    try:
+        data = stream.read()
+        if data.startswith(b"\xef\xbb\xbf"):
+            data = data[3:]
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return json.loads(data)  # NaN, Infinity, numbers beyond 64 bits
+    except SnapshotError as error:
+        raise SnapshotError(f"{name}: {error}") from None
+    except MemoryError:
+        raise SnapshotError(f"{name}: needs more memory than a snapshot of its size can") from None
+    except EOFError:
+        raise SnapshotError(f"{name}: ends in the middle; the dump or the download was cut short") from None
+    except RecursionError:
+        raise SnapshotError(f"{name}: JSON nested too deeply for a snapshot") from None
+    except Exception as error:
+        if isinstance(error, ValueError) and getattr(error, "pos", None) == len(data):
+            raise SnapshotError(f"{name}: JSON that ends in the middle; the file was cut short") from None
+        raise SnapshotError(f"{name}: damaged JSON ({_one_line(error)})") from None
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text[:120] + ("…" if len(text) > 120 else "")

@@ -1,0 +1,177 @@
+"""``load``: any snapshot file to a :class:`Snapshot`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+
+
+from memtrace.errors import SnapshotError
+from memtrace.snapshot.container import open_stream
+from memtrace.snapshot.decode import bounded_memory, decode, memory_allowance_bytes, without_gc
+from memtrace.snapshot.fields import as_dicts, as_list
+from memtrace.snapshot.intern import StackInterner
+from memtrace.snapshot.model import Annotation, Device, Snapshot
+from memtrace.snapshot.segment_columns import read_segments
+from memtrace.snapshot.trace_columns import read_trace
+from memtrace.snapshot.version import release_range
+
+_TOP_KEYS = {
+    "segments", "device_traces", "allocator_settings", "external_annotations", "host_segments", "host_traces", "memtrace",
+}  # fmt: skip
+_MAX_DEVICES = 4096
+
+
+def load(source: str | os.PathLike[str], on_progress: Callable[[float], None] | None = None) -> Snapshot:
+    """Read a snapshot: pickle (protocols 0 to 5) or JSON, plain or ``.gz``/``.xz``/``.zst``; ``-`` is stdin.
+
+    ``on_progress`` is called with the share of the work done, 0 to 1. Nothing in the file is ever executed.
+    Raises SnapshotError (exit code 3) with one clear line for anything that is not a snapshot.
+    """
+    # While decoding, only the stream knows how far it is; columns take about as long as decoding does.
+    halfway = (lambda share: on_progress(share / 2)) if on_progress else None
+    with open_stream(source, halfway) as (stream, head, name, size_bytes), without_gc():
+        with bounded_memory(memory_allowance_bytes(size_bytes)):
+            raw = decode(stream, head, name)
+            try:
+                snapshot = from_raw(raw, name, (lambda share: on_progress(0.5 + share / 2)) if on_progress else None)
+            except SnapshotError as error:
+                raise SnapshotError(f"{name}: {error}") from None
+            except MemoryError:
+                raise SnapshotError(f"{name}: needs far more memory than a snapshot of its size; damaged or hostile") from None
+            except RecursionError:
+                raise SnapshotError(f"{name}: nested too deeply for a snapshot") from None
+        del raw
+    return snapshot
+
+
+class _Warnings:
+    """Collects each distinct line once, in order."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, None] = {}
+
+    def __call__(self, line: str) -> None:
+        if len(self._lines) < 100:
+            self._lines.setdefault(line)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(self._lines)
+
+
+def from_raw(raw: Any, name: str, on_progress: Callable[[float], None] | None = None) -> Snapshot:
+    """A :class:`Snapshot` from the builtin containers PyTorch dumps. Consumes ``raw``: its trace lists are emptied."""
+    warn = _Warnings()
+    if isinstance(raw, list):  # torch.cuda.memory_snapshot(), and PyTorch 1.13's _snapshot()
+        raw = {"segments": raw}
+        is_list = True
+    elif type(raw) is dict:
+        is_list = False
+    else:
+        raise SnapshotError(f"a {type(raw).__name__}, not a memory snapshot (a dictionary with 'segments')")
+    if "segments" not in raw:
+        raise SnapshotError("a dictionary without 'segments', so not a memory snapshot")
+    for key in sorted(str(key)[:60] for key in raw if key not in _TOP_KEYS):
+        warn(f"unknown top-level key {key!r}: ignored")
+    keys = () if is_list else tuple(str(key)[:60] for key in raw)
+
+    segments = as_dicts(raw["segments"], "segments")
+    traces = as_list(raw.get("device_traces") or [], "device_traces")
+    if len(traces) > _MAX_DEVICES:
+        raise SnapshotError(f"{len(traces)} device traces; no machine has that many devices")
+    settings = _dictionary(raw.get("allocator_settings"), "allocator_settings", warn)
+    at_least, below = release_range(_samples(None if is_list else raw, segments, traces, settings))
+    if is_list and at_least == "2.1":
+        below = None  # memory_snapshot() still returns the bare list, without the keys that would tell more
+
+    stacks = StackInterner()
+    devices = _devices(segments, traces, stacks, warn, on_progress)
+    host_segments = as_list(raw.get("host_segments") or [], "host_segments")
+    return Snapshot(
+        source=name,
+        devices=devices,
+        stacks=stacks.table(),
+        annotations=_annotations(raw.get("external_annotations"), warn),
+        settings=settings,
+        memtrace=_dictionary(raw.get("memtrace"), "memtrace", warn),
+        keys=keys,
+        torch_at_least=at_least,
+        torch_below=below,
+        host_segments=len(host_segments),
+        host_reserved_bytes=sum(
+            segment["total_size"]
+            for segment in host_segments
+            if isinstance(segment, dict) and isinstance(segment.get("total_size"), int)
+        ),
+        host_events=len(as_list(raw.get("host_traces") or [], "host_traces")),
+        warnings=warn.lines,
+    )
+
+
+def _devices(
+    segments: list[dict[str, Any]],
+    traces: list[Any],
+    stacks: StackInterner,
+    warn: _Warnings,
+    on_progress: Callable[[float], None] | None,
+) -> tuple[Device, ...]:
+    by_device: dict[int, list[dict[str, Any]]] = {}
+    for segment in segments:
+        ordinal = segment.get("device")
+        if not isinstance(ordinal, int) or not 0 <= ordinal < _MAX_DEVICES:
+            raise SnapshotError("a segment's 'device' is not a device number")
+        by_device.setdefault(ordinal, []).append(segment)
+    with_data = sorted(set(by_device) | {i for i, trace in enumerate(traces) if trace}) or [0]
+    devices = []
+    for done, ordinal in enumerate(with_data):
+        raw_trace = traces[ordinal] if ordinal < len(traces) else []
+        trace = read_trace(ordinal, raw_trace, stacks, warn)
+        columns = read_segments(by_device.get(ordinal, []), stacks, warn)
+        if on_progress is not None:
+            on_progress((done + 1) / len(with_data))
+        devices.append(Device(ordinal, trace, *columns))
+    return tuple(devices)
+
+
+def _samples(
+    top: dict[str, Any] | None, segments: list[dict[str, Any]], traces: list[Any], settings: dict[str, Any]
+) -> dict[str, dict[str, Any] | None]:
+    """One recorded dictionary of each kind, for judging the release."""
+    trace = next((trace for trace in traces if isinstance(trace, list) and trace), [])
+    events = [event for event in trace[:200] + trace[-200:] if type(event) is dict]
+    event = {key: None for event in events for key in event} if events else None
+    block = next((b for s in segments for b in (s.get("blocks") or ()) if type(b) is dict), None)
+    return {
+        "top": top,
+        "segment": segments[0] if segments else None,
+        "block": block,
+        "event": event,
+        "settings": settings or None,
+    }
+
+
+def _dictionary(value: Any, what: str, warn: _Warnings) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        return value
+    warn(f"{what!r} is not a dictionary of names: ignored")
+    return {}
+
+
+def _annotations(value: Any, warn: _Warnings) -> tuple[Annotation, ...]:
+    found = []
+    for entry in as_list(value or [], "external_annotations"):
+        if type(entry) is dict:
+            device, time_us = entry.get("device"), entry.get("time_us")
+            name, stage = entry.get("name"), entry.get("stage")
+            if isinstance(device, int) and isinstance(time_us, int) and isinstance(name, str) and isinstance(stage, str):
+                found.append(Annotation(device, time_us, name, stage))
+                continue
+        warn("malformed entries in 'external_annotations': ignored")
+    return tuple(found)
+
+

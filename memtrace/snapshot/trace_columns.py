@@ -1,0 +1,143 @@
+"""One device's recorded events to a :class:`DeviceTrace`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from memtrace.errors import SnapshotError
+from memtrace.snapshot.fields import addresses, as_dicts, integers, interned, sizes
+from memtrace.snapshot.intern import StackInterner
+from memtrace.snapshot.model import DEFAULT_POOL, Action, DeviceTrace, PoolId
+
+_ACTIONS = {action.name.lower(): int(action) for action in Action if action is not Action.UNKNOWN}
+_KNOWN_KEYS = frozenset(
+    "action addr device_free size stream time_us compile_context user_metadata internal_metadata pool_id frames "
+    "forward_frames cpp_frames category".split()
+)
+
+
+def read_trace(device: int, raw: Any, stacks: StackInterner, warn: Any) -> DeviceTrace:
+    """Columns of one inner list of ``device_traces``. ``warn`` is called with one line for each oddity."""
+    what = f"device_traces[{device}]"
+    entries = as_dicts(raw, what)
+    names = [entry.get("action") for entry in entries]
+    try:
+        codes = [_ACTIONS.get(name, int(Action.UNKNOWN)) for name in names]  # type: ignore[arg-type]
+    except TypeError:
+        raise SnapshotError(f"{what}: an entry's 'action' is not a text") from None
+    action = np.array(codes, dtype=np.uint8)
+    unknown = {int(i): str(names[i])[:60] for i in np.flatnonzero(action == Action.UNKNOWN)}
+    for name in sorted(set(unknown.values())):
+        warn(f"unknown action {name!r} in the trace: kept, and ignored for the state of memory")
+    oom = np.flatnonzero(action == Action.OOM).tolist()
+    keys = set().union(*(entries[i] for i in _sample(len(entries)))) - _KNOWN_KEYS
+    for key in sorted(map(str, keys)):
+        warn(f"unknown key {key[:60]!r} in trace entries: ignored")
+
+    size_default = 0 if unknown else None
+    stream, stream_values = interned(entries, "stream", 0)
+    frames = [entry.get("frames") for entry in entries]
+    stack, context = stacks.column(frames)
+    strings: tuple[str, ...] = ("",)
+    user_metadata, strings = interned(entries, "user_metadata", "", strings)
+    compile_context, strings = interned(entries, "compile_context", "", strings)
+    category = None
+    if entries and "category" in entries[0]:
+        category, strings = interned(entries, "category", "", strings)
+    strings = tuple(text if isinstance(text, str) else "" for text in strings)
+    if "N/A" in strings:  # what PyTorch writes for "no compiled region"
+        compile_context[compile_context == strings.index("N/A")] = 0
+    pool, pools = _pools(entries)
+    trace = DeviceTrace(
+        device=device,
+        action=action,
+        address=addresses(entries, "addr", what, 0),
+        size=sizes(entries, "size", what, size_default),
+        stream=stream,
+        streams=tuple(value if isinstance(value, int) else 0 for value in stream_values),
+        time_us=integers(entries, "time_us", what, 0) if entries and "time_us" in entries[0] else None,
+        stack=stack,
+        context=context,
+        pool=pool,
+        pools=pools,
+        user_metadata=user_metadata,
+        compile_context=compile_context,
+        strings=strings,
+        oom_device_free_bytes={i: _free(entries[i]) for i in oom},
+        unknown_actions=unknown,
+        forward_frames=_sparse_frames(entries),
+        internal_metadata={
+            i: str(entry["internal_metadata"])[:200] for i, entry in enumerate(entries) if "internal_metadata" in entry
+        },
+        category=category,
+    )
+    return _in_time_order(trace, warn)
+
+
+def _sample(count: int) -> range:
+    """Positions to look at for unknown keys: all of a short trace, some of a long one."""
+    return range(0, count, max(1, count // 2000))
+
+
+def _free(entry: dict[str, Any]) -> int:
+    value = entry.get("device_free")
+    return value if isinstance(value, int) and 0 <= value < 1 << 60 else -1
+
+
+def pool_id(value: Any) -> PoolId:
+    """A recorded pool id (a tuple, or a list after a JSON round trip); the default pool for anything else."""
+    if isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(part, int) for part in value):
+        return int(value[0]), int(value[1])
+    return DEFAULT_POOL
+
+
+def _pools(entries: list[dict[str, Any]]) -> tuple[np.ndarray[Any, np.dtype[np.int32]], tuple[PoolId, ...]]:
+    if not entries or "pool_id" not in entries[0]:
+        return np.full(len(entries), -1, dtype=np.int32), (DEFAULT_POOL,)
+    codes: dict[PoolId, int] = {DEFAULT_POOL: 0}
+    column = [codes.setdefault(pool_id(entry.get("pool_id")), len(codes)) for entry in entries]
+    return np.array(column, dtype=np.int32), tuple(codes)
+
+
+def _sparse_frames(entries: list[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
+    found: dict[int, tuple[str, ...]] = {}
+    for i, entry in enumerate(entries):
+        if "forward_frames" in entry:
+            value = entry["forward_frames"]
+            if isinstance(value, list) and all(isinstance(line, str) for line in value):
+                found[i] = tuple(value)
+    return found
+
+
+def _in_time_order(trace: DeviceTrace, warn: Any) -> DeviceTrace:
+    """List order is the true order, except after ``max_entries`` was lowered: the ring is then rotated wrongly."""
+    time_us = trace.time_us
+    if time_us is None or len(time_us) < 2 or not (np.diff(time_us) < 0).any():
+        return trace
+    warn("events are not in time order (max_entries was probably lowered while recording): sorted by time")
+    order = np.argsort(time_us, kind="stable")
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    columns = {
+        name: getattr(trace, name)[order]
+        for name in "action address size stream stack context pool user_metadata compile_context".split()
+    }
+
+    def moved(sparse: Any) -> Any:
+        return {int(place[i]): value for i, value in sparse.items()}
+
+    return DeviceTrace(
+        device=trace.device,
+        time_us=time_us[order],
+        streams=trace.streams,
+        pools=trace.pools,
+        strings=trace.strings,
+        oom_device_free_bytes=moved(trace.oom_device_free_bytes),
+        unknown_actions=moved(trace.unknown_actions),
+        forward_frames=moved(trace.forward_frames),
+        internal_metadata=moved(trace.internal_metadata),
+        category=None if trace.category is None else trace.category[order],
+        **columns,
+    )

@@ -1,0 +1,66 @@
+"""Which PyTorch release wrote a snapshot, judged by the keys that are there and the ones that are not.
+
+No release is written into the file. Each feature below appeared in the release beside it; features marked
+``always`` are in every file from that release on, so their absence is evidence as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class _Feature(NamedTuple):
+    release: str
+    always: bool
+    where: str  # top, segment, block, event, settings
+    key: str
+
+
+_FEATURES = (
+    _Feature("1.13", True, "segment", "stream"),
+    _Feature("2.0", True, "segment", "requested_size"),
+    _Feature("2.0", True, "top", "device_traces"),
+    _Feature("2.1", True, "segment", "segment_pool_id"),
+    _Feature("2.1", True, "block", "address"),
+    _Feature("2.2", True, "event", "time_us"),
+    _Feature("2.3", True, "top", "allocator_settings"),
+    _Feature("2.5", True, "top", "external_annotations"),
+    _Feature("2.8", True, "event", "compile_context"),
+    _Feature("2.9", True, "settings", "graph_capture_record_stream_reuse"),
+    _Feature("2.10", True, "event", "user_metadata"),
+    _Feature("2.11", False, "event", "forward_frames"),
+    _Feature("2.12", True, "event", "pool_id"),
+    _Feature("2.13", True, "settings", "max_round_threshold"),
+    _Feature("2.14", True, "top", "host_segments"),
+    _Feature("2.15", False, "event", "internal_metadata"),
+)
+
+
+def _order(release: str) -> tuple[int, int]:
+    major, minor = release.split(".")
+    return int(major), int(minor)
+
+
+def release_range(samples: Mapping[str, Mapping[str, Any] | None]) -> tuple[str | None, str | None]:
+    """(at least, below) of the PyTorch release; None where open.
+
+    ``samples`` maps "top", "segment", "block", "event", "settings" to one recorded dictionary of that kind, or None
+    where the file holds none. Contradicting keys (vendor builds for other accelerators mix them) give (None, None).
+    """
+    at_least: str | None = None
+    below: str | None = None
+    for feature in _FEATURES:
+        sample = samples.get(feature.where)
+        if sample is None:
+            continue
+        if feature.key in sample:
+            at_least = feature.release
+        elif feature.always and below is None:
+            below = feature.release
+    block = samples.get("block")
+    if block is not None and "history" in block:
+        at_least, below = at_least or "1.13", "2.1"
+    if at_least and below and _order(at_least) >= _order(below):
+        return None, None
+    return at_least, below

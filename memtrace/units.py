@@ -1,0 +1,46 @@
+"""Bytes to text and back. Binary units only: 1 KiB = 1024 bytes."""
+
+from __future__ import annotations
+
+import re
+
+from memtrace.errors import UsageError
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+
+_SUFFIX = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "ki": KIB, "kib": KIB, "mi": MIB, "mib": MIB, "gi": GIB, "gib": GIB, "ti": TIB, "tib": TIB,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes from ``24GiB``, ``512 MiB``, ``1e9``, ``2.5GB``. Raises UsageError on anything else."""
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2].lower() not in _SUFFIX:
+        raise UsageError(f"not a size: {text!r} (write 24GiB, 512MiB or a number of bytes)")
+    size = float(match[1]) * _SUFFIX[match[2].lower()]
+    if not size < 2**63:
+        raise UsageError(f"size too large: {text!r}")
+    return round(size)
+
+
+def format_bytes(size_bytes: int) -> str:
+    """``5.38 GiB``, ``86.0 MiB``, ``512 B``; three significant digits or so, sign kept."""
+    magnitude = abs(size_bytes)
+    for unit, name, digits in ((GIB, "GiB", 2), (MIB, "MiB", 1), (KIB, "KiB", 1)):
+        if magnitude >= unit:
+            return f"{size_bytes / unit:.{digits}f} {name}"
+    return f"{size_bytes} B"
+
+
+def format_delta(size_bytes: int) -> str:
+    """Like :func:`format_bytes` with the sign always shown; zero has none."""
+    return ("+" if size_bytes > 0 else "") + format_bytes(size_bytes)
+
+
+def format_count(count: int) -> str:
+    """``564,327``."""
+    return f"{count:,}"
