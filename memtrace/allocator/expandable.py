@@ -1,0 +1,98 @@
+"""Growing and shrinking expandable segments: whole pages of a virtual reservation are mapped and unmapped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memtrace.allocator.state import MASK, SHIFT, State
+
+if TYPE_CHECKING:
+    from memtrace.allocator.simulator import Driver
+
+
+def grow(state: State, driver: Driver, number: int, size: int) -> int | None:
+    """``try_allocate_expandable_block``: key of a free block of at least ``size`` bytes, None if the driver refuses.
+
+    What was mapped before a refusal stays cached, as in PyTorch.
+    """
+    start = _candidate(state, number, size)
+    if start is None:
+        base, length = driver.reserve(number, size)
+        if length < size:
+            return None
+        state.add_reservation(number, base, length)
+        start = base
+    if start not in state.free_at:  # the candidate itself is unmapped
+        mapped = _map(state, driver, number, start, min(state.unmapped_at[start], size))
+        if mapped is None:
+            return None
+        start = mapped
+    while True:
+        key = state.free_at[start]
+        have = key >> SHIFT
+        if have >= size:
+            return key
+        hole = start + have
+        mapped = _map(state, driver, number, hole, min(size - have, state.unmapped_at[hole]))
+        if mapped is None:
+            return None
+        start = mapped
+
+
+def _candidate(state: State, number: int, size: int) -> int | None:
+    """Start of the first run of free and unmapped blocks that is large enough; None if a reservation is needed."""
+    for hole in state.unmapped.get(number, ()):
+        before = None if hole in state.bounds else state.free_end.get(hole)
+        start = hole if before is None else before
+        have, position = 0, start
+        while have < size:
+            if position != start and position in state.bounds:
+                break
+            key = state.free_at.get(position)
+            length = key >> SHIFT if key is not None else state.unmapped_at.get(position, 0)
+            if not length:
+                break
+            have += length
+            position += length
+        if have >= size:
+            return start
+    return None
+
+
+def _map(state: State, driver: Driver, number: int, address: int, size: int) -> int | None:
+    """Map pages from the start of an unmapped block; returns the start of the free block they ended up in."""
+    page = state.page_bytes(number)
+    length = state.unmapped_at[address]
+    mapped = min(-(-size // page) * page, length)
+    if not driver.map(number, address, mapped):
+        return None
+    state.cut_unmapped(number, address)
+    if mapped < length:
+        state.add_unmapped(number, address + mapped, length - mapped)
+    state.total_bytes += mapped
+    before = None if address in state.bounds else state.free_end.get(address)
+    state.release(number, address, mapped)
+    return address if before is None else before
+
+
+def shrink(state: State, driver: Driver, number: int, key: int) -> None:
+    """Unmap the whole pages inside a free expandable block; partial pages at its edges stay free blocks."""
+    address, size = key & MASK, key >> SHIFT
+    reservation = state.reservation_of(number, address)
+    if reservation is None:
+        return
+    page, base = reservation.page_bytes, reservation.base
+    low = base + -(-(address - base) // page) * page
+    high = base + (address + size - base) // page * page
+    if low >= high:
+        return
+    state.remove(number, key)
+    if address < low:
+        state.insert(number, address, low - address)
+    if high < address + size:
+        state.insert(number, high, address + size - high)
+    start = state.add_unmapped(number, low, high - low)
+    state.total_bytes -= high - low
+    driver.unmapped(number, low, high - low)
+    if start == base and state.unmapped_at[start] == reservation.length:
+        state.drop_reservation(number, reservation)

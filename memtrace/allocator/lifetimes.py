@@ -1,0 +1,126 @@
+"""Which event allocated and which freed: every alloc, free_requested and free_completed gets a handle.
+
+Handles 0 … ``initial`` - 1 are allocations that were there before the first event, the others follow the order of the
+``alloc`` events. An address is used many times; only the sequence of events at it tells the uses apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memtrace.snapshot.model import I8, Action, Blocks, BlockState, Bool, DeviceTrace
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """``handle`` is per event (-1: none, or a free that belongs to nothing); the other arrays are per handle.
+
+    ``freed_by_reuse`` marks allocations whose frees are missing from the trace: they end where their address is
+    allocated again. ``last_block`` is the row of the final block that still holds the allocation, else -1.
+    """
+
+    handle: I8
+    initial: int
+    address: I8
+    alloc_event: I8  # -1 for initial allocations
+    free_requested_event: I8
+    free_completed_event: I8
+    freed_by_reuse: Bool
+    last_block: I8
+    unmatched_frees: int
+
+    @property
+    def count(self) -> int:
+        """Number of handles."""
+        return len(self.address)
+
+
+def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
+    """Match frees to allocations by address and order."""
+    action = trace.action
+    events = np.flatnonzero(action <= Action.FREE_COMPLETED)
+    order = events[np.argsort(trace.address[events], kind="stable")]
+    address = trace.address[order]
+    kind = action[order]
+    n = len(order)
+    is_alloc = kind == Action.ALLOC
+    starts = np.ones(n, dtype=np.bool_)
+    starts[1:] = address[1:] != address[:-1]
+    position = np.arange(n)
+    group_start = np.maximum.accumulate(np.where(starts, position, 0)) if n else position
+    last_alloc = np.maximum.accumulate(np.where(is_alloc, position, -1)) if n else position
+    has_alloc = last_alloc >= group_start
+
+    alloc_events = np.flatnonzero(action == Action.ALLOC)
+    ordinal = np.zeros(len(trace), dtype=np.int64)
+    ordinal[alloc_events] = np.arange(len(alloc_events))
+
+    before = ~has_alloc  # frees of what was there before the trace: one allocation an address
+    initial_start = starts & before
+    initial_number = np.cumsum(initial_start) - 1
+    initial_freed = address[initial_start]
+    untouched, untouched_block = _untouched(address, starts, blocks)
+    initial = len(initial_freed) + len(untouched)
+
+    owner = np.where(has_alloc, initial + ordinal[order[np.maximum(last_alloc, 0)]], initial_number)
+    total = initial + len(alloc_events)
+    requested, completed = np.full(total, -1, np.int64), np.full(total, -1, np.int64)
+    handle = np.full(len(trace), -1, dtype=np.int64)
+    handle[order] = owner
+    unmatched = 0
+    for code, target in ((Action.FREE_REQUESTED, requested), (Action.FREE_COMPLETED, completed)):
+        rows = np.flatnonzero(kind == code)[::-1]
+        target[owner[rows]] = order[rows]  # the earliest wins; later ones free nothing
+        extra = order[rows][target[owner[rows]] != order[rows]]
+        handle[extra] = -1
+        unmatched += len(extra)
+    if not (action == Action.FREE_COMPLETED).any():  # recorded without completions
+        completed[:] = requested
+    requested = np.where(requested < 0, completed, requested)
+
+    # An address that is allocated again must have been free: the frees in between are missing.
+    next_alloc = np.full(total, -1, dtype=np.int64)
+    again = np.flatnonzero(is_alloc & ~starts)
+    next_alloc[owner[again - 1]] = order[again]
+    reused = (next_alloc >= 0) & (completed < 0)
+    requested = np.where(reused & (requested < 0), next_alloc, requested)
+    completed = np.where(reused, next_alloc, completed)
+
+    handle_address = np.concatenate([initial_freed, untouched, trace.address[alloc_events]])
+    last_block = _last_blocks(handle_address, completed, blocks)
+    last_block[len(initial_freed) : initial] = untouched_block
+    return Lifetimes(
+        handle=handle,
+        initial=initial,
+        address=handle_address,
+        alloc_event=np.concatenate([np.full(initial, -1, np.int64), alloc_events]),
+        free_requested_event=requested,
+        free_completed_event=completed,
+        freed_by_reuse=reused,
+        last_block=last_block,
+        unmatched_frees=unmatched,
+    )
+
+
+def _untouched(sorted_address: I8, starts: Bool, blocks: Blocks) -> tuple[I8, I8]:
+    """Final active blocks at addresses that no event mentions: (addresses, rows)."""
+    rows = np.flatnonzero(blocks.state != BlockState.INACTIVE)
+    touched = np.isin(blocks.address[rows], sorted_address[starts], assume_unique=False)
+    rows = rows[~touched]
+    return blocks.address[rows], rows
+
+
+def _last_blocks(address: I8, completed: I8, blocks: Blocks) -> I8:
+    """Row of the active final block at the address of each handle that was never freed."""
+    result = np.full(len(address), -1, dtype=np.int64)
+    active = np.flatnonzero(blocks.state != BlockState.INACTIVE)
+    alive = np.flatnonzero(completed < 0)
+    if not len(active) or not len(alive):
+        return result
+    place = np.searchsorted(blocks.address[active], address[alive])
+    place = np.minimum(place, len(active) - 1)
+    match = blocks.address[active][place] == address[alive]
+    result[alive[match]] = active[place[match]]
+    return result

@@ -1,0 +1,99 @@
+"""The driver of a replay under the recorded settings: it hands out what the trace recorded and checks what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memtrace.allocator.initial import RESERVATION_BYTES
+from memtrace.allocator.state import State
+from memtrace.snapshot.model import Action
+
+_NAMES = {
+    Action.SEGMENT_ALLOC: "segment_alloc",
+    Action.SEGMENT_FREE: "segment_free",
+    Action.SEGMENT_MAP: "segment_map",
+    Action.SEGMENT_UNMAP: "segment_unmap",
+}
+
+
+class Divergence(Exception):
+    """The model and the recording part ways at ``event``; ``why`` is one sentence."""
+
+    def __init__(self, event: int, why: str) -> None:
+        super().__init__(why)
+        self.event = event
+        self.why = why
+
+
+class RecordedDriver:
+    """Hands out recorded addresses, and checks each segment event that the model predicts against the trace.
+
+    The recorded events of one step are ``queue`` (action, address, size, event); ``at`` is the next one not yet
+    consumed and ``anchor`` the event of the step itself. Growth is admitted exactly where the trace shows growth.
+    """
+
+    def __init__(self, release_completed: Callable[[int], None]) -> None:
+        self.queue: list[tuple[int, int, int, int]] = []
+        self.at = 0
+        self.anchor = 0
+        self.refused = False  # whether the step is a recorded ``oom``
+        self._release_completed = release_completed
+
+    def begin(self, queue: list[tuple[int, int, int, int]], anchor: int) -> None:
+        """Start a step with its collected events."""
+        self.queue, self.at, self.anchor = queue, 0, anchor
+
+    def next_action(self) -> int:
+        """Action of the next recorded event of this step, -1 if none is left."""
+        return self.queue[self.at][0] if self.at < len(self.queue) else -1
+
+    def _expect(self, action: Action, address: int, size: int) -> None:
+        if self.at == len(self.queue):
+            raise Divergence(self.anchor, f"the model expects {_NAMES[action]} of {size} bytes here, and none is recorded")
+        kind, found, length, event = self.queue[self.at]
+        if kind != action or found != address or length != size:
+            name = _NAMES.get(Action(kind), "another event")
+            raise Divergence(
+                event,
+                f"the model expects {_NAMES[action]} of {size} bytes at {address:#x}; "
+                f"recorded is {name} of {length} bytes at {found:#x}",
+            )
+        self.at += 1
+
+    def admits(self, total_bytes: int, segment_bytes: int) -> bool:
+        if not self.queue and not self.refused:
+            raise Divergence(self.anchor, "no free block of the model serves this allocation, and no growth is recorded")
+        return self.next_action() in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+
+    def place(self, number: int, size: int) -> int | None:
+        if self.next_action() != Action.SEGMENT_ALLOC:
+            return None
+        address = self.queue[self.at][1]
+        self._expect(Action.SEGMENT_ALLOC, address, size)
+        return address
+
+    def reserve(self, number: int, size: int) -> tuple[int, int]:
+        if self.next_action() != Action.SEGMENT_MAP:
+            return 0, 0
+        return self.queue[self.at][1], RESERVATION_BYTES
+
+    def map(self, number: int, address: int, size: int) -> bool:
+        if self.next_action() != Action.SEGMENT_MAP:
+            return False
+        self._expect(Action.SEGMENT_MAP, address, size)
+        return True
+
+    def segment_freed(self, number: int, address: int, size: int) -> None:
+        self._expect(Action.SEGMENT_FREE, address, size)
+
+    def unmapped(self, number: int, address: int, size: int) -> None:
+        self._expect(Action.SEGMENT_UNMAP, address, size)
+
+    def complete_pending(self, state: State) -> None:
+        while self.next_action() == Action.FREE_COMPLETED:
+            event = self.queue[self.at][3]
+            self.at += 1
+            self._release_completed(event)
+
+    def may_release(self, pool: int) -> bool:
+        return True  # recorded releases decide; see the replay

@@ -1,0 +1,183 @@
+"""Replay of a recording under its own settings: block sizes and layout at every event, checked against the recording.
+
+A trace tells requested sizes, addresses and segment events, but not block sizes, and not what was live before it
+began. The allocator's own algorithm, run over the trace with the recorded segment addresses, supplies both; where it
+predicts anything else than what was recorded, the replay says so and falls back to rounded request sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memtrace.allocator.config import NEWEST, AllocatorConfig, Version, from_snapshot
+from memtrace.allocator.initial import Beginning, InitialBlocks, find_beginning
+from memtrace.allocator.lifetimes import Lifetimes, link
+from memtrace.allocator.rerun import Outcome, rerun
+from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_sizes
+from memtrace.allocator.segments import InitialSegments, SegmentHistory, trace_back
+from memtrace.allocator.statistics import window_statistics
+from memtrace.snapshot.model import DEFAULT_POOL, I4, I8, Action, Bool, Device, PoolId
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A recording with everything that PyTorch left out; arrays have one entry an event unless they say otherwise.
+
+    ``block_bytes``: for ``alloc`` events the size of the block handed out, else 0. ``free_requested_event`` and
+    ``free_completed_event``: for ``alloc`` events where the allocation was freed (-1: never), else -1. ``is_small``
+    and ``pool`` (index into ``pools``, -1 unknown) hold for alloc, free and segment events, ``is_expandable`` for
+    segment events. ``handle`` numbers allocations: ``initial_blocks`` rows by ``initial_handle``, then one an alloc.
+
+    ``exact`` means that every address, segment event and the final layout came out as recorded; else the replay
+    agreed before event ``diverged_at`` and ``why`` is one sentence. ``statistics`` has the names of
+    ``torch.cuda.memory_stats`` over the window, empty unless exact.
+    """
+
+    initial_blocks: InitialBlocks
+    initial_segments: InitialSegments
+    pools: tuple[PoolId, ...]
+    block_bytes: I8
+    free_requested_event: I8
+    free_completed_event: I8
+    is_small: Bool
+    is_expandable: Bool
+    pool: I4
+    exact: bool
+    diverged_at: int | None
+    why: str | None
+    initial_reserved_bytes: int
+    initial_allocated_bytes: int
+    initial_requested_bytes: int
+    statistics: Mapping[str, int]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a trace says before any simulation: lifetimes, segments, the beginning, and columns by handle (bytes)."""
+
+    device: Device
+    config: AllocatorConfig
+    life: Lifetimes
+    history: SegmentHistory
+    beginning: Beginning
+    requested: I8
+    rounded: I8
+    small: Bool
+    pool: I4
+    stream: I8  # raw handles
+
+
+def gather(device: Device, config: AllocatorConfig) -> Evidence:
+    """Read lifetimes, segments and the beginning out of one device's trace and final state."""
+    trace, blocks = device.trace, device.blocks
+    life = link(trace, blocks)
+    pools = tuple(dict.fromkeys((DEFAULT_POOL, *trace.pools, *device.segments.pools)))
+    history = trace_back(device, config, pools)
+
+    requested = np.zeros(life.count, dtype=np.int64)
+    requested[life.initial :] = trace.size[life.alloc_event[life.initial :]]
+    freed = life.free_requested_event[: life.initial]
+    requested[: life.initial] = np.where(freed >= 0, trace.size[freed] if len(trace) else 0, 0)
+    last = life.last_block[: life.initial]
+    kept = (last >= 0) & (life.free_completed_event[: life.initial] < 0)
+    requested[: life.initial][kept] = blocks.requested_size[last[kept]]
+    rounded = round_sizes(requested, config)
+    beginning = find_beginning(device, life, history, requested, rounded, config)
+
+    small = rounded <= SMALL_LIMIT_BYTES
+    streams = np.array(trace.streams or (0,), dtype=np.int64)
+    stream = np.zeros(life.count, dtype=np.int64)
+    stream[life.initial :] = streams[trace.stream[life.alloc_event[life.initial :]]]
+    pool = np.zeros(life.count, dtype=np.int32)
+    pool[life.initial :] = _alloc_pools(device, life, history, pools)
+    first = beginning.blocks
+    small[beginning.handle] = first.is_small
+    pool[beginning.handle] = first.pool
+    stream[beginning.handle] = first.stream
+    return Evidence(device, config, life, history, beginning, requested, rounded, small, pool, stream)
+
+
+def _alloc_pools(device: Device, life: Lifetimes, history: SegmentHistory, pools: tuple[PoolId, ...]) -> I4:
+    """Pool index of every alloc: as recorded, else by the private segments that hold it, else the default pool."""
+    trace = device.trace
+    events = life.alloc_event[life.initial :]
+    index = np.array([pools.index(pool) for pool in trace.pools] or [0], dtype=np.int32)
+    said = trace.pool[events]
+    pool = np.where(said >= 0, index[said], 0).astype(np.int32)
+    final = device.segments
+    private = np.flatnonzero(final.pool != 0) if len(final.pools) > 1 else np.zeros(0, np.int64)
+    if not len(private) or (said >= 0).all():
+        return pool
+    # Private segments that are still there at the end hold every allocation since they were made.
+    born = {int(e): i for i, e in enumerate(history.events.tolist())}
+    address, end = final.address[private], final.address[private] + final.total_size[private]
+    made = np.full(len(private), -1, dtype=np.int64)
+    for event in born:
+        if trace.action[event] in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
+            place = int(np.searchsorted(address, trace.address[event], side="right")) - 1
+            if place >= 0 and trace.address[event] < end[place]:
+                first = trace.action[event] == Action.SEGMENT_ALLOC or made[place] < 0
+                made[place] = event if first else made[place]
+    place = np.searchsorted(address, trace.address[events], side="right") - 1
+    safe = np.maximum(place, 0)
+    within = (place >= 0) & (trace.address[events] < end[safe]) & (events > made[safe]) & (said < 0)
+    final_index = np.array([pools.index(p) for p in final.pools], dtype=np.int32)
+    return np.where(within, final_index[final.pool[private][safe]], pool).astype(np.int32)
+
+
+def replay_device(device: Device, settings: Mapping[str, Any], version: Version = NEWEST) -> Replay:
+    """Replay one device's trace under the recorded ``settings``. Never raises on strange traces."""
+    evidence = gather(device, from_snapshot(settings, version))
+    outcome = rerun(evidence)
+    return _assemble(evidence, outcome)
+
+
+def _assemble(evidence: Evidence, outcome: Outcome) -> Replay:
+    device, life, beginning = evidence.device, evidence.life, evidence.beginning
+    count = len(device.trace)
+    events = life.alloc_event[life.initial :]
+    block = np.zeros(count, dtype=np.int64)
+    block[events] = outcome.block_bytes[life.initial :]
+    requested_event, completed_event = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+    requested_event[events] = life.free_requested_event[life.initial :]
+    completed_event[events] = life.free_completed_event[life.initial :]
+
+    owned = life.handle >= 0
+    is_small, pool = np.zeros(count, np.bool_), np.full(count, -1, np.int32)
+    is_small[owned] = evidence.small[life.handle[owned]]
+    pool[owned] = evidence.pool[life.handle[owned]]
+    is_small[evidence.history.events] = evidence.history.is_small
+    only_default = len(evidence.history.pools) == 1
+    pool[evidence.history.events] = 0 if only_default else evidence.history.pool
+    action = device.trace.action
+    blocks, segments = beginning.blocks, evidence.history.initial
+    notes = list(outcome.notes)
+    if beginning.assumed_tails:
+        notes.append(
+            f"{beginning.assumed_tails} blocks from before the trace may be up to 1 MiB larger than shown: "
+            "nothing recorded tells whether they end in an unsplit tail"
+        )
+    return Replay(
+        initial_blocks=blocks,
+        initial_segments=segments,
+        pools=evidence.history.pools,
+        block_bytes=block,
+        free_requested_event=requested_event,
+        free_completed_event=completed_event,
+        is_small=is_small,
+        is_expandable=(action == Action.SEGMENT_MAP) | (action == Action.SEGMENT_UNMAP),
+        pool=pool,
+        exact=outcome.diverged_at is None,
+        diverged_at=outcome.diverged_at,
+        why=outcome.why,
+        initial_reserved_bytes=int(segments.total_size.sum()),
+        initial_allocated_bytes=int(blocks.block_bytes[~blocks.pending].sum()),
+        initial_requested_bytes=int(blocks.requested_bytes.sum()),
+        statistics=window_statistics(evidence, outcome) if outcome.diverged_at is None else {},
+        notes=tuple(notes),
+    )

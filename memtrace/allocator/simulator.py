@@ -1,0 +1,182 @@
+"""What the allocator does when the free lists don't serve a request: collect garbage, grow, reclaim, give up.
+
+The order of the steps is PyTorch's ``malloc``. The driver (an object, see :class:`Driver`) decides what the world
+outside the allocator does: addresses, refusals, and which delayed frees have completed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Protocol
+
+from memtrace.allocator.config import AllocatorConfig
+from memtrace.allocator.expandable import grow, shrink
+from memtrace.allocator.rounding import segment_size
+from memtrace.allocator.state import MASK, SHIFT, State
+
+
+class Driver(Protocol):
+    """The world outside the allocator. Methods that report (``segment_freed`` …) come after the state changed."""
+
+    def admits(self, total_bytes: int, segment_bytes: int) -> bool:
+        """Whether the limit allows growth from ``total_bytes`` by a segment of that size."""
+
+    def place(self, number: int, size: int) -> int | None:
+        """Address of a new segment of ``size`` bytes, None if the driver refuses."""
+
+    def reserve(self, number: int, size: int) -> tuple[int, int]:
+        """(base, length) of a new reservation for a request of ``size`` bytes."""
+
+    def map(self, number: int, address: int, size: int) -> bool:
+        """Whether the driver maps that range."""
+
+    def segment_freed(self, number: int, address: int, size: int) -> None:
+        """An ordinary segment went back to the driver."""
+
+    def unmapped(self, number: int, address: int, size: int) -> None:
+        """Whole pages of an expandable segment went back to the driver."""
+
+    def complete_pending(self, state: State) -> None:
+        """All streams were synchronised: release every delayed free."""
+
+    def may_release(self, pool: int) -> bool:
+        """Whether a flush may release the cached segments of a private pool."""
+
+
+class Allocator:
+    """The algorithm over a :class:`State` and a :class:`Driver`, with the counters that PyTorch keeps."""
+
+    def __init__(self, config: AllocatorConfig, driver: Driver) -> None:
+        self.config = config
+        self.state = State(config)
+        self.driver = driver
+        self.num_alloc_retries = 0
+        self.num_flushes = 0
+        self.num_ooms = 0
+
+    def malloc(self, number: int, size: int, *, searched: bool = False) -> tuple[int, int] | None:
+        """Serve a rounded request from free list ``number``: (address, block bytes), or None when out of memory.
+
+        ``searched`` says that the free list is known to miss.
+        """
+        state = self.state
+        key = None if searched else state.search(number, size)
+        if key is None:
+            key = self._refill(number, size)
+        if key is None:
+            self.num_ooms += 1
+            return None
+        return state.take(number, key, size)
+
+    def _refill(self, number: int, size: int) -> int | None:
+        """The ladder after a miss; returns the key of a free block that serves the request."""
+        if self.config.gc_active:
+            self.collect_garbage()
+        key = self._grow(number, size)
+        if key is None and self._release_oversize(number, size):
+            key = self._grow(number, size)
+        if key is None:
+            self.flush()
+            self.num_alloc_retries += 1
+            key = self._grow(number, size)
+        return key
+
+    def _grow(self, number: int, size: int) -> int | None:
+        """One attempt to get memory from the driver (``alloc_block``)."""
+        state = self.state
+        need = segment_size(size, self.config)
+        if not self.driver.admits(state.total_bytes, need):
+            return None
+        if self.config.expandable_segments:
+            return grow(state, self.driver, number, size)
+        address = self.driver.place(number, need)
+        if address is None:
+            return None
+        state.add_segment(number, address, need)
+        state.insert(number, address, need)
+        return need << SHIFT | address
+
+    def _release_oversize(self, number: int, size: int) -> bool:
+        """``release_available_cached_blocks``: True if enough was released for another attempt."""
+        limit = self.config.max_split_bytes
+        if limit is None:
+            return False
+        state = self.state
+        free = state.lists[number]
+        wanted = max(size, limit)
+        position = bisect_left(free, wanted << SHIFT)
+        if position < len(free):
+            self._release_segment(number, free[position])
+            return True
+        released = 0
+        position = len(free) - 1
+        while position >= 0 and released < wanted and free[position] >> SHIFT >= limit:
+            key = free[position]
+            if self._release_segment(number, key):
+                released += key >> SHIFT
+            position -= 1
+        return released >= wanted
+
+    def _release_segment(self, number: int, key: int) -> bool:
+        """Release one free block if it is a whole ordinary segment."""
+        if not self.state.is_whole(key):
+            return False
+        address, size = self.state.drop_segment(number, key)
+        self.driver.segment_freed(number, address, size)
+        return True
+
+    def flush(self) -> None:
+        """``release_cached_blocks``, also what ``empty_cache()`` does."""
+        self.num_flushes += 1
+        state = self.state
+        self.driver.complete_pending(state)
+        numbers = range(len(state.ids))
+        pools = {state.ids[n].pool for n in numbers}
+        for pool in sorted(pools):
+            if pool and not self.driver.may_release(pool):
+                continue
+            # The default pool gives large blocks back first, private pools small ones.
+            for small in (True, False) if pool else (False, True):
+                mine = [n for n in numbers if state.ids[n].pool == pool and state.ids[n].small == small]
+                self._release_pool(sorted(mine, key=lambda n: state.ids[n].stream))
+
+    def _release_pool(self, numbers: list[int]) -> None:
+        state = self.state
+        expandable: list[tuple[int, int]] = []
+        for number in numbers:
+            for key in tuple(state.lists[number]):
+                if not self._release_segment(number, key) and number in state.reservations:
+                    expandable.append((number, key))
+        for number, key in expandable:
+            shrink(state, self.driver, number, key)
+
+    def collect_garbage(self) -> None:
+        """Release old cached segments of the default large pool once the threshold is passed."""
+        state, config = self.state, self.config
+        assert config.limit_bytes is not None
+        threshold = int(config.gc_threshold * config.limit_bytes)
+        if state.total_bytes <= threshold:
+            return
+        target = state.total_bytes - threshold
+        now = state.searches.get((0, False), 0)
+        mine = [n for n, name in enumerate(state.ids) if name.pool == 0 and not name.small]
+        mine.sort(key=lambda n: state.ids[n].stream)
+        candidates = [
+            (n, key, now - state.born.get(key & MASK, 0)) for n in mine for key in state.lists[n] if state.is_whole(key)
+        ]
+        total_age = float(sum(age for _, _, age in candidates))
+        reclaimed = 0
+        freed = True
+        while reclaimed < target and freed and candidates:
+            freed = False
+            average = total_age / len(candidates)
+            kept = []
+            for number, key, age in candidates:
+                if age >= average:
+                    freed = True
+                    reclaimed += key >> SHIFT
+                    total_age -= age
+                    self._release_segment(number, key)
+                else:
+                    kept.append((number, key, age))
+            candidates = kept

@@ -1,0 +1,242 @@
+"""The allocator's memory: segments, free lists and reservations, and the moves that change them.
+
+Free blocks of one free list (pool, small or large, stream) are kept as sorted integers ``size << 64 | address``:
+one bisection finds the best fit with the lowest address on ties, which is PyTorch's order. Live blocks are not
+stored here; their owners know address and size. Addresses and sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from memtrace.allocator.config import AllocatorConfig
+
+SHIFT = 64
+MASK = (1 << SHIFT) - 1
+SMALL_SPLIT_BYTES = 512
+LARGE_SPLIT_BYTES = 1 << 20  # a remainder must be larger than this to be split off
+_NEVER = 1 << 200  # above every key
+SMALL_PAGE_BYTES = 2 << 20
+
+
+class ListId(NamedTuple):
+    """What a free list belongs to. ``pool`` indexes the owner's pool ids; ``stream`` is the handle as unsigned."""
+
+    pool: int
+    small: bool
+    stream: int
+
+
+@dataclass(slots=True)
+class Reservation:
+    """One expandable segment: a virtual range of which whole pages are mapped."""
+
+    base: int
+    length: int
+    page_bytes: int
+
+
+class State:
+    """Everything that is not live: free blocks, segments, unmapped ranges. Moves keep all tables consistent.
+
+    ``total_bytes`` is what the allocator holds in all pools. ``whole[address]`` is the size of an ordinary segment,
+    ``bounds`` the addresses where a segment or reservation starts, across which blocks never merge.
+    """
+
+    def __init__(self, config: AllocatorConfig) -> None:
+        self.config = config
+        self.lists: list[list[int]] = []
+        self.ids: list[ListId] = []
+        self.index: dict[ListId, int] = {}
+        self.free_at: dict[int, int] = {}  # start -> key
+        self.free_end: dict[int, int] = {}  # end -> start
+        self.whole: dict[int, int] = {}
+        self.owner: dict[int, int] = {}  # ordinary segment or reservation base -> free list
+        self.bounds: set[int] = set()
+        self.reservations: dict[int, list[Reservation]] = {}  # free list -> live reservations
+        self.unmapped: dict[int, list[int]] = {}  # free list -> sorted starts
+        self.unmapped_at: dict[int, int] = {}  # start -> size
+        self.unmapped_end: dict[int, int] = {}  # end -> start
+        self.total_bytes = 0
+        self.searches: dict[tuple[int, bool], int] = {}  # (pool, small) -> searches so far, for GC ages
+        self.born: dict[int, int] = {}  # free block start -> searches when it entered its free list
+
+    def list_of(self, pool: int, small: bool, stream: int) -> int:
+        """The number of a free list, made on first use."""
+        name = ListId(pool, small, stream & MASK)
+        number = self.index.get(name)
+        if number is None:
+            number = self.index[name] = len(self.lists)
+            self.lists.append([])
+            self.ids.append(name)
+        return number
+
+    def page_bytes(self, number: int) -> int:
+        """Page of expandable segments behind a free list."""
+        return SMALL_PAGE_BYTES if self.ids[number].small else self.config.large_segment_bytes
+
+    # Free blocks -----------------------------------------------------------------------------------------
+
+    def insert(self, number: int, address: int, size: int) -> None:
+        """Put a block into its free list as it is, without merging."""
+        key = size << SHIFT | address
+        insort(self.lists[number], key)
+        self.free_at[address] = key
+        self.free_end[address + size] = address
+        if self.config.gc_active:
+            name = self.ids[number]
+            self.born[address] = self.searches.get((name.pool, name.small), 0)
+
+    def remove(self, number: int, key: int) -> tuple[int, int]:
+        """Take a block out of its free list; returns (address, size)."""
+        free = self.lists[number]
+        del free[bisect_left(free, key)]
+        address, size = key & MASK, key >> SHIFT
+        del self.free_at[address]
+        del self.free_end[address + size]
+        self.born.pop(address, None)
+        return address, size
+
+    def release(self, number: int, address: int, size: int) -> None:
+        """A block becomes free: it merges with free neighbours of its segment and enters the free list."""
+        end = address + size
+        key = self.free_at.get(end)
+        if key is not None and end not in self.bounds:
+            size += self.remove(number, key)[1]
+        start = self.free_end.get(address)
+        if start is not None and address not in self.bounds:
+            size += self.remove(number, self.free_at[start])[1]
+            address = start
+        self.insert(number, address, size)
+
+    def search(self, number: int, size: int) -> int | None:
+        """Key of the free block that a rounded request takes, or None. Only the best fit is ever considered."""
+        config = self.config
+        if config.gc_active:
+            name = self.ids[number]
+            self.searches[name.pool, name.small] = self.searches.get((name.pool, name.small), 0) + 1
+        free = self.lists[number]
+        position = bisect_left(free, size << SHIFT)
+        if number in self.reservations:
+            found = self._search_expandable(number, position)
+            if found is None:
+                return None
+            position = found
+        if position == len(free):
+            return None
+        key = free[position]
+        limit = config.max_split_bytes
+        if limit is not None:
+            found_size = key >> SHIFT
+            if size < limit:
+                if found_size >= limit:
+                    return None
+            elif found_size >= size + config.max_non_split_rounding_bytes:
+                return None
+        return key
+
+    def _search_expandable(self, number: int, position: int) -> int | None:
+        free = self.lists[number]
+        if not self.config.expandable_segments:
+            while position < len(free) and self.reservation_of(number, free[position] & MASK):
+                position += 1
+            return position
+        while position + 1 < len(free) and self.reservation_of(number, free[position] & MASK):
+            if self._extent(free[position + 1]) >= self._extent(free[position]):
+                break
+            position += 1
+        return position
+
+    def _extent(self, key: int) -> int:
+        size = key >> SHIFT
+        return size + self.unmapped_at.get((key & MASK) + size, 0)
+
+    def take(self, number: int, key: int, size: int) -> tuple[int, int]:
+        """Hand out a free block for a rounded request, splitting the rest off; returns (address, block bytes)."""
+        config = self.config
+        address, have = self.remove(number, key)
+        rest = have - size
+        if self.ids[number].small or config.expandable_segments:
+            split = rest >= SMALL_SPLIT_BYTES
+        else:
+            limit = config.max_split_bytes
+            split = rest > LARGE_SPLIT_BYTES and (limit is None or size < limit)
+        if not split:
+            return address, have
+        self.insert(number, address + size, rest)
+        return address, size
+
+    def is_whole(self, key: int) -> bool:
+        """Whether a free block is an ordinary segment that nothing else shares."""
+        return self.whole.get(key & MASK) == key >> SHIFT
+
+    # Segments --------------------------------------------------------------------------------------------
+
+    def add_segment(self, number: int, address: int, size: int) -> None:
+        """Book an ordinary segment; its blocks are put in by the caller."""
+        self.whole[address] = size
+        self.owner[address] = number
+        self.bounds.add(address)
+        self.total_bytes += size
+
+    def drop_segment(self, number: int, key: int) -> tuple[int, int]:
+        """Give a whole free segment back to the driver; returns (address, size)."""
+        address, size = self.remove(number, key)
+        del self.whole[address]
+        del self.owner[address]
+        self.bounds.discard(address)
+        self.total_bytes -= size
+        return address, size
+
+    # Expandable segments ---------------------------------------------------------------------------------
+
+    def reservation_of(self, number: int, address: int) -> Reservation | None:
+        """The reservation of that free list that covers an address."""
+        for reservation in self.reservations.get(number, ()):
+            if reservation.base <= address < reservation.base + reservation.length:
+                return reservation
+        return None
+
+    def add_reservation(self, number: int, base: int, length: int) -> Reservation:
+        """A new virtual range, all unmapped."""
+        reservation = Reservation(base, length, self.page_bytes(number))
+        self.reservations.setdefault(number, []).append(reservation)
+        self.bounds.add(base)
+        self.owner[base] = number
+        self.add_unmapped(number, base, length)
+        return reservation
+
+    def add_unmapped(self, number: int, address: int, size: int) -> int:
+        """Note an unmapped range and merge it with its unmapped neighbours; returns the start of the result."""
+        starts = self.unmapped.setdefault(number, [])
+        end = address + size
+        if end not in self.bounds and end in self.unmapped_at:
+            size += self.cut_unmapped(number, end)
+        before = self.unmapped_end.get(address)
+        if before is not None and address not in self.bounds:
+            size += self.cut_unmapped(number, before)
+            address = before
+        insort(starts, address)
+        self.unmapped_at[address] = size
+        self.unmapped_end[address + size] = address
+        return address
+
+    def cut_unmapped(self, number: int, address: int) -> int:
+        """Forget an unmapped range; returns its size."""
+        starts = self.unmapped[number]
+        del starts[bisect_left(starts, address)]
+        size = self.unmapped_at.pop(address)
+        del self.unmapped_end[address + size]
+        return size
+
+    def drop_reservation(self, number: int, reservation: Reservation) -> None:
+        """Give a wholly unmapped range back."""
+        self.cut_unmapped(number, reservation.base)
+        live = self.reservations[number]
+        live.remove(reservation)
+        if not live:
+            del self.reservations[number]
+        self.bounds.discard(reservation.base)
+        self.owner.pop(reservation.base, None)
