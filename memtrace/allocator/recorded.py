@@ -29,7 +29,9 @@ class RecordedDriver:
     """Hands out recorded addresses, and checks each segment event that the model predicts against the trace.
 
     The recorded events of one step are ``queue`` (action, address, size, event); ``at`` is the next one not yet
-    consumed and ``anchor`` the event of the step itself. Growth is admitted exactly where the trace shows growth.
+    consumed and ``anchor`` the event of the step itself. Growth is admitted exactly where the trace shows growth, and
+    garbage collected where exactly its victims were released; ``threshold_from`` ≤ GC threshold < ``threshold_below``
+    is what that says about the threshold in bytes.
     """
 
     def __init__(self, release_completed: Callable[[int], None]) -> None:
@@ -37,6 +39,7 @@ class RecordedDriver:
         self.at = 0
         self.anchor = 0
         self.refused = False  # whether the step is a recorded ``oom``
+        self.threshold_from, self.threshold_below = 0, 1 << 62
         self._release_completed = release_completed
 
     def begin(self, queue: list[tuple[int, int, int, int]], anchor: int) -> None:
@@ -64,6 +67,16 @@ class RecordedDriver:
         if not self.queue and not self.refused:
             raise Divergence(self.anchor, "no free block of the model serves this allocation, and no growth is recorded")
         return self.next_action() in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+
+    def wants_garbage(self, total_bytes: int, victims: list[int]) -> bool:
+        ahead = self.queue[self.at : self.at + len(victims)]
+        wanted = [(int(Action.SEGMENT_FREE), address) for address in victims]
+        passed = [(kind, address) for kind, address, _, _ in ahead] == wanted
+        if passed:
+            self.threshold_below = min(self.threshold_below, total_bytes)
+        else:
+            self.threshold_from = max(self.threshold_from, total_bytes)
+        return passed
 
     def place(self, number: int, size: int) -> int | None:
         if self.next_action() != Action.SEGMENT_ALLOC:

@@ -22,6 +22,9 @@ from memtrace.allocator.segments import InitialSegments, SegmentHistory, trace_b
 from memtrace.allocator.statistics import window_statistics
 from memtrace.snapshot.model import DEFAULT_POOL, I4, I8, Action, Bool, Device, PoolId
 
+# A snapshot does not tell the limit. With a GC threshold there was one, or it had no effect: the trace shows which.
+_UNKNOWN_LIMIT_BYTES = 1 << 62
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -132,7 +135,10 @@ def _alloc_pools(device: Device, life: Lifetimes, history: SegmentHistory, pools
 
 def replay_device(device: Device, settings: Mapping[str, Any], version: Version = NEWEST) -> Replay:
     """Replay one device's trace under the recorded ``settings``. Never raises on strange traces."""
-    evidence = gather(device, from_snapshot(settings, version))
+    config = from_snapshot(settings, version)
+    if config.gc_threshold > 0 and config.limit_bytes is None:
+        config = config.with_limit(_UNKNOWN_LIMIT_BYTES)
+    evidence = gather(device, config)
     outcome = rerun(evidence)
     return _assemble(evidence, outcome)
 

@@ -21,6 +21,9 @@ class Driver(Protocol):
     def admits(self, total_bytes: int, segment_bytes: int) -> bool:
         """Whether the limit allows growth from ``total_bytes`` by a segment of that size."""
 
+    def wants_garbage(self, total_bytes: int, victims: list[int]) -> bool:
+        """Whether the GC threshold is passed at ``total_bytes``, so that the segments at ``victims`` go."""
+
     def place(self, number: int, size: int) -> int | None:
         """Address of a new segment of ``size`` bytes, None if the driver refuses."""
 
@@ -151,32 +154,21 @@ class Allocator:
             shrink(state, self.driver, number, key)
 
     def collect_garbage(self) -> None:
-        """Release old cached segments of the default large pool once the threshold is passed."""
-        state, config = self.state, self.config
-        assert config.limit_bytes is not None
-        threshold = int(config.gc_threshold * config.limit_bytes)
-        if state.total_bytes <= threshold:
-            return
-        target = state.total_bytes - threshold
+        """Release old cached segments of the default large pool while the driver says that the threshold is passed."""
+        state = self.state
         now = state.searches.get((0, False), 0)
         mine = [n for n, name in enumerate(state.ids) if name.pool == 0 and not name.small]
         mine.sort(key=lambda n: state.ids[n].stream)
         candidates = [
             (n, key, now - state.born.get(key & MASK, 0)) for n in mine for key in state.lists[n] if state.is_whole(key)
         ]
-        total_age = float(sum(age for _, _, age in candidates))
-        reclaimed = 0
-        freed = True
-        while reclaimed < target and freed and candidates:
-            freed = False
+        total_age = sum(age for _, _, age in candidates)
+        while candidates:
             average = total_age / len(candidates)
-            kept = []
-            for number, key, age in candidates:
-                if age >= average:
-                    freed = True
-                    reclaimed += key >> SHIFT
-                    total_age -= age
-                    self._release_segment(number, key)
-                else:
-                    kept.append((number, key, age))
-            candidates = kept
+            victims = [entry for entry in candidates if entry[2] >= average]
+            if not victims or not self.driver.wants_garbage(state.total_bytes, [key & MASK for _, key, _ in victims]):
+                return
+            for number, key, age in victims:
+                total_age -= age
+                self._release_segment(number, key)
+            candidates = [entry for entry in candidates if entry[2] < average]
