@@ -16,7 +16,7 @@ _PUBLIC = {
     "MemtraceError": "memtrace.errors",
 }
 
-__all__ = ["MemtraceError", "Snapshot", "__version__", "load"]  # noqa: F822  resolved by __getattr__
+__all__ = ["MemtraceError", "Snapshot", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:

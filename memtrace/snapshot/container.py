@@ -91,7 +91,9 @@ def _decompressor(kind: str, raw: BinaryIO) -> IO[bytes]:
         return cast(IO[bytes], lzma.LZMAFile(raw))
     import zstandard
 
-    return cast(IO[bytes], zstandard.ZstdDecompressor(max_window_size=1 << 28).stream_reader(raw, read_across_frames=True))
+    return cast(
+        IO[bytes], zstandard.ZstdDecompressor(max_window_size=1 << 28).stream_reader(raw, read_across_frames=True)
+    )
 
 
 def _open_raw(source: str | os.PathLike[str]) -> tuple[BinaryIO, str, int]:

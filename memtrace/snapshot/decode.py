@@ -94,7 +94,9 @@ def _decode_pickle(stream: io.BufferedReader, name: str) -> Any:
     except SnapshotError as error:
         raise SnapshotError(f"{name}: {error}") from None
     except MemoryError:
-        raise SnapshotError(f"{name}: asks for far more memory than a snapshot of its size; damaged or hostile") from None
+        raise SnapshotError(
+            f"{name}: asks for far more memory than a snapshot of its size; damaged or hostile"
+        ) from None
     except EOFError:
         raise SnapshotError(f"{name}: ends in the middle; the dump or the download was cut short") from None
     except pickle.UnpicklingError as error:

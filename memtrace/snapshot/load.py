@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 
-
 from memtrace.errors import SnapshotError
 from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.decode import bounded_memory, decode, memory_allowance_bytes, without_gc
@@ -40,7 +39,9 @@ def load(source: str | os.PathLike[str], on_progress: Callable[[float], None] | 
             except SnapshotError as error:
                 raise SnapshotError(f"{name}: {error}") from None
             except MemoryError:
-                raise SnapshotError(f"{name}: needs far more memory than a snapshot of its size; damaged or hostile") from None
+                raise SnapshotError(
+                    f"{name}: needs far more memory than a snapshot of its size; damaged or hostile"
+                ) from None
             except RecursionError:
                 raise SnapshotError(f"{name}: nested too deeply for a snapshot") from None
         del raw
@@ -168,10 +169,13 @@ def _annotations(value: Any, warn: _Warnings) -> tuple[Annotation, ...]:
         if type(entry) is dict:
             device, time_us = entry.get("device"), entry.get("time_us")
             name, stage = entry.get("name"), entry.get("stage")
-            if isinstance(device, int) and isinstance(time_us, int) and isinstance(name, str) and isinstance(stage, str):
+            if (
+                isinstance(device, int)
+                and isinstance(time_us, int)
+                and isinstance(name, str)
+                and isinstance(stage, str)
+            ):
                 found.append(Annotation(device, time_us, name, stage))
                 continue
         warn("malformed entries in 'external_annotations': ignored")
     return tuple(found)
-
-

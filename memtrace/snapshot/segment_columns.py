@@ -39,7 +39,9 @@ def read_segments(raw: list[dict[str, Any]], stacks: StackInterner, warn: Any) -
 
     size = sizes(blocks, "size", "blocks", None)
     running = np.cumsum(size) - size
-    running += (address - running[np.minimum(first_block[:-1], max(len(blocks) - 1, 0))])[segment_of_block] if blocks else 0
+    running += (
+        (address - running[np.minimum(first_block[:-1], max(len(blocks) - 1, 0))])[segment_of_block] if blocks else 0
+    )
     block_address = running
     if blocks and "address" in blocks[0]:
         block_address = addresses(blocks, "address", "blocks", -1)

@@ -1,0 +1,86 @@
+"""The ``memtrace`` command. Each verb is one file here; only the chosen one is imported.
+
+A verb file has ``add_arguments(parser)`` and ``run(args) -> int`` (the exit code). To add a verb, write the file and
+list it in ``VERBS``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from memtrace._version import __version__
+from memtrace.errors import MemtraceError
+
+# Verb -> (module, one line for the overview), in the order people meet them.
+VERBS: dict[str, tuple[str, str]] = {
+    "report": ("report", "where every reserved byte is at the peak, at the OOM or at any event"),
+    "info": ("info", "what a snapshot file holds"),
+    "allocations": ("allocations", "every allocation, one row each (CSV, JSON, Parquet)"),
+    "timeline": ("timeline", "memory over time by category (CSV, JSON, plot)"),
+    "fragmentation": ("fragmentation", "reserved but unusable bytes: why, where, pinned by what"),
+    "segments": ("segments", "map of segments and blocks at an event"),
+    "graph": ("graph", "the segment/block graph (GraphML, JSON, DOT)"),
+    "demo": ("demo", "the main job on a bundled recording of a real OOM"),
+}
+
+
+def _overview() -> argparse.ArgumentParser:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {verb:<{width}}  {line}" for verb, (_, line) in VERBS.items())
+    parser = argparse.ArgumentParser(
+        prog="memtrace",
+        description="Why did the GPU run out of memory? Reads PyTorch memory snapshots and says what every byte was for.",
+        usage="memtrace VERB [OPTIONS] FILE   (memtrace VERB --help for a verb's options)",
+        epilog=f"verbs:\n{verbs}\n\n"
+        "exit codes: 0 done · 1 a check failed · 2 wrong usage · 3 input unreadable or no snapshot ·\n"
+        "            4 input can't answer · 5 an optional package or device is missing · 130 interrupted",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"memtrace {__version__}")
+    parser.add_argument("verb", metavar="VERB", nargs="?", help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(args)
+    except MemtraceError as error:
+        print(f"memtrace: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("memtrace: interrupted", file=sys.stderr)
+        return 130
+    except MemoryError:
+        print("memtrace: not enough memory for this", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0].startswith("-"):
+        parser = _overview()
+        parser.parse_args(args)  # --help and --version end here
+        parser.print_help()
+        return 2
+    name = args[0]
+    if name not in VERBS:
+        close = [verb for verb in VERBS if verb.startswith(name[:3])]
+        hint = f"; did you mean {' or '.join(close)}?" if close else f" (verbs: {', '.join(VERBS)})"
+        print(f"memtrace: no verb {name!r}{hint}", file=sys.stderr)
+        return 2
+    module = import_module(f"memtrace.cli.{VERBS[name][0]}")
+    parser = argparse.ArgumentParser(
+        prog=f"memtrace {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.add_arguments(parser)
+    code: int = module.run(parser.parse_args(args[1:]))
+    sys.stdout.flush()
+    return code
