@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,7 +85,9 @@ def find_beginning(
     last = life.last_block[order]
     still = (last >= 0) & (life.free_completed_event[order] < 0)
     size[still] = device.blocks.size[last[still]]
-    size, assumed = _tails(device, life, order, address, size, still, small | expandable | ~inside, row, segments, config)
+    size, assumed = _tails(
+        device, life, order, address, size, still, small | expandable | ~inside, row, segments, config
+    )
 
     end = address + size
     wrong = int((~inside).sum())
@@ -120,8 +123,7 @@ def _tails(
     order: I8,
     address: I8,
     size: I8,
-    exact: Bool,
-    tailless: Bool,
+    settled: Bool,
     row: I8,
     segments: InitialSegments,
     config: AllocatorConfig,
@@ -136,7 +138,7 @@ def _tails(
     segment_end = (segments.address + segments.total_size)[np.maximum(row, 0)]
     following = segment_end.copy()
     following[:-1] = np.minimum(following[:-1], np.where(row[1:] == row[:-1], address[1:], following[:-1]))
-    candidates = ~tailless & ~exact
+    candidates = ~settled
     gap = following - address - size
     split = config.max_split_bytes
     if split is not None:
@@ -165,13 +167,8 @@ def _tails(
     return size, assumed
 
 
-def fill(
-    state: State, history: SegmentHistory, beginning: Beginning, base_of: dict[int, int]
-) -> None:
-    """Put the initial segments and their free blocks into an empty state.
-
-    ``base_of`` gives the base of the reservation that starts with an initial range (by address of its first range).
-    """
+def fill(state: State, history: SegmentHistory, beginning: Beginning) -> None:
+    """Put the initial segments and their free blocks into an empty state."""
     segments, blocks = history.initial, beginning.blocks
     first = np.searchsorted(beginning.segment_row, np.arange(len(segments)))
     last = np.searchsorted(beginning.segment_row, np.arange(len(segments)), side="right")
@@ -196,10 +193,10 @@ def fill(
         if address + size > position:
             state.insert(number, position, address + size - position)
     for number, ranges in groups.items():
-        _reserve(state, number, ranges, base_of)
+        _reserve(state, number, ranges, history.base_of)
 
 
-def _reserve(state: State, number: int, ranges: list[tuple[int, int]], base_of: dict[int, int]) -> None:
+def _reserve(state: State, number: int, ranges: list[tuple[int, int]], base_of: Mapping[int, int]) -> None:
     """One reservation around the mapped ranges of a free list, with holes between them."""
     first = ranges[0][0]
     base = base_of.get(first, first)

@@ -52,7 +52,7 @@ class RecordedDriver:
 
     def _expect(self, action: Action, address: int, size: int) -> None:
         if self.at == len(self.queue):
-            raise Divergence(self.anchor, f"the model expects {_NAMES[action]} of {size} bytes here, and none is recorded")
+            raise Divergence(self.anchor, f"the model expects {_NAMES[action]} of {size} bytes, and none is recorded")
         kind, found, length, event = self.queue[self.at]
         if kind != action or found != address or length != size:
             name = _NAMES.get(Action(kind), "another event")
@@ -65,7 +65,7 @@ class RecordedDriver:
 
     def admits(self, total_bytes: int, segment_bytes: int) -> bool:
         if not self.queue and not self.refused:
-            raise Divergence(self.anchor, "no free block of the model serves this allocation, and no growth is recorded")
+            raise Divergence(self.anchor, "no free block of the model fits this request, and no growth is recorded")
         return self.next_action() in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
 
     def wants_garbage(self, total_bytes: int, victims: list[int]) -> bool:

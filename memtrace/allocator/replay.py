@@ -126,9 +126,9 @@ def _alloc_pools(device: Device, life: Lifetimes, history: SegmentHistory, pools
             if place >= 0 and trace.address[event] < end[place]:
                 first = trace.action[event] == Action.SEGMENT_ALLOC or made[place] < 0
                 made[place] = event if first else made[place]
-    place = np.searchsorted(address, trace.address[events], side="right") - 1
-    safe = np.maximum(place, 0)
-    within = (place >= 0) & (trace.address[events] < end[safe]) & (events > made[safe]) & (said < 0)
+    rows = np.searchsorted(address, trace.address[events], side="right") - 1
+    safe = np.maximum(rows, 0)
+    within = (rows >= 0) & (trace.address[events] < end[safe]) & (events > made[safe]) & (said < 0)
     final_index = np.array([pools.index(p) for p in final.pools], dtype=np.int32)
     return np.where(within, final_index[final.pool[private][safe]], pool).astype(np.int32)
 

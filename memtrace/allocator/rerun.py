@@ -39,7 +39,7 @@ class _Rerun:
         self.driver = RecordedDriver(self._release_completed)
         self.allocator = Allocator(evidence.config, self.driver)
         self.state = self.allocator.state
-        fill(self.state, evidence.history, evidence.beginning, {})
+        fill(self.state, evidence.history, evidence.beginning)
         self.address_of: list[int] = life.address[: life.initial].tolist() + [-1] * (life.count - life.initial)
         self.size_of: list[int] = [0] * life.count
         for handle, size in zip(
@@ -49,7 +49,7 @@ class _Rerun:
         self._plan()
 
     def _plan(self) -> None:
-        """Operations in order: ``ops`` are handles, complements, or rows of ``steps``; ``kind`` is a request row, -1 rare."""
+        """Operations in order: handles, complements, or (with request row -1) rows of ``steps``."""
         trace, life = self.trace, self.life
         action = trace.action
         count = len(trace)
@@ -90,17 +90,17 @@ class _Rerun:
     def _requests(self) -> I8:
         """A row of ``self.table`` for every handle: its free list and rounded size."""
         evidence, state = self.evidence, self.state
-        sizes, size_row = np.unique(evidence.rounded, return_inverse=True)
+        _, size_row = np.unique(evidence.rounded, return_inverse=True)
         streams, stream_row = np.unique(evidence.stream, return_inverse=True)
         pools = len(evidence.history.pools)
         code = ((size_row * len(streams) + stream_row) * pools + evidence.pool) * 2 + evidence.small
-        codes, first, row = np.unique(code, return_index=True, return_inverse=True)
+        _, first, row = np.unique(code, return_index=True, return_inverse=True)
         self.table: list[Request | None] = []
         for i in first.tolist():
             number = state.list_of(int(evidence.pool[i]), bool(evidence.small[i]), int(evidence.stream[i]))
             self.table.append(request(state, number, int(evidence.rounded[i]), evidence.config))
         self.table.append(None)  # row -1
-        self.row_of = row.astype(np.int64)
+        self.row_of: I8 = row.astype(np.int64)
         return self.row_of
 
     def _release_completed(self, event: int) -> None:
@@ -173,7 +173,9 @@ class _Rerun:
         if key is not None and grows:
             # A completion that was part of the flush comes too early here; only then may a free block be passed over.
             if not any(kind == self.completes for kind, _, _, _ in driver.queue):
-                raise Divergence(anchor, "a free block of the model serves this request, but growth or refusal is recorded")
+                raise Divergence(
+                    anchor, "a free block of the model fits this request, but growth or refusal is recorded"
+                )
             key = None
         if key is not None:
             self.address_of[handle], self.size_of[handle] = self.state.take(number, key, size)
@@ -181,7 +183,7 @@ class _Rerun:
         served = allocator.malloc(number, size, searched=True)
         if served is None:
             if action != Action.OOM:
-                raise Divergence(anchor, "no free block of the model serves this allocation, and no growth is recorded")
+                raise Divergence(anchor, "no free block of the model fits this request, and no growth is recorded")
         elif action == Action.OOM:
             raise Divergence(anchor, "the model serves a request that was refused")
         else:
@@ -211,7 +213,10 @@ class _Rerun:
             except Divergence as parting:
                 at, why = parting.event, parting.why
             except (KeyError, IndexError):
-                at, why = int(self.op_event[high - 1]), "the trace contradicts itself: blocks overlap or are freed twice"
+                at, why = (
+                    int(self.op_event[high - 1]),
+                    "the trace contradicts itself: blocks overlap",
+                )
             last_event = self.op_event[high - 1] if at is None else at
             upto = int(np.searchsorted(life.alloc_event[life.initial :], last_event, side="right")) + life.initial
             got = np.array(self.address_of[done:upto], dtype=np.int64)

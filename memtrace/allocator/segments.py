@@ -5,14 +5,14 @@ The trace is undone backwards from the final segments; what is left is the begin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.ranges import Owner, RangeMap
-from memtrace.allocator.rounding import SMALL_SEGMENT_BYTES
+from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, SMALL_SEGMENT_BYTES
 from memtrace.snapshot.model import I4, I8, Action, Bool, Device, PoolId
 
 
@@ -35,6 +35,7 @@ class InitialSegments:
 class SegmentHistory:
     """The beginning, and for every segment event (``events``) its pool index and whether it is of the small pool.
 
+    ``base_of`` gives the base of a reservation by the address of its first mapped range.
     ``contradictions`` counts events that do not fit the final segments.
     """
 
@@ -43,6 +44,7 @@ class SegmentHistory:
     events: I8
     is_small: Bool
     pool: I4
+    base_of: Mapping[int, int]
     contradictions: int
 
 
@@ -93,13 +95,14 @@ def trace_back(device: Device, config: AllocatorConfig, pools: Sequence[PoolId])
         elif n > 0:
             wrong += not mapped.add(a, n, Owner(stream[i], None, said[i]))
 
-    _settle(mapped, device, config)
+    default = index.get((0, 0), 0)
+    _settle(mapped, device, config, default)
     rows = sorted(
         [(a, a + n, owner, False) for a, (n, owner) in whole.items()]
         + [(low, high, owner, True) for low, high, owner in mapped.merged()]
     )
-    _forward(mapped, zip(range(len(events)), action, address, size, stream, strict=True), small_events, pool_events)
-    default = index.get((0, 0), 0)
+    forward = zip(range(len(events)), action, address, size, stream, strict=True)
+    base_of = _forward(mapped, forward, small_events, pool_events, default)
     initial = InitialSegments(
         address=np.array([row[0] for row in rows], dtype=np.int64),
         total_size=np.array([row[1] - row[0] for row in rows], dtype=np.int64),
@@ -114,35 +117,68 @@ def trace_back(device: Device, config: AllocatorConfig, pools: Sequence[PoolId])
         events=events,
         is_small=np.array(small_events, dtype=np.bool_),
         pool=np.array(pool_events, dtype=np.int32),
+        base_of=base_of,
         contradictions=int(wrong),
     )
 
 
-def _settle(mapped: RangeMap, device: Device, config: AllocatorConfig) -> None:
-    """Decide the pool of ranges that are known only from their unmapping, by page size or by what lay in them."""
+def _settle(mapped: RangeMap, device: Device, config: AllocatorConfig, default: int) -> None:
+    """Decide the pool of ranges that are known only from their unmapping: by their neighbours in the same segment,
+    by page size, or by what lay in them."""
     trace = device.trace
     used = np.flatnonzero(trace.action <= Action.FREE_COMPLETED)
     order = used[np.argsort(trace.address[used], kind="stable")] if len(used) else used
     address = trace.address[order]
-    for low, high, owner in mapped.merged():
-        if owner.small is not None:
-            continue
-        small = (high - low) % config.large_segment_bytes != 0
-        if not small:
+    ranges = mapped.merged()
+    for i, (low, high, owner) in enumerate(ranges):
+        small, pool = owner.small, owner.pool
+        for near in (i - 1, i + 1):
+            if 0 <= near < len(ranges):
+                start, end, other = ranges[near]
+                if other.stream == owner.stream and (end == low or start == high):
+                    small = other.small if small is None else small
+                    pool = other.pool if pool < 0 else pool
+        if small is None and (high - low) % config.large_segment_bytes:
+            small = True
+        if small is None:
             place = int(np.searchsorted(address, low))
-            if place < len(address) and address[place] < high:
-                small = int(trace.size[order[place]]) <= 1 << 20
-        mapped.add(low, high - low, owner._replace(small=small))
+            held = place < len(address) and int(address[place]) < high
+            small = held and int(trace.size[order[place]]) <= SMALL_LIMIT_BYTES
+        owner = Owner(owner.stream, small, pool if pool >= 0 else default)
+        ranges[i] = (low, high, owner)
+        mapped.add(low, high - low, owner)
 
 
-def _forward(mapped: RangeMap, events: object, small_events: list[bool], pool_events: list[int]) -> None:
-    """Walk forward again: the unmapping of a range belongs to whoever had it mapped."""
-    for i, kind, a, n, s in events:  # type: ignore[attr-defined]
+def _forward(
+    mapped: RangeMap,
+    events: Iterable[tuple[int, int, int, int, int]],
+    small: list[bool],
+    pools: list[int],
+    default: int,
+) -> dict[int, int]:
+    """Walk forward again: the unmapping of a range belongs to whoever had it mapped.
+
+    Returns, by address of a reservation's first mapped range, its true base where later maps show a hole in front:
+    as long as any page is mapped, all pages of one free list lie in the same reservation.
+    """
+    first: dict[Owner, int] = {}
+    base: dict[Owner, int] = {}
+    held: dict[Owner, int] = {}
+    for low, high, owner in mapped.merged():
+        first.setdefault(owner, low)
+        base.setdefault(owner, low)
+        held[owner] = held.get(owner, 0) + high - low
+    for i, kind, a, n, stream in events:
         if kind == Action.SEGMENT_MAP and n > 0:
-            mapped.add(a, n, Owner(s, small_events[i], pool_events[i]))
+            owner = Owner(stream, small[i], pools[i] if pools[i] >= 0 else default)
+            if held.get(owner, 0) > 0:
+                base[owner] = min(base[owner], a)
+                held[owner] += n
+            mapped.add(a, n, owner)
         elif kind == Action.SEGMENT_UNMAP and n > 0:
-            pieces = mapped.cut(a, n)
-            if pieces:
-                small_events[i] = pieces[0][2].small is True
-                if pool_events[i] < 0:
-                    pool_events[i] = pieces[0][2].pool
+            for low, high, owner in mapped.cut(a, n):
+                small[i] = owner.small is True
+                pools[i] = owner.pool if pools[i] < 0 else pools[i]
+                if owner in held:
+                    held[owner] -= high - low
+    return {first[owner]: start for owner, start in base.items()}

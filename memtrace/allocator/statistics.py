@@ -58,7 +58,9 @@ def window_statistics(evidence: Evidence, outcome: Outcome) -> dict[str, int]:
     grew = (action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP)
     shrank = (action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)
     segments = evidence.history.initial
-    stats |= family("reserved_bytes.all", int(segments.total_size.sum()), np.where(grew, size, np.where(shrank, -size, 0)))
+    stats |= family(
+        "reserved_bytes.all", int(segments.total_size.sum()), np.where(grew, size, np.where(shrank, -size, 0))
+    )
     ordinary = (action == Action.SEGMENT_ALLOC).astype(np.int64) - (action == Action.SEGMENT_FREE)
     stats |= family("segment.all", int((~segments.is_expandable).sum()), ordinary)
     stats["num_alloc_retries"] = outcome.num_alloc_retries
