@@ -1,0 +1,1 @@
+"""Recording: the only part of memtrace that imports PyTorch (lazily, inside functions)."""

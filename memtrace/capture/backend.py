@@ -1,0 +1,191 @@
+"""Everything memtrace asks of ``torch.cuda.memory``, behind one small class that tests replace.
+
+No other module of memtrace touches the CUDA allocator. :func:`get` returns the backend in use; a test hands its own
+object to :func:`use`. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from memtrace.errors import MissingDependencyError
+
+OomObserver = Callable[[int, int, int, int], None]
+"""Called with (device, bytes of the failing request, bytes of the limit or device in use, free bytes of the device)."""
+
+MIN_TORCH = (2, 1)
+
+
+class Backend(Protocol):
+    """What a recorder needs from an allocator that records its history."""
+
+    device_type: str
+
+    def require(self) -> None: ...
+    def start(self, stacks: str, max_entries: int, context: str = "all") -> str: ...
+    def stop(self) -> None: ...
+    def snapshot(self) -> dict[str, Any]: ...
+    def stats(self, device: int) -> dict[str, Any]: ...
+    def reset_peaks(self, device: int) -> None: ...
+    def memory_info(self, device: int) -> tuple[int, int]: ...
+    def memory_fraction(self, device: int) -> float | None: ...
+    def attach_oom_observer(self, observer: OomObserver) -> None: ...
+    def set_metadata(self, text: str) -> None: ...
+    def has_metadata(self) -> bool: ...
+    def current_device(self) -> int: ...
+    def device_facts(self, device: int) -> dict[str, Any]: ...
+    def synchronize(self) -> None: ...
+
+
+class CudaBackend:
+    """The real thing: PyTorch's native CUDA caching allocator."""
+
+    device_type = "cuda"
+
+    def require(self) -> None:
+        """Raise :class:`MissingDependencyError` with one clear line unless this process can record."""
+        torch = import_torch()
+        version = torch_version()
+        if version < MIN_TORCH:
+            raise MissingDependencyError(
+                f"PyTorch {torch.__version__} is too old to record a memory history; 2.1 or newer is needed"
+            )
+        if getattr(torch.version, "cuda", None) is None and getattr(torch.version, "hip", None) is None:
+            raise MissingDependencyError(
+                f"this PyTorch ({torch.__version__}) is a CPU-only build: there is no GPU memory to record; "
+                "install a CUDA build"
+            )
+        if not torch.cuda.is_available():
+            raise MissingDependencyError(
+                "PyTorch finds no usable GPU (torch.cuda.is_available() is False): check the driver, "
+                "CUDA_VISIBLE_DEVICES, and that the container sees the GPU"
+            )
+        get_backend = getattr(torch.cuda, "get_allocator_backend", None)
+        if get_backend is not None and get_backend() != "native":
+            raise MissingDependencyError(
+                f"the allocator backend is {get_backend()!r}, which keeps no history; "
+                "remove backend:cudaMallocAsync from PYTORCH_CUDA_ALLOC_CONF to record"
+            )
+
+    def start(self, stacks: str, max_entries: int, context: str = "all") -> str:
+        """Switch recording on for every device; returns the stacks really recorded.
+
+        CUDA is initialised first: an OOM observer or a recording attached before that crashes some releases. Where the
+        C++ unwinder fails, Python stacks are recorded instead.
+        """
+        torch = import_torch()
+        torch.cuda.init()
+        record = torch.cuda.memory._record_memory_history
+        try:
+            record(enabled="all", context=context, stacks=stacks, max_entries=max_entries)
+            if stacks == "all":
+                self._probe_unwinder()
+        except RuntimeError:
+            if stacks != "all":
+                raise
+            with contextlib.suppress(RuntimeError):
+                record(enabled=None)
+            record(enabled="all", context=context, stacks="python", max_entries=max_entries)
+            return "python"
+        return stacks
+
+    @staticmethod
+    def _probe_unwinder() -> None:
+        """Unwind one stack without allocating GPU memory; raises RuntimeError where the unwinder is broken."""
+        gather = getattr(import_torch()._C._profiler, "gather_traceback", None)
+        if gather is not None:
+            gather(python=True, script=False, cpp=True)
+
+    def stop(self) -> None:
+        """Switch recording off and drop the history."""
+        import_torch().cuda.memory._record_memory_history(enabled=None)
+
+    def snapshot(self) -> dict[str, Any]:
+        """PyTorch's own snapshot dictionary, unchanged."""
+        taken: dict[str, Any] = import_torch().cuda.memory._snapshot()
+        return taken
+
+    def stats(self, device: int) -> dict[str, Any]:
+        """``torch.cuda.memory_stats`` of one device."""
+        return dict(import_torch().cuda.memory_stats(device))
+
+    def reset_peaks(self, device: int) -> None:
+        """Forget the peaks so far."""
+        import_torch().cuda.reset_peak_memory_stats(device)
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """(free, total) bytes of the device, all processes counted."""
+        free, total = import_torch().cuda.mem_get_info(device)
+        return int(free), int(total)
+
+    def memory_fraction(self, device: int) -> float | None:
+        """The limit of ``set_per_process_memory_fraction``; ``None`` where unset or unknown (PyTorch before 2.6)."""
+        get_fraction = getattr(import_torch().cuda, "get_per_process_memory_fraction", None)
+        if get_fraction is None:
+            return None
+        fraction = float(get_fraction(device))
+        return fraction if fraction < 1.0 else None
+
+    def attach_oom_observer(self, observer: OomObserver) -> None:
+        """Have ``observer`` called before an OutOfMemoryError unwinds anything. PyTorch offers no way to detach it."""
+        torch = import_torch()
+        torch.cuda.init()
+        torch._C._cuda_attach_out_of_memory_observer(observer)
+
+    def set_metadata(self, text: str) -> None:
+        """Stamp the calling thread's next events with ``text`` (PyTorch 2.10 and newer)."""
+        import_torch().cuda.memory._set_memory_metadata(text)
+
+    def has_metadata(self) -> bool:
+        """Whether :meth:`set_metadata` exists."""
+        return hasattr(import_torch().cuda.memory, "_set_memory_metadata")
+
+    def current_device(self) -> int:
+        """Ordinal of the calling thread's device."""
+        return int(import_torch().cuda.current_device())
+
+    def device_facts(self, device: int) -> dict[str, Any]:
+        """Name and compute capability."""
+        cuda = import_torch().cuda
+        return {"gpu": cuda.get_device_name(device), "capability": list(cuda.get_device_capability(device))}
+
+    def synchronize(self) -> None:
+        """Wait for the GPU."""
+        import_torch().cuda.synchronize()
+
+
+def import_torch() -> Any:
+    """The torch module, or one clear line where PyTorch is not installed."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"recording needs PyTorch, which cannot be imported here ({error}); pip install 'torch-memtrace[capture]'"
+        ) from None
+    return torch
+
+
+def torch_version() -> tuple[int, int]:
+    """(major, minor) of the installed PyTorch."""
+    parts = str(import_torch().__version__).split(".")
+    return int(parts[0]), int("".join(c for c in parts[1] if c.isdigit()) or 0)
+
+
+_in_use: list[Backend] = [CudaBackend()]
+
+
+def get() -> Backend:
+    """The backend every recorder uses."""
+    return _in_use[-1]
+
+
+@contextlib.contextmanager
+def use(backend: Backend) -> Any:
+    """Replace the backend for the duration of a ``with`` block (for tests)."""
+    _in_use.append(backend)
+    try:
+        yield backend
+    finally:
+        _in_use.remove(backend)

@@ -1,0 +1,152 @@
+"""What a storage is, by identity: parameters, quantisation constants, adapters, gradients, optimizer states, buffers.
+
+Nothing here allocates GPU memory or waits for the GPU: only addresses and sizes are read. A storage is named once; the
+first name wins (tied weights).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+QUANTIZED = ("base_weights", "quantized")
+QUANT_STATE = ("base_weights", "quant_state")
+UNQUANTIZED = ("base_weights", "unquantized")
+BUFFER = ("base_weights", "buffer")
+PARAMS = ("lora", "params")
+GRADS = ("lora", "grads")
+OPTIMIZER_STATE = ("lora", "optimizer_state")
+
+# Quantised layers of other libraries (GPTQ, AWQ, EETQ, HQQ) keep their packed weights and constants as buffers.
+_PACKED_BUFFERS = frozenset({"qweight", "W_q", "weight_packed"})
+_CONSTANT_BUFFERS = frozenset({"qzeros", "scales", "g_idx", "weight_scale", "weight_zero_point"})
+_ADAPTER_TOKENS = ("lora_", "modules_to_save.", "vera_", "ia3_", "adapter_")
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One storage: ``address`` and ``size_bytes`` as the allocator sees them.
+
+    ``outside`` is true for managed (paged) memory, which never passes through the caching allocator.
+    """
+
+    address: int
+    size_bytes: int
+    category: str
+    subcategory: str
+    name: str
+    outside: bool = False
+
+
+def storage_of(tensor: Any, device_type: str) -> tuple[int, int] | None:
+    """(address, bytes) of a tensor's storage on the recorded device; ``None`` for anything else."""
+    tensor = getattr(tensor, "_local_tensor", tensor)  # a DTensor's shard of this rank
+    device = getattr(tensor, "device", None)
+    if device is None or (device.type != device_type and not getattr(tensor, "is_paged", False)):
+        return None
+    try:
+        storage = tensor.untyped_storage()
+        address, size = int(storage.data_ptr()), int(storage.nbytes())
+    except (RuntimeError, NotImplementedError, AttributeError):  # meta, fake, sparse or wrapper tensors
+        return None
+    return (address, size) if address and size else None
+
+
+def _label(tensor: Any, kind: tuple[str, str], name: str, device_type: str) -> Iterator[Label]:
+    found = storage_of(tensor, device_type)
+    if found is not None:
+        yield Label(*found, *kind, name, bool(getattr(tensor, "is_paged", False)))
+
+
+def _quant_state(state: Any, name: str, device_type: str) -> Iterator[Label]:
+    """The constants of a bitsandbytes ``QuantState``, nested ones included."""
+    for part in ("absmax", "code", "offset"):
+        yield from _label(getattr(state, part, None), QUANT_STATE, f"{name}.{part}", device_type)
+    nested = getattr(state, "state2", None)
+    if nested is not None:
+        yield from _quant_state(nested, f"{name}.state2", device_type)
+
+
+def _is_packed(parameter: Any) -> bool:
+    """Whether a parameter holds quantised values (``Params4bit`` and ``Int8Params``, whatever their storage type)."""
+    if getattr(parameter, "quant_state", None) is not None or type(parameter).__name__ == "Int8Params":
+        return True
+    return not (parameter.dtype.is_floating_point or parameter.dtype.is_complex)
+
+
+def is_trainable(name: str, parameter: Any, optimized: frozenset[int]) -> bool:
+    """Whether a parameter belongs to what is trained: an adapter, or a weight that an optimizer updates.
+
+    Before any optimizer is known, ``requires_grad`` decides.
+    """
+    if any(token in name for token in _ADAPTER_TOKENS):
+        return True
+    return id(parameter) in optimized if optimized else bool(parameter.requires_grad)
+
+
+def model_labels(model: Any, device_type: str, optimized: frozenset[int] = frozenset()) -> Iterator[Label]:
+    """Parameters, quantisation constants and buffers of a model. ``optimized`` holds ids of optimizer parameters."""
+    for name, parameter in model.named_parameters():
+        packed = _is_packed(parameter)
+        if packed:
+            kind = QUANTIZED
+        else:
+            kind = PARAMS if is_trainable(name, parameter, optimized) else UNQUANTIZED
+        yield from _label(parameter, kind, name, device_type)
+        if packed:
+            yield from _quant_state(getattr(parameter, "quant_state", None), f"{name}.quant_state", device_type)
+            yield from _label(getattr(parameter, "SCB", None), QUANT_STATE, f"{name}.SCB", device_type)
+    for name, module in model.named_modules():
+        state = getattr(module, "state", None)  # bitsandbytes' Linear8bitLt moves its constants here in the first forward
+        for part in ("SCB", "SCBt") if hasattr(state, "SCB") else ():
+            yield from _label(getattr(state, part, None), QUANT_STATE, f"{name}.state.{part}", device_type)
+        yield from _quant_state(getattr(module, "quant_state", None), f"{name}.quant_state", device_type)
+    for name, buffer in model.named_buffers():
+        last = name.rpartition(".")[2]
+        kind = QUANTIZED if last in _PACKED_BUFFERS else QUANT_STATE if last in _CONSTANT_BUFFERS else BUFFER
+        yield from _label(buffer, kind, name, device_type)
+
+
+def gradient_labels(named: Iterable[tuple[str, Any]], device_type: str) -> Iterator[Label]:
+    """The gradients that exist now."""
+    for name, parameter in named:
+        if parameter.grad is not None:
+            yield from _label(parameter.grad, GRADS, f"{name}.grad", device_type)
+
+
+def optimizer_labels(optimizer: Any, names: dict[int, str], device_type: str) -> Iterator[Label]:
+    """The states that exist now, found in ``optimizer.state`` whatever the optimizer calls them."""
+    for position, (parameter, state) in enumerate(list(optimizer.state.items())):
+        if isinstance(state, dict):
+            name = names.get(id(parameter), f"parameter{position}")
+            yield from _nested_labels(state, name, device_type)
+
+
+def _nested_labels(value: Any, name: str, device_type: str) -> Iterator[Label]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _nested_labels(item, f"{name}.{key}", device_type)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _nested_labels(item, f"{name}.{index}", device_type)
+    else:
+        yield from _label(value, OPTIMIZER_STATE, name, device_type)
+
+
+def optimizer_parameters(optimizers: Iterable[Any]) -> list[Any]:
+    """Every parameter that the optimizers update, each once."""
+    seen: dict[int, Any] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                seen.setdefault(id(parameter), parameter)
+    return list(seen.values())
+
+
+def unique(labels: Iterable[Label]) -> list[Label]:
+    """The first label of every address."""
+    kept: dict[int, Label] = {}
+    for label in labels:
+        kept.setdefault(label.address, label)
+    return list(kept.values())

@@ -1,0 +1,182 @@
+"""Stamp every allocation with the operator that asked for it, and note what autograd saves.
+
+Used for the instrumented second run that gives truth labels. Each operator gets a number, which
+``_set_memory_metadata`` writes on the events of the calling thread: ``"17"`` while operator 17 runs, ``"17+"`` after
+it. Operators, saved tensors and checkpoint recomputations are kept as plain rows for :mod:`memtrace.capture.truth`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from memtrace.capture import backend as backend_module
+from memtrace.capture.identity import storage_of
+
+
+# Python frames that stand between C++ and a dispatch mode.
+_MACHINERY = ("_python_dispatch", "/_ops.py", "/_stats.py", "/_compile.py", "/_dynamo/")
+
+
+@dataclass(slots=True)
+class Operator:
+    """One dispatched operator. ``outputs`` are (storage address, shape, dtype is floating) of its results."""
+
+    name: str
+    outputs: list[tuple[int, tuple[int, ...], bool]]
+    module: str
+    in_backward: bool
+    in_recompute: bool
+    from_engine: bool
+    casts_packed: bool
+
+
+@dataclass(slots=True)
+class StampLog:
+    """What an instrumented run leaves behind; positions are operator numbers."""
+
+    operators: list[Operator] = field(default_factory=list)
+    saved: list[tuple[int, int, bool]] = field(default_factory=list)  # (address, operator number, while recomputing)
+    recomputes: list[tuple[int, int]] = field(default_factory=list)  # (first, one past the last) operator number
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain rows, for JSON."""
+        rows = [
+            [o.name, o.outputs, o.module, o.in_backward, o.in_recompute, o.from_engine, o.casts_packed]
+            for o in self.operators
+        ]
+        return {"operators": rows, "saved": self.saved, "recomputes": self.recomputes}
+
+
+@contextlib.contextmanager
+def stamping(packed_addresses: Any = lambda: frozenset()) -> Iterator[StampLog]:
+    """Instrument the block. ``packed_addresses()`` gives the storages of quantised weights, to tell their casts."""
+    import torch
+    from torch.utils import _pytree as pytree
+    from torch.utils import checkpoint
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    backend = backend_module.get()
+    log = StampLog()
+    modules: list[str] = []
+    depth = [0]
+    in_backward = torch._C._current_graph_task_id
+
+    def bump(text: str = "+") -> int:
+        backend.set_metadata(f"{len(log.operators) - 1}{text}")
+        return len(log.operators)
+
+    class Stamp(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            number = len(log.operators)
+            source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+            operator = Operator(
+                str(func),
+                [],
+                modules[-1] if modules else "",
+                in_backward() != -1,
+                depth[0] > 0,
+                _only_dispatch_frames(sys._getframe().f_back),
+                source is not None
+                and source.dtype in (torch.int8, torch.uint8)
+                and (storage_of(source, backend.device_type) or (0, 0))[0] in packed_addresses(),
+            )
+            log.operators.append(operator)
+            backend.set_metadata(str(number))
+            try:
+                result = func(*args, **(kwargs or {}))
+            finally:
+                backend.set_metadata(f"{number}+")
+            for tensor in pytree.tree_leaves(result):
+                if isinstance(tensor, torch.Tensor):
+                    found = storage_of(tensor, backend.device_type)
+                    if found is not None:
+                        operator.outputs.append((found[0], tuple(tensor.shape), tensor.is_floating_point()))
+            return result
+
+    def enter(module: Any, _args: Any) -> None:
+        modules.append(type(module).__name__)
+
+    def leave(module: Any, _args: Any, _out: Any) -> None:
+        if modules:
+            modules.pop()
+
+    def note_saved(tensor: Any) -> None:
+        found = storage_of(tensor, backend.device_type)
+        if found is not None:
+            log.saved.append((found[0], len(log.operators), depth[0] > 0))
+
+    def pack(tensor: Any) -> Any:
+        note_saved(tensor)
+        return tensor.detach() if tensor.requires_grad else tensor
+
+    class Recompute(checkpoint._recomputation_hook):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            keep = self.pack_hook
+
+            def note_and_keep(tensor: Any) -> Any:
+                note_saved(tensor)
+                return keep(tensor)
+
+            self.pack_hook = note_and_keep
+
+        def __enter__(self) -> Any:
+            self._first = bump()
+            depth[0] += 1
+            return super().__enter__()
+
+        def __exit__(self, *error: Any) -> Any:
+            done = super().__exit__(*error)
+            depth[0] -= 1
+            if not error or error[0] is None or not issubclass(error[0], RuntimeError):  # ended, or stopped early
+                log.recomputes.append((self._first, len(log.operators)))
+            return done
+
+    original_hook = checkpoint._recomputation_hook
+    original_backward = checkpoint.CheckpointFunction.backward
+
+    def reentrant_backward(ctx: Any, *grads: Any) -> Any:
+        run = ctx.run_function
+
+        def recompute(*args: Any) -> Any:
+            first = bump()
+            depth[0] += 1
+            try:
+                out = run(*args)
+            finally:
+                depth[0] -= 1
+            log.recomputes.append((first, len(log.operators)))
+            return out
+
+        ctx.run_function = recompute
+        return original_backward(ctx, *grads)
+
+    hooks = [
+        torch.nn.modules.module.register_module_forward_pre_hook(enter),
+        torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
+    ]
+    checkpoint._recomputation_hook = Recompute
+    checkpoint.CheckpointFunction.backward = staticmethod(reentrant_backward)
+    try:
+        with Stamp(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            yield log
+    finally:
+        checkpoint._recomputation_hook = original_hook
+        checkpoint.CheckpointFunction.backward = original_backward
+        for hook in hooks:
+            hook.remove()
+        backend.set_metadata("")
+
+
+def _only_dispatch_frames(frame: Any) -> bool:
+    """Whether nothing but PyTorch's own dispatch machinery called the operator: the autograd engine summing gradients."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not any(part in name for part in _MACHINERY):
+            return False
+        frame = frame.f_back
+    return True
