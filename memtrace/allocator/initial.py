@@ -85,9 +85,8 @@ def find_beginning(
     last = life.last_block[order]
     still = (last >= 0) & (life.free_completed_event[order] < 0)
     size[still] = device.blocks.size[last[still]]
-    size, assumed = _tails(
-        device, life, order, address, size, still, small | expandable | ~inside, row, segments, config
-    )
+    settled = still | small | expandable | ~inside
+    size, assumed = _tails(device, life, order, address, size, settled, row, segments, config)
 
     end = address + size
     wrong = int((~inside).sum())

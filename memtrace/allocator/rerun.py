@@ -100,8 +100,9 @@ class _Rerun:
             number = state.list_of(int(evidence.pool[i]), bool(evidence.small[i]), int(evidence.stream[i]))
             self.table.append(request(state, number, int(evidence.rounded[i]), evidence.config))
         self.table.append(None)  # row -1
-        self.row_of: I8 = row.astype(np.int64)
-        return self.row_of
+        rows: I8 = row.astype(np.int64)
+        self.row_of = rows
+        return rows
 
     def _release_completed(self, event: int) -> None:
         handle = int(self.life.handle[event])
