@@ -1,0 +1,167 @@
+"""A raw stretch of log -> its lines, without colour codes, boxes, progress bars and line prefixes.
+
+Everything a terminal, a launcher or a logger adds is taken off, and what it tells (rank, process) is kept beside the
+line. Lines of one process are then joined without white space: a message that was wrapped at any width, even in the
+middle of a word, reads the same again.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+
+_ANSI = re.compile(
+    r"(?:\x1b|\^\[|\\x1b|\\u001b|\\033|\\e)\[[0-9;?]{0,20}[ -/]?[@-~]"  # CSI, also escaped as in JSON notebooks
+    r"|\x1b\][^\x07\x1b\n]{0,300}(?:\x07|\x1b\\)"  # OSC (titles, links)
+    r"|\x1b[@-Z\\^_=>]"
+    r"|\[\d{1,3}(?:;\d{1,3}){0,4}m"  # a colour code that lost its escape character
+    r"|\x08"
+)
+_SOFT_BREAK = re.compile(r"\r+|(?<!\\)\\r\\n|(?<!\\)\\n|(?<!\\)\\r")
+_BARS = re.compile(
+    r"(?:(?<![\w.])(?!\w*(?:Error|Exception):)[A-Za-z][\w .()/-]{0,40}:\s{1,4})?"
+    r"\d{1,3}(?:\.\d+)?%\s?\|[^|\n]{0,200}\|\s{0,6}[\d.,]{1,14}[kKMGT]?i?B?\s?/\s?[\d.,?]{1,14}[kKMGT]?i?B?"
+    r"\s{0,4}\[[^\]\n]{0,160}\]"
+    r"|(?:(?<![\w.])(?!\w*(?:Error|Exception):)[A-Za-z][\w .()/-]{0,40}:\s{1,4})?"
+    r"\d{1,10}(?:it|ex|examples?)\s\[\d[^\]\n]{0,80}\]"
+    r"|\d{1,3}%\s?\|[ ▏▎▍▌▋▊▉█#-]{3,200}\|?"
+    r"|[━╸╺╴╶█▉▊▋▌▍▎▏]{3,}[^\n]{0,60}?\d{1,2}:\d\d(?::\d\d)?"
+    r"|[█▉▊▋▌▍▎▏▓▒░]{2,}"
+)
+_BOX = re.compile("[\u2500-\u257f\ufffd\ufeff\u200b]|â”[‚\u0080-\u00bf]?|\xa0")
+_ASCII_BOX = re.compile(r"^\s*[|+]\s+(.*?)\s*[|+]?\s*$")
+
+_STRIPPED = re.compile(
+    r"\s+"
+    r"|\[(?P<mpi>\d{1,5},\d{1,5})\]<std(?:err|out)>:?"
+    r"|\[?(?:default|rank|local_rank|local rank|global_rank)[ :=]{0,2}(?P<rank>\d{1,5})\]:?"
+    r"|(?:rank|default)[ :]{0,2}(?P<bare>\d{1,5})\s?:"
+    r"|\[(?:(?P<pid>pid[ :=]{0,2}\d{1,9})|(?!errno|enforce|m)[^\[\]\n]{1,64})\]:?"
+    r"|\((?:(?P<ray>[^()\n]{0,60}pid=\d{1,9}[^()\n]{0,60})|(?P<paren>rank[ :=]{0,2}\d{1,5}|raylet))\)"
+    r"|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+    r"|\d\d[/.-]\d\d[/.-]\d{2,4} \d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+    r"|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+    r"|(?:[A-Z][a-z]{2} ){1,2}\s?\d{1,2} \d\d:\d\d:\d\d(?: \d{4})?"
+    r"|(?-i:INFO|WARNING|WARN|ERROR|CRITICAL|DEBUG|FATAL|STDERR|STDOUT|stderr|stdout)\b"
+    r"|(?P<host>(?!EL\d)(?:[A-Za-z][\w.-]{0,80}[.-])?[A-Za-z]{0,40}\d{1,5}):\s"
+    r"|(?P<task>\d{1,4}):\s"
+    r"|E\s{2,}|#\d{1,3} \d{1,6}\.\d{1,3}"
+    r"|[-:>|#*]+(?=\s|$)|[>\"'`]+",
+    re.IGNORECASE,
+)
+_RANK_IN_PREFIX = re.compile(r"\[?\b(?:local_rank|rank|default)\s?[:=]?\s?(\d{1,5})\]?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line: ``text`` without its prefix, ``prefix`` as it stood, ``tag`` naming the process that wrote it."""
+
+    number: int
+    text: str
+    prefix: str
+    tag: str
+    rank: int | None
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The lines of one process, joined without white space in ``text``; ``starts`` are their places in it."""
+
+    lines: tuple[Line, ...]
+    starts: tuple[int, ...]
+    text: str
+
+    def line_at(self, place: int) -> Line:
+        """The line that character ``place`` of ``text`` came from."""
+        return self.lines[self.index_at(place)]
+
+    def index_at(self, place: int) -> int:
+        """Index of that line."""
+        return max(0, bisect_right(self.starts, place) - 1)
+
+    def pieces(self, start: int, end: int) -> list[str]:
+        """``text[start:end]`` cut where the lines were."""
+        first = self.index_at(start)
+        bounds = [start, *(s for s in self.starts[first + 1 :] if start < s < end), end]
+        return [self.text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+def clean_lines(data: bytes, first_line: int) -> list[Line]:
+    """Lines of a stretch of log; empty ones are left out."""
+    text = _ANSI.sub("", data.decode("utf-8", "replace"))
+    lines: list[Line] = []
+    for offset, physical in enumerate(text.split("\n")):
+        for part in _SOFT_BREAK.split(physical) if "\\" in physical or "\r" in physical else (physical,):
+            line = _clean(part, first_line + offset)
+            if line is not None:
+                lines.append(line)
+    return lines
+
+
+def _clean(part: str, number: int) -> Line | None:
+    if "%" in part or "it [" in part or "━" in part or "█" in part:
+        part = _BARS.sub(" ", part)
+    if not part.isascii():
+        part = _BOX.sub(" ", part)
+    boxed = _ASCII_BOX.match(part)
+    if boxed:
+        part = boxed[1]
+    if not part or part.isspace():
+        return None
+    body = 0
+    tags: list[str] = []
+    while body < len(part):
+        match = _STRIPPED.match(part, body)
+        if match is None:
+            break
+        body = match.end()
+        name = match.lastgroup
+        if name is not None:
+            tags.append(f"{'rank' if name == 'bare' else name}{match[name].strip().lower()}")
+    prefix, text = part[:body], part[body:].rstrip()
+    if not text:
+        return None
+    found = _RANK_IN_PREFIX.search(prefix) if prefix else None
+    return Line(number, text, prefix, " ".join(tags), int(found[1]) if found else None)
+
+
+def flows(lines: list[Line]) -> list[Flow]:
+    """The lines of each process joined; a line without a tag continues the tagged line before it.
+
+    An untagged line also stays in a flow of its own kind, so that a message of an unmarked process between the
+    marked lines of another is whole there; the reader drops what it then sees twice.
+    """
+    tags = list(dict.fromkeys(line.tag for line in lines))
+    if len(tags) <= 1:
+        return [_join(lines)] if lines else []
+    result: list[Flow] = []
+    for tag in tags:
+        if tag == "":
+            result.append(_join([line for line in lines if line.tag == ""]))
+            continue
+        chosen: list[Line] = []
+        following = False
+        for line in lines:
+            if line.tag == tag:
+                chosen.append(line)
+                following = True
+            elif line.tag == "":
+                if following:
+                    chosen.append(line)
+            else:
+                following = False
+        result.append(_join(chosen))
+    return result
+
+
+def _join(lines: list[Line]) -> Flow:
+    starts: list[int] = []
+    pieces: list[str] = []
+    place = 0
+    for line in lines:
+        starts.append(place)
+        piece = "".join(line.text.split())
+        pieces.append(piece)
+        place += len(piece)
+    return Flow(tuple(lines), tuple(starts), "".join(pieces))

@@ -1,0 +1,202 @@
+"""Texts that look like running out of GPU memory and are something else."""
+
+from __future__ import annotations
+
+from .message import Kind
+from .table import Text, size_groups, text
+
+_KILLED = "the process was killed with SIGKILL, as the machine's out-of-memory killer does; the GPU had no part in it"
+_HOST = "the machine's memory (RAM) ran out, not the GPU's"
+
+LOOK_ALIKES: tuple[Text, ...] = (
+    text(
+        "outofresource:",
+        r"outofresources?:(?:sharedmemory|tensormemory|threads|registers)(?:,Required:\d+)?(?:,Hardwarelimit:\d+)?",
+        Kind.ON_CHIP,
+        "a Triton kernel needs more on-chip memory per block than the GPU has; unrelated to VRAM",
+        component="triton",
+        is_gpu_oom=False,
+    ),
+    text(
+        "defaultcpuallocator",
+        r"DefaultCPUAllocator.{0,60}?youtriedtoallocate(?P<tried>\d+)bytes",
+        Kind.HOST,
+        _HOST,
+        component="host",
+        is_gpu_oom=False,
+    ),
+    text(
+        "youtriedtoallocate",
+        r"(?:DefaultCPUAllocator|Torch|THGeneral)?.{0,20}?(?:notenoughmemory|can'tallocatememory):"
+        rf"youtriedtoallocate(?:{size_groups('tried')})?",
+        Kind.HOST,
+        _HOST,
+        component="host",
+        is_gpu_oom=False,
+    ),
+    text(
+        "foranarraywithshape",
+        rf"Unabletoallocate{size_groups('tried')}foranarraywithshape",
+        Kind.HOST,
+        "NumPy could not get memory of the machine (RAM)",
+        component="numpy",
+        is_gpu_oom=False,
+    ),
+    text(
+        "cannotallocatememory",
+        r"(?:\[Errno12\])?Cannotallocatememory",
+        Kind.HOST,
+        _HOST,
+        component="host",
+        is_gpu_oom=False,
+    ),
+    text(
+        "oomwhenallocatingtensor",
+        r"OOMwhenallocatingtensorwithshape.{0,200}?device:CPU:\d",
+        Kind.HOST,
+        _HOST,
+        component="tensorflow",
+        is_gpu_oom=False,
+    ),
+    text(
+        "java.lang.outofmemoryerror",
+        r"java\.lang\.OutOfMemoryError",
+        Kind.HOST,
+        "a Java virtual machine used up its heap",
+        component="java",
+        is_gpu_oom=False,
+    ),
+    text(
+        "heapoutofmemory",
+        r"heapoutofmemory",
+        Kind.HOST,
+        "a JavaScript engine used up its heap",
+        component="javascript",
+        is_gpu_oom=False,
+    ),
+    text(
+        "lowonmemory",
+        r"(?:ray\.exceptions\.OutOfMemoryError:)?Taskwaskilledduetothenoderunninglowonmemory",
+        Kind.HOST,
+        "Ray killed a task because the machine's memory (RAM) ran low",
+        component="ray",
+        is_gpu_oom=False,
+    ),
+    text(
+        "outofmemory:kill",
+        r"(?:Memorycgroup)?outofmemory:Kill(?:ed)?process\d+",
+        Kind.HOST,
+        "the kernel's out-of-memory killer ended a process: the machine's memory (RAM) or its cgroup limit ran out",
+        component="host",
+        is_gpu_oom=False,
+    ),
+    text(
+        "oom",
+        r"oom-kill:constraint|invokedoom-killer|oom_reaper:|Detected\d+oom[_-]kill|oom_kill_process|OOMKilled",
+        Kind.HOST,
+        "the machine's out-of-memory killer ended a process: RAM or a container's limit ran out",
+        component="host",
+        is_gpu_oom=False,
+    ),
+    text(
+        "killedbysignal",
+        r"DataLoaderworker\(pid(?:\(s\))?[\d,]+\)(?:is|exited)?killedbysignal:(?:Killed|Buserror)",
+        Kind.HOST,
+        "a DataLoader worker was killed: the machine's memory or /dev/shm ran out",
+        component="dataloader",
+        is_gpu_oom=False,
+    ),
+    text(
+        "sharedmemory",
+        r"insufficientsharedmemory\(shm\)|unabletoopensharedmemoryobject|Errorwhilecreatingsharedmemorysegment",
+        Kind.HOST,
+        "shared memory of the machine (/dev/shm) ran out",
+        component="host",
+        is_gpu_oom=False,
+    ),
+    text(
+        "exit",
+        r"exit(?:ed)?(?:with)?(?:code|status)?(?:code|status)?\W{0,4}(?:=|:)?(?:-9|137)(?!\d)",
+        Kind.HOST,
+        _KILLED,
+        component="host",
+        is_gpu_oom=False,
+    ),
+    text(
+        "sigkill",
+        r"Signal9\(SIGKILL\)|Signals\.SIGKILL:9|\(SIGKILL\)|signal:SIGKILL|signalSIGKILL",
+        Kind.HOST,
+        _KILLED,
+        component="host",
+        is_gpu_oom=False,
+    ),
+    text(
+        "killed",
+        r"Killed",
+        Kind.HOST,
+        _KILLED,
+        component="host",
+        is_gpu_oom=False,
+        needs_line=r"^(?:\S+: (?:line \d+: )?\s*\d+ )?Killed(?:\s+(?:python|torchrun|accelerate|deepspeed)\b.*)?\s*$",
+    ),
+    text(
+        "pagingfileistoosmall",
+        r"Thepagingfileistoosmallforthisoperation",
+        Kind.HOST,
+        "Windows could not commit memory: the paging file is too small",
+        component="host",
+        is_gpu_oom=False,
+    ),
+    text(
+        "bad_alloc",
+        r"std::bad_alloc(?!:out_of_memory)",
+        Kind.HOST,
+        _HOST,
+        component="host",
+        is_gpu_oom=False,
+    ),
+    text(
+        "cacheblocks",
+        r"Noavailablememoryforthecacheblocks",
+        Kind.PLAN,
+        "vLLM's plan leaves no memory for its KV cache; nothing was refused by the GPU",
+        component="vllm",
+        is_gpu_oom=False,
+    ),
+    text(
+        "kvcache",
+        r"largerthanthemaximumnumberoftokensthatcanbestoredinKVcache|largerthantheavailableKVcachememory",
+        Kind.PLAN,
+        "vLLM's KV cache would be too small for the longest sequence; nothing was refused by the GPU",
+        component="vllm",
+        is_gpu_oom=False,
+    ),
+    text(
+        "desiredgpumemoryutilization",
+        r"(?:Freememoryondevice.{0,60}?)?islessthandesiredGPUmemoryutilization",
+        Kind.PLAN,
+        "vLLM found less free memory at start than it was told to use; nothing was refused by the GPU",
+        component="vllm",
+        is_gpu_oom=False,
+    ),
+    text(
+        "mem-fraction-static",
+        r"Notenoughmemory\.?.{0,40}?mem-fraction-static",
+        Kind.PLAN,
+        "SGLang's plan leaves no memory for its KV cache; nothing was refused by the GPU",
+        component="sglang",
+        is_gpu_oom=False,
+    ),
+)
+
+LAST_LOOK_ALIKES: tuple[Text, ...] = (
+    text(
+        "memoryerror",
+        r"(?<!OutOf)MemoryError",
+        Kind.HOST,
+        "Python could not get memory of the machine (RAM)",
+        component="host",
+        is_gpu_oom=False,
+        needs_line=r"^(?!.*\b(?:except|raise|catch)\b)(?:.*\s)?(?:[\w.]+\._ArrayMemory|Memory)Error(?::.*)?\s*$",
+    ),
+)

@@ -1,0 +1,56 @@
+"""Where in a log an out-of-memory text may stand: a search for fixed words at C speed.
+
+A training log of hundreds of megabytes holds a handful of messages, so everything costly runs only near a trigger.
+The words are chosen so that a line break or a colour code anywhere inside a message leaves at least one of them
+whole: "out of memory" broken in two still shows "out of" or "f memory".
+
+Every pattern begins with a literal, which Python's matcher looks for with its fast search (about 1 GB/s); what makes
+the literal meaningful, before it or after it, is checked only where it occurs. One pass over the text a pattern.
+"""
+
+from __future__ import annotations
+
+import re
+
+_TRIGGERS: tuple[re.Pattern[bytes], ...] = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        # out of memory, out of device memory, out of resource; broken over lines or boxed
+        rb"out of(?=[^\n\r]{0,24}mem|[^a-z]{1,120}m|.{0,16}resource)",
+        rb"mem(?:(?<=f mem)|(?<=outofmem)|(?<=f_mem)|(?<=ice_mem)|(?<=low on mem)|(?<=enough mem)|(?<=cache mem)"
+        rb"|oryerror|oryallocation|ory (?:summary, dev|for the cache|utiliz|segment|object|\(shm))",
+        # to allocate, unable to allocate, allocation on device, ALLOC_FAILED, bad_alloc, CUDACachingAllocator.cpp
+        rb"alloc(?:at(?:e(?![drs])|ing|ion (?:on d|fail|was p)|or\.cpp)|_?failed| async|\W)",
+        rb"oom(?:(?<=with oom)|[-_ ]?kill|_reaper)",
+        rb"kill(?:(?<=sigkill)|ed(?=\s|$|\W))",
+        rb"exit ?(?:code|status)\W{0,12}(?:-9|137)\b",
+        rb"_not_initialized",
+        rb"resource(?:(?<=of_resource)|(?<=ofresource))",
+        rb"nvml_success",
+        rb"invalid buffer size",
+        rb"n kv cache",
+        rb"paging file is too small",
+        rb"rocblas_status_mem",
+    )
+)
+
+MARGIN = 160
+"""Bytes past a hit that deciding about it may need."""
+
+
+def find_triggers(block: bytes, start: int, end: int, *, at_end: bool) -> list[int]:
+    """Positions in ``block[start:end]`` at which a message may be, ascending.
+
+    ``end`` should leave MARGIN bytes of the block after it unless ``at_end`` says that there is no more text.
+    """
+    low = block.lower()
+    reach = len(low) if at_end else min(len(low), end + MARGIN)
+    found: list[int] = []
+    for trigger in _TRIGGERS:
+        for match in trigger.finditer(low, start, reach):
+            at = match.start()
+            if at >= end:
+                break
+            found.append(at)
+    found.sort()
+    return found
