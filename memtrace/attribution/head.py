@@ -1,0 +1,57 @@
+"""The language-model head, found by where it stands in the model rather than by name.
+
+A model's outermost ``forward`` calls the stack of layers and, beside it, the head. So a linear module is the head if
+the function that calls it also calls something at least three modules deeper (model, layer, block).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.attribution.frame_tags import Tag, frame_tags
+from memtrace.attribution.stack_facts import Kind, StackFacts
+from memtrace.snapshot.stacks import StackTable
+
+Bool = NDArray[np.bool_]
+_DEEPER = 3
+_LIBRARY = ("torch/", "peft/", "bitsandbytes/", "accelerate/")
+
+
+def head_stacks(table: StackTable, facts: StackFacts) -> Bool:
+    """Per stack (plus the entry for "none"): does it allocate inside the head?"""
+    result = np.zeros(len(table) + 1, dtype=np.bool_)
+    is_call = [bool(frame_tags(f.filename, f.name) & Tag.CALL) for f in table.frames]
+    is_library = [any(part in f.filename for part in _LIBRARY) for f in table.frames]
+    code = _function_ids(table)
+    deepest: dict[tuple[int, int], int] = {}
+    linear: list[tuple[int, list[tuple[int, int]]]] = []
+    for stack in np.flatnonzero(facts.kind[:-1] == Kind.FORWARD).tolist():
+        chain, nested, in_call = 0, int(facts.depth[stack]), False
+        callers: list[tuple[int, int]] = []  # functions of the model's own code, outermost first
+        last_nested = 0
+        for frame in reversed(table.frame_ids(stack).tolist()):
+            if is_call[frame]:
+                nested -= not in_call
+                in_call = True
+                continue
+            in_call = False
+            if not is_library[frame]:
+                key = (chain, code[frame])
+                deepest[key] = max(deepest.get(key, 0), nested)
+                callers.append(key)
+                last_nested = nested
+            chain = hash((chain, code[frame]))
+        if callers and 1 <= last_nested <= 2 and facts.tags[stack] & int(Tag.LINEAR | Tag.QUANT_MODULE):
+            linear.append((stack, callers))
+    heads = {callers[-1] for _, callers in linear if deepest[callers[-1]] >= _DEEPER}
+    for stack, callers in linear:
+        # Only the outermost such function: a block may call a projection of its own beside its parts.
+        result[stack] = callers[-1] in heads and not heads.intersection(callers[:-1])
+    return result
+
+
+def _function_ids(table: StackTable) -> list[int]:
+    """A number for each frame's function (file and name, whatever the line)."""
+    ids: dict[tuple[str, str], int] = {}
+    return [ids.setdefault((f.filename, f.name), len(ids)) for f in table.frames]

@@ -1,0 +1,128 @@
+"""What sizes say: copies of quantised weights, and the gradients and states that repeat a parameter's size.
+
+A weight matrix of n elements is stored in n/2 bytes (4 bits) or n (8 bits); its 16-bit copy has 2n, its fp32 block
+scales n/16 (one float a 64 elements). Source: bitsandbytes ``quantize_4bit`` (block size 64) and ``int8`` storage.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.attribution.facts import Facts
+from memtrace.attribution.frame_tags import Tag
+from memtrace.attribution.phases import Phase
+from memtrace.attribution.stack_facts import Kind
+
+I8 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+# Workspaces that cuBLAS keeps a handle and stream: 32 MiB on Hopper and later, :4096:2:16:8 elsewhere; cuBLASLt 1 MiB.
+# Source: ATen/cuda/CublasHandlePool.cpp (getChosenWorkspaceSize, parseChosenWorkspaceSize, getCUDABlasLtWorkspaceSize).
+CUBLAS_WORKSPACE_BYTES = (33_554_432, 8_519_680, 1_048_576)
+_SMALLEST_MATRIX_BYTES = 4096
+
+
+def quantized_sizes(facts: Facts) -> tuple[I8, I8]:
+    """(sizes of stored quantised matrices, sizes their 16-/32-bit copies and fp32 scales can have), both sorted.
+
+    Where quantisation was not recorded, everything that was there before the trace and stayed may be such a matrix.
+    """
+    made = facts.has(Tag.QUANTIZE) & facts.stays
+    stayed = facts.before_trace & facts.persistent
+    stored = np.unique(facts.size[made if made.any() else stayed])
+    stored = stored[stored >= _SMALLEST_MATRIX_BYTES]
+    eight_bits = facts.has(Tag.INT8).any()
+    wide = [stored * 2, stored * 4] if eight_bits else [stored * 4, stored * 8]
+    return stored, np.unique(np.concatenate([*wide, stored // 8]))
+
+
+def is_weight_copy(facts: Facts) -> Bool:
+    """Rows made inside a product with quantised weights whose size is that of a weight's copy or its scales.
+
+    A product's output can have that size by chance, so a call site counts only if *all* it ever made has such sizes;
+    and where one call made several such tensors of a copy's size, only its first is the copy: the weight has to be
+    there before the product.
+    """
+    _, copies = quantized_sizes(facts)
+    inside = facts.has(Tag.QUANT_MATMUL) & ~facts.has(Tag.QUANTIZE | Tag.DEQUANT)
+    if not len(copies) or not inside.any():
+        return np.zeros(len(facts.size), dtype=np.bool_)
+    fits = np.isin(facts.size, copies)
+    stack = facts.timeline.allocations.stack
+    site = inside & ~np.isin(stack, np.unique(stack[inside & ~fits]))
+    return site & ~np.isin(stack, _later_sites(facts, site))
+
+
+def _later_sites(facts: Facts, rows: Bool) -> NDArray[np.int32]:
+    """Stacks that differ from another one of ``rows`` only in the innermost line and always come after it in a call.
+
+    Sites that make scales only (far smaller) are no rivals of the site that makes the weight's copy.
+    """
+    table, stack = facts.timeline.snapshot.stacks, facts.timeline.allocations.stack
+    index = np.flatnonzero(rows)
+    sites, first, inverse = np.unique(stack[index], return_index=True, return_inverse=True)
+    largest = np.zeros(len(sites), dtype=np.int64)
+    np.maximum.at(largest, inverse, facts.size[index])
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for i, number in enumerate(sites.tolist()):
+        frames = table.stack(number)
+        groups.setdefault((frames[0].filename, frames[0].name, frames[1:]), []).append(i)
+    later: list[int] = []
+    for members in groups.values():
+        top = int(largest[members].max())
+        rivals = sorted((i for i in members if largest[i] * 8 > top), key=lambda i: int(first[i]))
+        later += [int(sites[i]) for i in rivals[1:]]
+    return np.array(later, dtype=np.int32)
+
+
+def trainable_sizes(facts: Facts, survivors: Bool) -> I8:
+    """Sizes (sorted) that trainable parameters have.
+
+    From recorded adapters where there are any; else sizes that appear both among ``survivors`` of backward passes
+    and among memory that stays, at least as often.
+    """
+    adapters = facts.has(Tag.ADAPTER_INIT) & facts.stays
+    if adapters.any():
+        sizes = np.unique(facts.size[adapters])
+        return np.unique(np.concatenate([sizes, sizes * 2, sizes // 2]))
+    if not survivors.any():
+        return np.zeros(0, np.int64)
+    first_step = np.min(facts.step[survivors])
+    sizes, grads = np.unique(facts.size[survivors & (facts.step == first_step)], return_counts=True)
+    early = facts.persistent & (facts.before_trace | facts.in_phase(Phase.LOAD, Phase.UNKNOWN))
+    there, params = np.unique(facts.size[early], return_counts=True)
+    if not len(there):
+        return sizes[grads > 1]
+    place = np.minimum(np.searchsorted(there, sizes), len(there) - 1)
+    enough = (there[place] == sizes) & (params[place] >= grads)
+    return sizes[enough]
+
+
+def split_scales(facts: Facts, early: Bool, packed: Bool) -> Bool:
+    """Which of the ``early`` rows are scales of the ``packed`` weights, however many others have the same size.
+
+    A packed weight of s bytes has scales of s/32 (8-bit, double quantisation) or s/8 (fp32). Each is expected once;
+    where a size has more rows than that (an adapter of rank 16 on a width of 4,096 is as large as the scales of a
+    square weight), the rows with the tiny tables of a quantisation state as neighbours in memory are taken first.
+    """
+    result = np.zeros(len(facts.size), dtype=np.bool_)
+    sizes, counts = np.unique(facts.size[packed], return_counts=True)
+    if not len(sizes):
+        return result
+    rows = np.flatnonzero(early & ~packed)
+    rows = rows[np.argsort(facts.timeline.allocations.address[rows], kind="stable")]
+    tiny = np.concatenate([[0, 0], facts.size[rows] <= 1024, [0, 0]]).astype(np.int64)
+    tiny_near = tiny[:-4] + tiny[1:-3] + tiny[3:-1] + tiny[4:]
+    for parts in (32, 8):
+        expected: dict[int, int] = {}
+        for size, count in zip((sizes // parts).tolist(), counts.tolist(), strict=True):
+            expected[size] = expected.get(size, 0) + count
+        found = {size: np.flatnonzero(facts.size[rows] == size) for size in expected}
+        if sum(len(places) for places in found.values()) < sum(expected.values()):
+            continue  # this is not how these weights were quantised
+        for size, places in found.items():
+            likely = places[np.argsort(-tiny_near[places], kind="stable")]
+            result[rows[likely[: expected[size]]]] = True
+        break
+    return result

@@ -1,0 +1,306 @@
+"""Boolean columns that rules test, each worked out once from the facts. A name here is a word of the rule table."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.attribution.facts import Facts
+from memtrace.attribution.frame_tags import Tag
+from memtrace.attribution.head import head_stacks
+from memtrace.attribution.phases import Phase
+from memtrace.attribution.shapes import (
+    CUBLAS_WORKSPACE_BYTES,
+    is_weight_copy,
+    split_scales,
+    trainable_sizes,
+)
+from memtrace.attribution.stack_facts import Kind
+from memtrace.attribution.unfinished import would_be_held
+from memtrace.timeline import NEVER
+
+Bool = NDArray[np.bool_]
+I8 = NDArray[np.int64]
+
+
+class Signals:
+    """All signals of one device's allocations. Every attribute is a boolean array with one entry an allocation."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.persistent = facts.persistent
+        self.stays = facts.stays
+        self.outlives_span = facts.outlives_span
+        self.held = facts.held
+        self._in_trace = facts.born >= 0
+
+    # -- the optimizer and gradients ------------------------------------------------------------------------------
+
+    @cached_property
+    def in_optimizer(self) -> Bool:
+        return self.facts.is_kind(Kind.OPTIMIZER) | (self.facts.in_phase(Phase.OPTIMIZER) & self._frameless)
+
+    @cached_property
+    def state_frames(self) -> Bool:
+        return self.facts.has(Tag.OPTIMIZER_STATE)
+
+    @cached_property
+    def _frameless(self) -> Bool:
+        return self.facts.is_kind(Kind.NONE) & self._in_trace
+
+    @cached_property
+    def in_backward(self) -> Bool:
+        f = self.facts
+        return f.is_kind(Kind.BACKWARD) | (self._frameless & f.in_phase(Phase.BACKWARD))
+
+    @cached_property
+    def _survivors(self) -> Bool:
+        """Made in a backward pass and alive when it ended, or when the recording stopped inside it."""
+        return self.in_backward & (self.outlives_span | self.persistent)
+
+    @cached_property
+    def _freed_with_gradients(self) -> Bool:
+        """Alive when an optimizer step began after it: no tensor of the backward pass but a gradient has a use then."""
+        f = self.facts
+        steps = f.phases.start[:-1][f.phases.phase == Phase.OPTIMIZER]
+        if not len(steps):
+            return f.persistent
+        following = np.append(steps, NEVER)[np.searchsorted(steps, f.born)]
+        return (f.died > following) | (f.persistent & (following == NEVER))
+
+    @cached_property
+    def _trainable_sizes(self) -> I8:
+        return trainable_sizes(self.facts, self._survivors & self._freed_with_gradients)
+
+    @cached_property
+    def gradients(self) -> Bool:
+        return self._survivors & np.isin(self.facts.size, self._trainable_sizes)
+
+    @cached_property
+    def bucket_frames(self) -> Bool:
+        return self.facts.has(Tag.BUCKET) & self.persistent
+
+    # -- loading --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def adapter_frames(self) -> Bool:
+        return self.facts.has(Tag.ADAPTER_INIT) & self.facts.is_kind(Kind.LOAD)
+
+    @cached_property
+    def load_frames(self) -> Bool:
+        return self.facts.is_kind(Kind.LOAD)
+
+    @cached_property
+    def _quantizing(self) -> Bool:
+        return self.facts.has(Tag.QUANTIZE) & self.facts.is_kind(Kind.LOAD) & self.facts.stays
+
+    @cached_property
+    def quantized_storage(self) -> Bool:
+        """Packed weights: what quantisation leaves, less the sites that only leave scales (1/32 or 1/8 of another's)."""
+        f = self.facts
+        stack = f.timeline.allocations.stack
+        sizes = np.unique(f.size[self._quantizing])
+        as_scales = np.isin(f.size * 32, sizes) | np.isin(f.size * 8, sizes)
+        packing = np.unique(stack[self._quantizing & ~as_scales & (f.size > 2048)])
+        return self._quantizing & np.isin(stack, packing) & (f.size > 2048)
+
+    @cached_property
+    def quant_state(self) -> Bool:
+        return self._quantizing & ~self.quantized_storage
+
+    @cached_property
+    def trained_weights(self) -> Bool:
+        """Weights that get gradients although no adapters were recorded: full fine-tuning."""
+        f = self.facts
+        if (self.adapter_frames & f.stays).any():
+            return np.zeros(len(f.size), dtype=np.bool_)
+        stay = f.stays & (f.is_kind(Kind.LOAD) | f.in_phase(Phase.LOAD)) & ~f.has(Tag.QUANTIZE)
+        return stay & np.isin(f.size, self._trainable_sizes)
+
+    @cached_property
+    def in_load(self) -> Bool:
+        return self.facts.in_phase(Phase.LOAD, Phase.UNKNOWN) & self._in_trace
+
+    @cached_property
+    def among_loading(self) -> Bool:
+        """Made without frames while functions that load a model were at work."""
+        return self._frameless & np.full(len(self.facts.size), bool(self.load_frames.any()))
+
+    # -- forward passes -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def in_forward(self) -> Bool:
+        f = self.facts
+        inside = f.in_phase(Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION)
+        return (f.is_kind(Kind.FORWARD) | (inside & f.is_kind(Kind.OTHER, Kind.NONE))) & self._in_trace
+
+    @cached_property
+    def recomputed(self) -> Bool:
+        return self.facts.is_kind(Kind.RECOMPUTE) & self._in_trace
+
+    @cached_property
+    def would_be_held(self) -> Bool:
+        _, held = would_be_held(self.facts)
+        return held
+
+    @cached_property
+    def checkpointed(self) -> Bool:
+        return self.in_forward & self.facts.has(Tag.CHECKPOINT)
+
+    @cached_property
+    def loss_frames(self) -> Bool:
+        return self.facts.is_loss & self.facts.is_kind(Kind.FORWARD, Kind.OTHER)
+
+    @cached_property
+    def head_frames(self) -> Bool:
+        f = self.facts
+        heads = head_stacks(f.timeline.snapshot.stacks, f.stacks)
+        return heads[f.timeline.allocations.stack] & f.is_kind(Kind.FORWARD)
+
+    @cached_property
+    def head_copies(self) -> Bool:
+        """As large as the head's output in 16 or 32 bits, and made outside the layers."""
+        f = self.facts
+        if not self.head_frames.any():
+            return self.head_frames
+        largest = np.unique(f.size[self.head_frames & (f.size > (1 << 20))])
+        depth = f.stacks.depth[f.timeline.allocations.stack]
+        outside = depth < np.min(depth[self.head_frames])
+        return outside & self.in_forward & np.isin(f.size, np.concatenate([largest, largest * 2, largest // 2]))
+
+    @cached_property
+    def attention_matrices(self) -> Bool:
+        """Inside attention, and clearly larger than the queries of the same pass: tokens by tokens, not by width."""
+        f = self.facts
+        inside = f.has(Tag.ATTENTION) & f.is_kind(Kind.FORWARD, Kind.RECOMPUTE) & self._in_trace
+        queries = np.zeros(len(f.phases) + 1, dtype=np.int64)
+        rotary = f.has(Tag.ROPE) & self._in_trace
+        np.maximum.at(queries, f.span[rotary], f.size[rotary])
+        limit = queries[f.span] * 3 // 2
+        return inside & (limit > 0) & (f.size > limit)
+
+    @cached_property
+    def kv_cache(self) -> Bool:
+        f = self.facts
+        return f.has(Tag.KV_CACHE) & f.is_kind(Kind.FORWARD) & self.in_forward & f.outlives_span
+
+    @cached_property
+    def cast_for_good(self) -> Bool:
+        """A quantised linear module casts its bias once and keeps it: made in the first pass only."""
+        f = self.facts
+        made_once = self._site_rests_after_first_pass
+        return f.has(Tag.QUANT_MODULE) & f.is_kind(Kind.FORWARD) & f.persistent & made_once
+
+    @cached_property
+    def _site_rests_after_first_pass(self) -> Bool:
+        """The recording goes on past the pass, and no later pass makes this size at this call site."""
+        f = self.facts
+        key = f.timeline.allocations.stack.astype(np.int64) * (1 << 42) + np.minimum(f.size, (1 << 42) - 1)
+        _, inverse = np.unique(key, return_inverse=True)
+        last_span = np.full(inverse.max(initial=-1) + 1, -1, dtype=np.int64)
+        np.maximum.at(last_span, inverse, f.span)
+        return (last_span[inverse] == f.span) & (f.pass_end < NEVER) & (f.span >= 0)
+
+    # -- products with quantised weights, workspaces, communication -------------------------------------------------
+
+    @cached_property
+    def dequant_frames(self) -> Bool:
+        f = self.facts
+        return f.has(Tag.DEQUANT) & f.is_kind(Kind.FORWARD, Kind.BACKWARD, Kind.RECOMPUTE)
+
+    @cached_property
+    def weight_copies(self) -> Bool:
+        return is_weight_copy(self.facts)
+
+    @cached_property
+    def cublas_frames(self) -> Bool:
+        return self.facts.has(Tag.CUBLAS) & self.facts.persistent
+
+    @cached_property
+    def cublas_once(self) -> Bool:
+        """A known workspace size that stays, from code that also allocates something else right beside it."""
+        f = self.facts
+        sized = np.isin(f.size, CUBLAS_WORKSPACE_BYTES) & f.persistent & self._in_trace
+        sized &= f.is_kind(Kind.FORWARD, Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
+        rows = np.flatnonzero(sized)
+        if not len(rows):
+            return sized
+        stack = f.timeline.allocations.stack
+        result = np.zeros(len(f.size), dtype=np.bool_)
+        seen: set[tuple[int, int]] = set()
+        for row in rows.tolist():
+            near = [other for other in (row - 1, row + 1) if 0 <= other < len(f.size)]
+            beside = any(stack[other] == stack[row] and f.size[other] != f.size[row] for other in near)
+            thread = (int(f.size[row]), int(f.kind[row] in (Kind.NONE, Kind.BACKWARD)))
+            if beside and thread not in seen:
+                seen.add(thread)
+                result[row] = True
+        return result
+
+    @cached_property
+    def communication(self) -> Bool:
+        return self.facts.has(Tag.COMM)
+
+    # -- before the recording ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def _early(self) -> Bool:
+        return self.facts.before_trace & ~self.load_frames & self._trains
+
+    @cached_property
+    def _trains(self) -> Bool:
+        phases = self.facts.phases.phase
+        worked = bool(np.isin(phases, [Phase.FORWARD, Phase.BACKWARD, Phase.EVALUATION]).any())
+        return np.full(len(self.facts.size), worked)
+
+    @cached_property
+    def early_gradients(self) -> Bool:
+        f = self.facts
+        fits = np.isin(f.size, self._trainable_sizes)
+        after_backward = np.isin(f.death_phase, [Phase.OPTIMIZER, Phase.BETWEEN, Phase.FORWARD])
+        return self._early & fits & ~f.persistent & after_backward
+
+    @cached_property
+    def early_activations(self) -> Bool:
+        return self._early & (self.facts.death_phase == Phase.BACKWARD)
+
+    @cached_property
+    def early_held(self) -> Bool:
+        return self._early & ~self.persistent & np.isin(self.facts.death_phase, [Phase.BETWEEN, Phase.FORWARD])
+
+    @cached_property
+    def early_persistent(self) -> Bool:
+        return self._early & self.persistent
+
+    @cached_property
+    def early_trainable(self) -> Bool:
+        return self.early_persistent & ~self.early_scales & np.isin(self.facts.size, self._trainable_sizes)
+
+    @cached_property
+    def early_workspaces(self) -> Bool:
+        f = self.facts
+        sized = self.early_persistent & np.isin(f.size, CUBLAS_WORKSPACE_BYTES[:2])
+        return sized if sized.sum() <= 2 else np.zeros(len(f.size), dtype=np.bool_)
+
+    @cached_property
+    def early_quantized(self) -> Bool:
+        f = self.facts
+        copies = np.unique(f.size[(self.dequant_frames | self.weight_copies) & self._in_trace])
+        copies = copies[~np.isin(copies * 32, copies)]  # fp32 scales: 1/8 of a packed weight, 1/32 of its copy
+        return self.early_persistent & np.isin(f.size * 4, copies) & (f.size >= 4096)
+
+    @cached_property
+    def early_scales(self) -> Bool:
+        return split_scales(self.facts, self.early_persistent, self.early_quantized)
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def short_lived(self) -> Bool:
+        return self._in_trace & ~self.persistent
+
+    @cached_property
+    def other_frames(self) -> Bool:
+        return self._in_trace & self.facts.is_kind(Kind.OTHER, Kind.LOAD)

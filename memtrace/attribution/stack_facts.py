@@ -1,0 +1,120 @@
+"""What whole stacks say: the union of their frames' tags, and the kind of code that was running.
+
+Computed once a stack, never once an event: real traces have hundreds of stacks and hundreds of thousands of events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.attribution.frame_tags import Tag, frame_tags
+from memtrace.snapshot.stacks import StackTable
+
+I8 = NDArray[np.int64]
+U1 = NDArray[np.uint8]
+Bool = NDArray[np.bool_]
+FAR = np.int64(1) << 40  # deeper than any stack
+
+
+class Kind(IntEnum):
+    """The kind of code a stack belongs to. ``NONE``: no frames, which is what autograd's own threads leave."""
+
+    NONE = 0
+    OPTIMIZER = 1
+    RECOMPUTE = 2
+    BACKWARD = 3
+    LOAD = 4
+    FORWARD = 5
+    OTHER = 6
+
+
+@dataclass(frozen=True, slots=True)
+class StackFacts:
+    """Per stack, plus one last entry for "no stack recorded", so that index -1 is valid.
+
+    ``tags``: union of frame tags. ``kind``: :class:`Kind`. ``is_loss``: computes a loss rather than running inside a
+    module that a trainer's ``compute_loss`` called. ``depth``: number of nested module calls.
+    """
+
+    tags: I8
+    kind: U1
+    is_loss: Bool
+    depth: I8
+
+    def has(self, tag: Tag) -> Bool:
+        """Stacks with any of the tags."""
+        return (self.tags & int(tag)) != 0
+
+
+def first_positions(table: StackTable, frame_bits: I8, tag: Tag) -> I8:
+    """Per stack, position of the innermost frame with ``tag`` (0 is the allocating frame), ``FAR`` if none."""
+    count = len(table)
+    position = np.arange(len(table.frame), dtype=np.int64) - np.repeat(table.start[:-1], np.diff(table.start))
+    position[(frame_bits[table.frame] & int(tag)) == 0] = FAR
+    return _reduce(np.minimum, position, table, count, int(FAR))
+
+
+def _reduce(function: np.ufunc, values: I8, table: StackTable, count: int, empty: int) -> I8:
+    """``function`` over each stack's slice of ``values``; ``empty`` for stacks without frames."""
+    result = np.full(count, empty, dtype=np.int64)
+    filled = np.flatnonzero(np.diff(table.start) > 0)
+    if len(filled):
+        result[filled] = function.reduceat(values, table.start[:-1][filled])
+    return result
+
+
+def stack_facts(table: StackTable) -> StackFacts:
+    """Facts of every stack in the table. Linear in the number of frames stored."""
+    frame_bits = np.array([int(frame_tags(f.filename, f.name)) for f in table.frames] or [0], dtype=np.int64)
+    count = len(table)
+    tags = _reduce(np.bitwise_or, frame_bits[table.frame], table, count, 0)
+    calls = _reduce(np.add, ((frame_bits[table.frame] & int(Tag.CALL)) != 0).astype(np.int64), table, count, 0)
+
+    def first(tag: Tag) -> I8:
+        return first_positions(table, frame_bits, tag)
+
+    call, loss, engine, recompute = first(Tag.CALL), first(Tag.LOSS), first(Tag.ENGINE), first(Tag.RECOMPUTE)
+    python_backward = _applies_backward(table, frame_bits)
+    in_backward = np.minimum(engine, python_backward)
+    kind = np.full(count, Kind.OTHER, dtype=np.uint8)
+    forward = (tags & int(Tag.CALL | Tag.LOSS | Tag.ATTENTION | Tag.COMPILED | Tag.CHECKPOINT)) != 0
+    load = (tags & int(Tag.LOAD | Tag.QUANTIZE | Tag.ADAPTER_INIT)) != 0
+    kind[load] = Kind.LOAD
+    # A module moved or quantised from inside a forward pass is not loading, and a model loaded inside a module's
+    # method is: whichever is nearer to the allocation decides.
+    kind[forward & ~(load & (np.minimum(first(Tag.LOAD), first(Tag.ADAPTER_INIT)) < call))] = Kind.FORWARD
+    kind[in_backward < FAR] = Kind.BACKWARD
+    # A recomputation's forward code lies inside the checkpoint's backward; a nested engine inside that is backward.
+    kind[(recompute < FAR) & (recompute < in_backward) & (call < recompute)] = Kind.RECOMPUTE
+    recomputes_here = (recompute < FAR) & (recompute <= in_backward) & (call >= recompute)
+    kind[recomputes_here] = Kind.BACKWARD
+    kind[(tags & int(Tag.OPTIMIZER)) != 0] = Kind.OPTIMIZER
+    kind[np.diff(table.start) == 0] = Kind.NONE
+    is_loss = loss < call
+
+    def padded(column: NDArray[np.generic], last: int) -> NDArray[np.generic]:
+        return np.append(column, np.array([last], dtype=column.dtype))
+
+    return StackFacts(
+        tags=padded(tags, 0),  # type: ignore[arg-type]
+        kind=padded(kind, Kind.NONE),  # type: ignore[arg-type]
+        is_loss=padded(is_loss, 0),  # type: ignore[arg-type]
+        depth=padded((calls + 1) // 2, 0),  # type: ignore[arg-type]  # each call leaves two frames
+    )
+
+
+def _applies_backward(table: StackTable, frame_bits: I8) -> I8:
+    """Position of ``Function.apply`` where it calls a ``backward``; the forward goes through an ``apply`` as well."""
+    bits = frame_bits[table.frame]
+    is_apply = (bits & int(Tag.APPLY)) != 0
+    inner_backward = np.zeros(len(bits), dtype=np.bool_)
+    inner_backward[1:] = (bits[:-1] & int(Tag.BACKWARD_FN)) != 0
+    starts = table.start[:-1]
+    inner_backward[starts[starts < len(bits)]] = False  # the frame before belongs to another stack
+    position = np.arange(len(bits), dtype=np.int64) - np.repeat(starts, np.diff(table.start))
+    position[~(is_apply & inner_backward)] = FAR
+    return _reduce(np.minimum, position, table, len(table), int(FAR))
