@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from memtrace.attribution.categories import Category, Evidence
 from memtrace.attribution.facts import Facts, gather
 from memtrace.attribution.rules import RULES, Rule
 from memtrace.attribution.signals import Signals
+from memtrace.attribution.sites import Sites, find_sites
 from memtrace.attribution.stack_facts import Kind
 from memtrace.timeline import Timeline
 
@@ -22,13 +24,18 @@ _UNATTRIBUTED = Rule(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Attribution:
     """``rule[i]`` indexes ``rules`` for row i of ``Timeline.allocations``; ``facts`` is what the rules saw."""
 
     rules: tuple[Rule, ...]
     rule: I2
     facts: Facts
+
+    @cached_property
+    def sites(self) -> Sites:
+        """Names of call sites and modules, worked out when first asked for."""
+        return find_sites(self.facts.timeline.snapshot.stacks, self.facts.stacks)
 
     def categories(self) -> NDArray[np.object_]:
         """Category of each row."""

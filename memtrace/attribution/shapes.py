@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
-from memtrace.attribution.stack_facts import Kind
 
 I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]

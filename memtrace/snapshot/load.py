@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-
 from memtrace.errors import SnapshotError
 from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.decode import bounded_memory, decode, memory_allowance_bytes, without_gc

@@ -13,8 +13,7 @@ from memtrace.snapshot.model import DEFAULT_POOL, Action, DeviceTrace, PoolId
 
 _ACTIONS = {action.name.lower(): int(action) for action in Action if action is not Action.UNKNOWN}
 _KNOWN_KEYS = frozenset(
-    "action addr device_free size stream time_us compile_context user_metadata internal_metadata pool_id frames "
-    "forward_frames cpp_frames category".split()
+    ["action", "addr", "device_free", "size", "stream", "time_us", "compile_context", "user_metadata", "internal_metadata", "pool_id", "frames", "forward_frames", "cpp_frames", "category"]
 )
 
 
@@ -122,7 +121,7 @@ def _in_time_order(trace: DeviceTrace, warn: Any) -> DeviceTrace:
     place[order] = np.arange(len(order))
     columns = {
         name: getattr(trace, name)[order]
-        for name in "action address size stream stack context pool user_metadata compile_context".split()
+        for name in ["action", "address", "size", "stream", "stack", "context", "pool", "user_metadata", "compile_context"]
     }
 
     def moved(sparse: Any) -> Any:

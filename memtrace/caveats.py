@@ -1,0 +1,72 @@
+"""What a reader should know before trusting a number: gaps of the recording, and where memtrace had to assume."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memtrace.attribution.classify import Attribution
+from memtrace.attribution.phases import Phase
+from memtrace.attribution.stack_facts import Kind
+from memtrace.snapshot.model import Action
+from memtrace.timeline import Timeline
+from memtrace.units import format_bytes, format_count
+
+
+def is_truncated(timeline: Timeline) -> bool | None:
+    """Whether the ring buffer overflowed, so that the beginning is lost.
+
+    True: the file says so, the trace begins inside an operation, or it has a round number of events and begins with
+    live memory; None: it begins with live memory, and a late start explains that as well; False: it is whole.
+    """
+    settings, trace = timeline.snapshot.settings, timeline.trace
+    if settings.get("trace_alloc_overflowed") is True:
+        return True
+    count = len(trace)
+    if count == 0:
+        return False
+    first = int(trace.action[0])
+    begins_inside = first == Action.FREE_COMPLETED
+    round_count = count >= 1000 and (count % 1000 == 0 or count & (count - 1) == 0)
+    early = len(timeline.replay.initial_blocks.address)
+    if early and (begins_inside or round_count or settings.get("trace_alloc_max_entries") == count):
+        return True
+    return None if early > _LATE_START_BLOCKS else False
+
+
+_LATE_START_BLOCKS = 64  # a process that only warmed the GPU up has a handful of blocks before recording
+
+
+def warnings_of(timeline: Timeline, attribution: Attribution) -> tuple[str, ...]:
+    """Lines for people, most important first."""
+    replay, trace = timeline.replay, timeline.trace
+    lines = []
+    if not replay.exact:
+        where = f" from event {replay.diverged_at}" if replay.diverged_at is not None else ""
+        lines.append(
+            f"the allocator's behaviour could not be reproduced{where}: {replay.why}; sizes are estimates there"
+        )
+    early_bytes = replay.initial_requested_bytes
+    truncated = is_truncated(timeline)
+    if truncated:
+        lines.append(
+            f"the recording's ring buffer overflowed: the beginning is lost, {format_bytes(early_bytes)} were live before "
+            "its first event (record with a larger max_entries)"
+        )
+    elif truncated is None:
+        lines.append(
+            f"recording began late: {format_bytes(early_bytes)} in {format_count(len(replay.initial_blocks.address))} "
+            "blocks were live before its first event, without stacks"
+        )
+    if len(trace) == 0:
+        lines.append("no trace was recorded, only the final state (torch.cuda.memory._record_memory_history was off)")
+    else:
+        kinds = attribution.facts.stacks.kind[trace.stack[trace.action == Action.ALLOC]]
+        if len(kinds) and bool((kinds == Kind.NONE).all()):
+            lines.append("no stacks were recorded: categories rest on lifetimes and sizes alone")
+        elif not np.isin(
+            attribution.facts.phases.phase, [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.EVALUATION]
+        ).any():
+            lines.append("no training step was recognised in the recording")
+    lines += replay.notes
+    lines += timeline.snapshot.warnings
+    return tuple(lines)
