@@ -16,7 +16,9 @@ from .clean import Flow
 from .draft import Draft
 
 _QUOTED_TEST = re.compile(r"[\"'`]\)?(?:in|==|not)[a-z(]", re.IGNORECASE)
-_PROSE_BEFORE = re.compile(r"\b(?:except|raise|if|avoid|prevent|when|in case|isinstance|may|might|could)\b", re.IGNORECASE)
+_PROSE_BEFORE = re.compile(
+    r"\b(?:except|raise|if|avoid|prevent|when|in case|isinstance|may|might|could)\b", re.IGNORECASE
+)
 _ERROR_LEVEL = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
 _MAX_SPLICED_LINES = 16
 
@@ -34,9 +36,10 @@ def allocator_drafts(flow: Flow) -> Iterator[Found]:
         draft = ready.get(index)
         if draft is None:
             pieces = flow.pieces(head.end(), ends[index])
-            draft = read_allocator(head, "".join(pieces), exception)
-            if draft is None:
+            plain = read_allocator(head, "".join(pieces), exception)
+            if plain is None:
                 continue
+            draft = plain
             if index + 1 < len(heads) and ends[index] == begins[index + 1] and not _is_whole(draft):
                 following = flow.pieces(heads[index + 1].end(), ends[index + 1])
                 draft, second = _mixed(heads[index : index + 2], pieces, following, exception, draft)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 
 _ANSI = re.compile(
     r"(?:\x1b|\^\[|\\x1b|\\u001b|\\033|\\e)\[[0-9;?]{0,20}[ -/]?[@-~]"  # CSI, also escaped as in JSON notebooks
@@ -84,7 +85,7 @@ class Flow:
         """``text[start:end]`` cut where the lines were."""
         first = self.index_at(start)
         bounds = [start, *(s for s in self.starts[first + 1 :] if start < s < end), end]
-        return [self.text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [self.text[a:b] for a, b in pairwise(bounds)]
 
 
 def clean_lines(data: bytes, first_line: int) -> list[Line]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .message import Kind
 from .table import Text, size_groups, text
 
-_KILLED = "the process was killed with SIGKILL, as the machine's out-of-memory killer does; the GPU had no part in it"
+_KILLED = "a process was killed with SIGKILL, which is what the machine's out-of-memory killer sends"
 _HOST = "the machine's memory (RAM) ran out, not the GPU's"
 
 LOOK_ALIKES: tuple[Text, ...] = (

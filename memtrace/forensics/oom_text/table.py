@@ -61,6 +61,8 @@ class Text:
             if groups.get(group):
                 unit = groups.get(f"{group}_unit") or "bytes"
                 draft.put(name, groups[group], unit, decimal_units=self.decimal_units)
+        if self.decimal_units and any(v and v[-1:] in "bB" and v[1:2] in "bB" for v in groups.values()):
+            draft.note("GB and MB in this text are read as powers of ten; which base it means is not certain")
         draft.cut_short = "end" in groups and not groups["end"]
         device = groups.get("device")
         if device and device.isdigit():
