@@ -170,7 +170,7 @@ def _math(ops: Ops, g: Geometry, query: Tensor, key: Tensor, value: Tensor) -> T
     attention = _scores(ops, g, query, ops.scale(key_expanded))
     # attention.add_(mask) is in place
     attention = _safe_softmax(ops, g, attention)
-    out = ops.bmm(attention, _batched(ops, g, value_expanded), g.query_elements)
+    out = _unbatched(ops, g, ops.bmm(attention, _batched(ops, g, value_expanded), g.query_elements))
     del key_expanded, value_expanded, query, mask, attention
     return out
 
@@ -183,6 +183,21 @@ def _scores(ops: Ops, g: Geometry, query: Tensor, key: Tensor) -> Tensor:
 def _batched(ops: Ops, g: Geometry, x: Tensor) -> Tensor:
     """The reshape to [b·heads, s, d] before a batched product: a copy if b > 1 and the memory is token-major."""
     return ops.clone(x, "reshape") if g.batch > 1 and not x.head_major else x
+
+
+def _unbatched(ops: Ops, g: Geometry, x: Tensor) -> Tensor:
+    """The view back to [b, heads, s, d]: backward copies a token-major gradient if b > 1."""
+    node = ops.node(x)
+    if node is None or g.batch == 1:
+        return x
+    elements, width = x.elements, x.width
+    out = Tensor(x.storage, elements, width)
+
+    def backward(grad: Tensor, _saved: list[Storage]) -> Grads:
+        return (grad,) if grad.head_major else (ops.new(elements, width, "reshape_backward"),)
+
+    ops.attach(out, node, backward)
+    return out
 
 
 def _safe_softmax(ops: Ops, g: Geometry, attention: Tensor) -> Tensor:
@@ -214,5 +229,5 @@ def eager(ops: Ops, g: Geometry, query: Tensor, key: Tensor, value: Tensor) -> t
         out = ops.bmm(weights_16, _batched(ops, g, value_states), g.query_elements)
     else:
         out = ops.bmm(weights, _batched(ops, g, value_states), g.query_elements)
-    out = ops.clone(out, "contiguous")
+    out = ops.clone(_unbatched(ops, g, out), "contiguous")
     return out, weights

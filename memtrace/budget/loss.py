@@ -12,7 +12,7 @@ from memtrace.budget.shapes import ModelShape
 
 LOGITS = "temporary/logits"
 LOSS = "temporary/loss"
-LOSS_GRAD = "temporary/loss_grad"
+LOSS_GRAD = "temporary/loss"
 TILE_TOKENS = 4096  # TRL: tokens a tile
 TILE_COLUMNS = 32768  # TRL: vocabulary entries a tile
 
@@ -52,9 +52,7 @@ class Head:
         ops, options = self.ops, self.options
         logits = ops.to(logits, 4, LOGITS)
         labels = ops.new(options.batch * (options.sequence + 1), 8, "pad")
-        shift_labels = ops.clone(labels, "contiguous") if options.batch > 1 else labels
-        if options.batch > 1:
-            shift_labels = ops.new(options.tokens, 8, "contiguous")
+        shift_labels = ops.new(options.tokens, 8, "contiguous") if options.batch > 1 else labels
         return self._cross_entropy(logits, shift_labels)
 
     def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from memtrace.budget.options import RunOptions
 from memtrace.budget.shapes import ModelShape
 from memtrace.budget.tape import BACKWARD, FORWARD, HELD, Mark, Tape
 
-INPUTS = "temporary/inputs"
+INPUTS = "temporary/other"
 
 
 @dataclass(frozen=True, slots=True)

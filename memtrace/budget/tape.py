@@ -13,7 +13,7 @@ BACKWARD = "temporary/backward"
 OPTIMIZER = "temporary/optimizer"
 LOADING = "base_weights/loading"
 SAVED = "activations/saved"
-HELD = "activations/held"
+HELD = "activations/saved"  # alive when the forward ends, though autograd does not hold it
 CHECKPOINT_INPUT = "activations/checkpoint_input"
 RECOMPUTE = "activations/recompute"
 
