@@ -8,7 +8,7 @@ q, k, v come in token-major memory ([b, s, heads, d], seen transposed).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memtrace.budget.engine import Grads, Storage, Tensor
 from memtrace.budget.ops import Ops
@@ -93,8 +93,22 @@ def _rotate_part(ops: Ops, x: Tensor, cos: Tensor, sin: Tensor, part: float) -> 
     return ops.concat(ops.add(ops.mul(rot, cos), ops.mul(rotate_half(ops, rot), sin)), passed)
 
 
-def sdpa(ops: Ops, kernel: str, g: Geometry, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """``sdpa_attention_forward`` without a mask: causal attention, output in token-major memory."""
+def sdpa(ops: Ops, kernel: str, g: Geometry, query: Tensor, key: Tensor, value: Tensor, masked: bool = False) -> Tensor:
+    """``sdpa_attention_forward``: causal attention, output in token-major memory.
+
+    ``masked``: with a mask (a sequence longer than a sliding window) shared heads are repeated first, and the
+    1-byte mask becomes an additive one of b·s² elements (source only, not measured).
+    """
+    if masked:
+        if g.groups > 1:
+            key, value = ops.repeat_heads(key, g.groups), ops.repeat_heads(value, g.groups)
+            g = replace(g, kv_heads=g.heads)
+            kernel = "efficient" if kernel == "math" else kernel
+        bias = ops.new(g.batch * g.sequence * g.sequence, query.width, "attention_bias")
+        out = sdpa(ops, kernel, g, query, key, value)
+        if out.node is not None:
+            ops.save(out.node, bias)
+        return out
     if ops.autocast:
         query, key, value = ops.to(query, 2), ops.to(key, 2), ops.to(value, 2)
     if kernel == "math":

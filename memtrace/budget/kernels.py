@@ -11,10 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What kernel choice depends on: compute capability (major, minor) and number of multiprocessors."""
+    """What kernel choice depends on: compute capability (major, minor) and number of multiprocessors.
+
+    ``product_rows`` fixes the number of tokens that the 4-bit product's choice is made for (None: the real one),
+    so that runs of other lengths keep the same sequence of allocations.
+    """
 
     capability: tuple[int, int]
     multiprocessors: int
+    product_rows: int | None = None
 
     @property
     def cublas_workspace_bytes(self) -> int:

@@ -179,7 +179,11 @@ class Loader:
     def _module_order(self) -> list[str]:
         linears = [name for name, *_ in self.shape.linears]
         inner = [name for name, _ in self.shape.norms if name.startswith("self_attn")]
-        return [*(n for n in linears if n.startswith("self_attn")), *inner, *(n for n in linears if n.startswith("mlp"))]
+        return [
+            *(n for n in linears if n.startswith("self_attn")),
+            *inner,
+            *(n for n in linears if n.startswith("mlp")),
+        ]
 
     def _upcast(self, tensor: Tensor, site: str) -> None:
         self.ops.tape.site = site

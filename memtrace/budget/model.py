@@ -38,12 +38,12 @@ class Weights:
 
 @dataclass(slots=True)
 class Context:
-    """What every layer gets besides the hidden states: rotary tables and, for eager attention, the mask."""
+    """What every layer gets besides the hidden states: rotary tables and the masks there are."""
 
     cos: Tensor
     sin: Tensor
     position_ids: Tensor
-    mask: Tensor | None
+    masks: list[Tensor]
 
 
 class Decoder:
@@ -60,9 +60,10 @@ class Decoder:
             options.batch, options.sequence, shape.heads, shape.kv_heads, shape.head_dim, shape.attention_softcap
         )
         width = 2 if options.autocast else options.hidden_bytes
-        self.kernel = attention_kernel(
-            device, options.attention, width, shape.heads != shape.kv_heads, shape.head_dim
-        )
+        self.kernel = attention_kernel(device, options.attention, width, shape.heads != shape.kv_heads, shape.head_dim)
+
+        window = shape.sliding_window
+        self.windowed = window is not None and options.sequence > window and self.kernel != "flash"
 
     # ---- pieces -----------------------------------------------------------------------------------------------
     def norm(self, weight: Tensor, hidden_states: Tensor, site: str) -> Tensor:
@@ -110,7 +111,8 @@ class Decoder:
         if self.kernel == "eager":
             attn_output, attn_weights = eager(ops, self.geometry, query_states, key_states, value_states)
         else:
-            attn_output = sdpa(ops, self.kernel, self.geometry, query_states, key_states, value_states)
+            masked = self.windowed and (shape.family != "gemma2" or ops.tape.layer % 2 == 0)
+            attn_output = sdpa(ops, self.kernel, self.geometry, query_states, key_states, value_states, masked)
         attn_output = self.linear(layer, "self_attn.o_proj", attn_output)
         ops.tape.site = ""
         return attn_output, attn_weights
@@ -158,7 +160,7 @@ class Decoder:
         if self.shape.sandwich_norms:
             name = "post_attention_layernorm"
             hidden_states = self.norm(norms[name], hidden_states, name)
-            hidden_states = ops.add(residual, hidden_states, "residual")
+            hidden_states = ops.add(residual, hidden_states, "attention_residual")
             residual = hidden_states
             name = "pre_feedforward_layernorm"
             hidden_states = self.norm(norms[name], hidden_states, name)
@@ -167,13 +169,13 @@ class Decoder:
             name = "post_feedforward_layernorm"
             hidden_states = self.norm(norms[name], hidden_states, name)
         else:
-            hidden_states = ops.add(residual, hidden_states, "residual")
+            hidden_states = ops.add(residual, hidden_states, "attention_residual")
             residual = hidden_states
             name = "post_attention_layernorm"
             hidden_states = self.norm(norms[name], hidden_states, name)
             hidden_states = self.mlp(weights, hidden_states)
             ops.tape.site = ""
-        return ops.add(residual, hidden_states, "residual")
+        return ops.add(residual, hidden_states, "mlp_residual")
 
     # ---- the model --------------------------------------------------------------------------------------------
     def forward(self) -> Tensor:
@@ -205,17 +207,19 @@ class Decoder:
         sequence, batch, width = options.sequence, options.batch, options.hidden_bytes
         position_ids = ops.add_number(ops.new(sequence, 8, "arange"))
         self._packed_test()
-        mask = None
-        if self.kernel == "eager":
+        masks = []
+        if self.windowed and self.kernel != "eager":
+            masks.append(ops.new(sequence * sequence, 1, "sliding_mask"))
+        for _ in range((2 if shape.family == "gemma2" else 1) if self.kernel == "eager" else 0):
             allowed = ops.new(sequence * sequence, 1, "causal_mask")
             zero = ops.new(1, width, "scalar_tensor")
-            mask = ops.new(batch * sequence * sequence, width, "mask")
+            masks.append(ops.new(batch * sequence * sequence, width, "mask"))
             del zero, allowed
         tape = ops.tape
         tape.site = "rotary_emb"
         cos, sin = self._rotary(round(shape.head_dim * shape.rotary_share), width)
         tape.site = ""
-        return Context(cos, sin, position_ids, mask)
+        return Context(cos, sin, position_ids, masks)
 
     def _packed_test(self) -> None:
         """``find_packed_sequence_indices``."""

@@ -1,4 +1,7 @@
-"""Optimizer states and temporaries (mirrors ``torch/optim/adam.py`` 2.11 and ``bitsandbytes/optim/optimizer.py`` 0.50)."""
+"""Optimizer states and temporaries.
+
+Mirrors ``torch/optim/adam.py`` 2.11 and ``bitsandbytes/optim/optimizer.py`` 0.50.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,13 @@ from memtrace.budget.shapes import ModelShape
 from memtrace.errors import UsageError
 
 OPTIMIZERS = (
-    "adamw_torch", "adamw_torch_fused", "adamw_bnb", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "sgd",
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_bnb",
+    "adamw_8bit",
+    "paged_adamw_32bit",
+    "paged_adamw_8bit",
+    "sgd",
 )
 ATTENTION = ("sdpa", "eager", "flash")
 LOSSES = ("full", "chunked", "fused")
@@ -50,15 +56,20 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         for value, allowed, what in (
-            (self.optimizer, OPTIMIZERS, "optimizer"), (self.attention, ATTENTION, "attention"),
-            (self.loss, LOSSES, "loss"), (self.quant, QUANT, "quantisation"),
+            (self.optimizer, OPTIMIZERS, "optimizer"),
+            (self.attention, ATTENTION, "attention"),
+            (self.loss, LOSSES, "loss"),
+            (self.quant, QUANT, "quantisation"),
             (self.adapter_dtype, ("fp32", "bf16"), "adapter type"),
         ):
             if value not in allowed:
                 raise UsageError(f"unknown {what} {value!r} (one of: {', '.join(allowed)})")
         for number, what in (
-            (self.sequence, "sequence length"), (self.batch, "batch"), (self.rank, "rank"),
-            (self.accumulation, "accumulation"), (self.chunk_tokens, "chunk"),
+            (self.sequence, "sequence length"),
+            (self.batch, "batch"),
+            (self.rank, "rank"),
+            (self.accumulation, "accumulation"),
+            (self.chunk_tokens, "chunk"),
         ):
             if number <= 0:
                 raise UsageError(f"{what} must be positive, not {number}")

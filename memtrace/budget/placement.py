@@ -23,7 +23,7 @@ GRANULE_BYTES = 32 << 20  # the driver reserves addresses in such steps, downwar
 
 @dataclass(frozen=True, slots=True)
 class SegmentEvent:
-    """The allocator got a segment from the driver (``freed`` False) just before stream event ``event``, or gave it back."""
+    """A segment came from the driver (or, ``freed``, went back) just before stream event ``event``."""
 
     event: int
     freed: bool
@@ -33,7 +33,7 @@ class SegmentEvent:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where everything lies. Arrays: ``address`` and ``block_bytes`` by allocation, the curves by stream event (after it).
+    """Where everything lies: ``address`` and ``block_bytes`` by allocation, the curves by stream event (after it).
 
     ``refused_event``: the event whose request did not fit under the limit; the arrays end there. None if all fitted.
     """
@@ -121,9 +121,7 @@ def place(stream: Stream, limit_bytes: int | None = None) -> Placement:
         asked = by_size.get(size)
         if asked is None:
             rounded = round_size(size, config)
-            asked = by_size[size] = request(
-                state, small if rounded <= SMALL_LIMIT_BYTES else large, rounded, config
-            )
+            asked = by_size[size] = request(state, small if rounded <= SMALL_LIMIT_BYTES else large, rounded, config)
         requests.append(asked)
     address, blocks = [0] * len(requests), [0] * len(requests)
     sequence = [None if e == EMPTY_CACHE else requests[e] if e >= 0 else requests[~e] for e in stream.events]
@@ -165,5 +163,3 @@ def _curves(
         change[min(entry.event, len(events))] += -entry.size if entry.freed else entry.size
     reserved = np.cumsum(change)[: len(events)]
     return Placement(address, blocks, log, requested, allocated, reserved, refused)
-
-

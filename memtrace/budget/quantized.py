@@ -79,7 +79,7 @@ def _matmul_4bit(ops: Ops, layer: BaseLinear, device: Device, x: Tensor) -> Tens
 def _gemm_4bit(ops: Ops, layer: BaseLinear, device: Device, x: Tensor) -> Tensor:
     """``gemm_4bit``: the fused kernel, or dequantise and multiply."""
     rows = x.elements // layer.inputs
-    if fused_4bit_product(device, rows, layer.outputs, layer.inputs):
+    if fused_4bit_product(device, device.product_rows or rows, layer.outputs, layer.inputs):
         return ops.new(rows * layer.outputs, COMPUTE_BYTES, "gemm_4bit")
     absmax_dq = absmax = None
     if layer.scheme == "nf4-dq":

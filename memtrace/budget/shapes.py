@@ -128,7 +128,9 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         raise UsageError(f"{name}: a mixture of experts is not covered by the estimate; measure it with a recording")
     if family not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise UsageError(f"{name}: model_type {family or 'missing'!r} is not covered by the estimate (covered: {known})")
+        raise UsageError(
+            f"{name}: model_type {family or 'missing'!r} is not covered by the estimate (covered: {known})"
+        )
     heads = _positive(config, "num_attention_heads", name)
     hidden = _positive(config, "hidden_size", name)
     head_dim = config.get("head_dim")

@@ -64,22 +64,21 @@ def _simulate(shape: ModelShape, options: RunOptions, device: Device, steps: int
     if warm:
         ops.warm_up()
     token_ids: Tensor | None = None
-    loss: Tensor | None = None
-    logits: Tensor | None = None
+    result: tuple[Tensor, Tensor | None] | None = None
     for step in range(steps):
         tape.step, tape.default_label, tape.site, tape.layer = step, FORWARD, "", -1
         for _ in range(options.accumulation):
             tape.mark("inputs")
             token_ids = ops.new(options.tokens, 8, "token_ids", INPUTS)  # the old ones die after
-            loss, logits = _forward(ops, decoder, head, options.keep_logits)
-            _backward(ops, loss)
+            result = _forward(ops, decoder, head, options.keep_logits)
+            _backward(ops, result[0])
             if not options.hold_loss:
-                loss = logits = None
+                result = None
         tape.mark("optimizer")
         optimizer.step()
         tape.mark("zero_grad")
         optimizer.zero_grad()
-        loss = logits = None
+        result = None
     tape.mark("end")
     return _stream(tape, optimizer, decoder, weights, token_ids)
 
@@ -114,6 +113,13 @@ def _stream(tape: Tape, optimizer: Optimizer, decoder: Decoder, weights: Weights
     """What was recorded, copied before the tensors that still live die."""
     assert weights.layers and (token_ids is None or token_ids.elements)
     return Stream(
-        list(tape.events), tape.sizes, tape.labels, tape.ops, tape.sites, tape.layers, tape.marks,
-        optimizer.managed_bytes, decoder.kernel,
+        list(tape.events),
+        tape.sizes,
+        tape.labels,
+        tape.ops,
+        tape.sites,
+        tape.layers,
+        tape.marks,
+        optimizer.managed_bytes,
+        decoder.kernel,
     )

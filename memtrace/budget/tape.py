@@ -34,7 +34,17 @@ class Tape:
     """Records a predicted run. Lists are parallel, one entry an allocation, except ``events`` and ``marks``."""
 
     __slots__ = (
-        "default_label", "events", "labels", "layer", "layers", "marks", "ops", "site", "sites", "sizes", "step",
+        "default_label",
+        "events",
+        "labels",
+        "layer",
+        "layers",
+        "marks",
+        "ops",
+        "site",
+        "sites",
+        "sizes",
+        "step",
     )
 
     def __init__(self) -> None:
