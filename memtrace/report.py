@@ -5,7 +5,7 @@ One dataclass is the answer; JSON, text and the terminal browser all show this s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from memtrace.attribution.categories import SUBCATEGORIES, Category
 from memtrace.attribution.classify import Attribution, attribute, unattributed_reason
 from memtrace.caveats import warnings_of
+from memtrace.attribution.user_rules import UserRule
 from memtrace.fragmentation import Fragmentation, measure
 from memtrace.timeline import At, Timeline, choose_event
 
@@ -91,9 +92,9 @@ class Analysis:
     attribution: Attribution
 
 
-def analyse(timeline: Timeline) -> Analysis:
-    """Attribute a timeline."""
-    return Analysis(timeline, attribute(timeline))
+def analyse(timeline: Timeline, user_rules: Sequence[UserRule] | None = None) -> Analysis:
+    """Attribute a timeline; the user's own rules come before memtrace's."""
+    return Analysis(timeline, attribute(timeline, user_rules or ()))
 
 
 def category_bytes(analysis: Analysis, rows: I8) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,10 +11,12 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category, Evidence
 from memtrace.attribution.facts import Facts, gather
+from memtrace.attribution.labels import label_rules
 from memtrace.attribution.rules import RULES, Rule
 from memtrace.attribution.signals import Signals
 from memtrace.attribution.sites import Sites, find_sites
 from memtrace.attribution.stack_facts import Kind
+from memtrace.attribution.user_rules import UserRule, as_rule, user_mask
 from memtrace.timeline import Timeline
 
 U1 = NDArray[np.uint8]
@@ -46,20 +49,36 @@ class Attribution:
         return np.array([rule.category is category for rule in self.rules])[self.rule]
 
 
-def attribute(timeline: Timeline) -> Attribution:
-    """Attribute every allocation. Linear in allocations; the first rule of the table that fits decides."""
+def attribute(timeline: Timeline, user_rules: Sequence[UserRule] = ()) -> Attribution:
+    """Attribute every allocation. Linear in allocations; the first rule that fits decides.
+
+    Labels that memtrace's own recorder stored come first, then ``user_rules``, then the table.
+    """
     facts = gather(timeline)
     signals = Signals(facts)
-    rules = (*RULES, _UNATTRIBUTED)
-    decided = np.full(len(facts.size), len(rules) - 1, dtype=np.int16)
+    labelled = label_rules(timeline)
+    rules = (*(rule for rule, _ in labelled), *(as_rule(rule) for rule in user_rules), *RULES, _UNATTRIBUTED)
+    rule = np.full(len(facts.size), len(rules) - 1, dtype=np.int16)
     is_open = np.ones(len(facts.size), dtype=np.bool_)
-    for number, rule in enumerate(RULES):
-        fits = is_open & rule.test(signals)
-        decided[fits] = number
-        is_open &= ~fits
+
+    def decide(number: int, fits: NDArray[np.bool_]) -> None:
+        fits = is_open & fits
+        rule[fits] = number
+        is_open[fits] = False
+
+    number = 0
+    for _, mask in labelled:
+        decide(number, mask)
+        number += 1
+    for user_rule in user_rules:
+        decide(number, user_mask(user_rule, timeline))
+        number += 1
+    for entry in RULES:
         if not is_open.any():
             break
-    return Attribution(rules, decided, facts)
+        decide(number, entry.test(signals))
+        number += 1
+    return Attribution(rules, rule, facts)
 
 
 def unattributed_reason(facts: Facts, row: int) -> str:

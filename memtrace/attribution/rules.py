@@ -98,6 +98,8 @@ RULES: tuple[Rule, ...] = (
          "the recording stops in this forward pass; the same call site of the layer before kept its tensor"),
     Rule("forward-temporary", C.TEMPORARY, "forward", E.LIFETIME, lambda s: s.in_forward,
          "made in the forward pass and freed before it ended"),
+    Rule("loss-gradient", C.TEMPORARY, "loss", E.SHAPE, lambda s: s.loss_gradients,
+         "made in the backward pass, and of the size of the logits or of the loss's own tensors"),
     Rule("backward", C.TEMPORARY, "backward", E.LIFETIME, lambda s: s.in_backward,
          "made in the backward pass, and no gradient of a parameter"),
     # What was there before the recording began

@@ -21,6 +21,8 @@ from memtrace.attribution.stack_facts import Kind
 from memtrace.attribution.unfinished import would_be_held
 from memtrace.timeline import NEVER
 
+_LARGE_BYTES = 1 << 20  # below this, sizes coincide too easily to mean anything
+
 Bool = NDArray[np.bool_]
 I8 = NDArray[np.int64]
 
@@ -81,6 +83,17 @@ class Signals:
     @cached_property
     def bucket_frames(self) -> Bool:
         return self.facts.has(Tag.BUCKET) & self.persistent
+
+    @cached_property
+    def loss_gradients(self) -> Bool:
+        """Made in a backward pass, and as large as the loss's own largest tensor or the logits in 16 or 32 bits."""
+        f = self.facts
+        made = self.loss_frames | self.head_frames
+        sizes = f.size[made]
+        if not len(sizes) or int(sizes.max()) < _LARGE_BYTES:
+            return np.zeros(len(f.size), dtype=np.bool_)
+        large = np.unique(sizes[sizes >= _LARGE_BYTES])
+        return self.in_backward & np.isin(f.size, np.concatenate([large, large * 2, large // 2]))
 
     # -- loading --------------------------------------------------------------------------------------------------
 

@@ -30,20 +30,20 @@ class Sites:
     module: tuple[str, ...]
 
     def label(self, stack: int) -> str:
-        """``models/llama/modeling_llama.py:175 forward``; empty where no stack was recorded."""
+        """``llama/modeling_llama.py:175 forward``; empty where no stack was recorded."""
         if stack < 0 or self.frame[stack] < 0:
             return ""
         return frame_label(self.table.frames[self.frame[stack]])
 
 
 def short_path(filename: str) -> str:
-    """The path without what lies in front of ``site-packages``, at most its last three parts."""
+    """The path without what lies in front of ``site-packages``, at most its last two parts."""
     path = _SITE_PACKAGES.sub("", filename.replace("\\", "/"))
-    return "/".join(path.split("/")[-3:])
+    return "/".join(path.split("/")[-2:])
 
 
 def frame_label(frame: Frame) -> str:
-    """``models/llama/modeling_llama.py:175 forward``."""
+    """``llama/modeling_llama.py:175 forward``."""
     return f"{short_path(frame.filename)}:{frame.line} {frame.name}"
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from memtrace.errors import UsageError
 
 if TYPE_CHECKING:
+    from memtrace.report import Analysis
     from memtrace.timeline import At, Timeline
 
 _PROGRESS_AFTER_S = 1.0
@@ -27,6 +32,11 @@ def add_input(parser: argparse.ArgumentParser, at: bool = True) -> None:
             metavar="WHEN",
             help="peak, reserved-peak, end, oom or an event number (default: oom if there is one, else peak)",
         )
+
+
+def add_rules(parser: argparse.ArgumentParser) -> None:
+    """--rules, for verbs that attribute."""
+    parser.add_argument("--rules", metavar="FILE.toml", help="your own attribution rules (see docs/attribution.md)")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -88,3 +98,54 @@ def open_at(args: argparse.Namespace) -> tuple[Timeline, At]:
 
     timeline = open_timeline(args)
     return timeline, choose_event(timeline, args.at)
+
+
+def open_analysis(args: argparse.Namespace) -> tuple[Analysis, At]:
+    """:func:`open_at` plus the attribution, by --rules where given."""
+    from memtrace.report import analyse
+
+    timeline, at = open_at(args)
+    rules = None
+    if getattr(args, "rules", None):
+        from memtrace.attribution.user_rules import read_rules
+
+        rules = read_rules(args.rules)
+    return analyse(timeline, rules), at
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """--output and --force."""
+    parser.add_argument("--output", "-o", metavar="FILE", help="write to FILE instead of stdout")
+
+
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """--force."""
+    parser.add_argument("--force", action="store_true", help="overwrite an existing output file")
+
+
+def check_target(path: Path, force: bool) -> None:
+    """Raise UsageError before any work is done if writing ``path`` would lose something or can't succeed."""
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists; --force overwrites it")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent}: no such folder")
+
+
+@contextmanager
+def output_stream(args: argparse.Namespace) -> Iterator[IO[bytes]]:
+    """Binary stdout, or --output written whole or not at all (a temporary file beside it, then renamed)."""
+    if args.output is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    target = Path(args.output)
+    check_target(target, getattr(args, "force", False))
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as out:
+            yield out
+        partial.replace(target)
+    except OSError as error:
+        raise UsageError(f"{target}: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,92 @@
+"""Labels that memtrace's own recorder stored by identity (this parameter, that gradient): they win over every rule.
+
+A label names memory by address and holds from ``from_time_us`` to ``until_time_us`` (null: open), since addresses are
+reused. It fits the allocation that held the address then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence
+from memtrace.attribution.rules import Rule
+from memtrace.timeline import NEVER, Timeline
+
+Bool = NDArray[np.bool_]
+I8 = NDArray[np.int64]
+
+
+def label_rules(timeline: Timeline) -> list[tuple[Rule, Bool]]:
+    """One rule and its rows for each (category, subcategory) among the recorded labels; [] in other files."""
+    labels = timeline.snapshot.memtrace.get("labels")
+    if not isinstance(labels, list) or not labels or not len(timeline.allocations):
+        return []
+    table = timeline.allocations
+    order = np.argsort(table.address, kind="stable")
+    address = table.address[order]
+    found: dict[tuple[Category, str], Bool] = {}
+    for label in labels:
+        parsed = _parse(label)
+        if parsed is None:
+            continue
+        category, subcategory, wanted, first_us, last_us = parsed
+        low, high = np.searchsorted(address, [wanted, wanted + 1]).tolist()
+        rows = order[low:high]
+        if not len(rows):  # a view into an allocation: take the one that starts last before it
+            rows = _holders(timeline, order, address, wanted)
+        rows = rows[_overlaps(timeline, rows, first_us, last_us)]
+        if len(rows):
+            mask = found.setdefault((category, subcategory), np.zeros(len(table), dtype=np.bool_))
+            mask[rows] = True
+    return [
+        (Rule(f"label-{sub}", category, sub, Evidence.LABEL, lambda s: s.persistent, _WHY), mask)
+        for (category, sub), mask in found.items()
+    ]
+
+
+_WHY = "the recorder found this tensor among the model's parameters, gradients or optimizer states"
+
+
+def _parse(label: Any) -> tuple[Category, str, int, int | None, int | None] | None:
+    if not isinstance(label, Mapping):
+        return None
+    address, name, sub = label.get("address"), label.get("category"), label.get("subcategory")
+    if not isinstance(address, int) or not 0 <= address < 1 << 62 or name not in list(Category):
+        return None
+    category = Category(name)
+    if not isinstance(sub, str) or sub not in SUBCATEGORIES[category]:
+        return None
+    first, last = label.get("from_time_us"), label.get("until_time_us")
+    return (
+        category,
+        sub,
+        address,
+        first if isinstance(first, int) else None,
+        last if isinstance(last, int) else None,
+    )
+
+
+def _holders(timeline: Timeline, order: I8, address: I8, wanted: int) -> I8:
+    """Rows whose block contains the address, among those that start nearest below it."""
+    at = int(np.searchsorted(address, wanted)) - 1
+    if at < 0:
+        return order[:0]
+    low = int(np.searchsorted(address, address[at]))
+    rows = order[low : at + 1]
+    table = timeline.allocations
+    return rows[table.address[rows] + table.block_bytes[rows] > wanted]
+
+
+def _overlaps(timeline: Timeline, rows: I8, first_us: int | None, last_us: int | None) -> Bool:
+    """Whether each row was alive at some time in [first, last]; without times, at the end of the recording."""
+    table, times = timeline.allocations, timeline.trace.time_us
+    died = np.where(table.free_requested_event[rows] >= 0, table.free_requested_event[rows], NEVER)
+    if times is None or not len(times) or (first_us is None and last_us is None):
+        return died == NEVER
+    first = -1 if first_us is None else int(np.searchsorted(times, first_us)) - 1
+    last = NEVER if last_us is None else int(np.searchsorted(times, last_us, side="right"))
+    return (table.alloc_event[rows] <= last) & (died > first)

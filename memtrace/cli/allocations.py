@@ -1,0 +1,46 @@
+"""Every allocation, one row each: those live at an event, or all of the recording (--all)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from memtrace.cli.common import add_force, add_input, add_output, add_rules, open_analysis, output_stream
+from memtrace.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_input(parser)
+    add_rules(parser)
+    parser.add_argument("--all", action="store_true", help="all allocations of the recording, not just the live ones")
+    parser.add_argument("--format", choices=("csv", "json", "parquet"), default="csv", help="default: csv")
+    add_output(parser)
+    add_force(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    import numpy as np
+
+    from memtrace.export.table import allocation_columns, write_csv, write_json, write_parquet
+
+    if args.all and args.at is not None:
+        raise UsageError("--all and --at exclude each other")
+    if args.format == "parquet" and args.output is None and sys.stdout.isatty():
+        raise UsageError("Parquet is binary: give --output FILE or redirect stdout")
+    analysis, at = open_analysis(args)
+    timeline = analysis.timeline
+    rows = np.arange(len(timeline.allocations)) if args.all else timeline.live_rows(at.event)
+    columns = allocation_columns(analysis, rows)
+    with output_stream(args) as out:
+        if args.format == "csv":
+            from io import TextIOWrapper
+
+            text = TextIOWrapper(out, encoding="utf-8", newline="", write_through=False)
+            write_csv(columns, text)
+            text.flush()
+            text.detach()
+        elif args.format == "json":
+            write_json(columns, out)
+        else:
+            write_parquet(columns, out)
+    return 0

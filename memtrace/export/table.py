@@ -1,0 +1,102 @@
+"""Allocations and curves as tables: CSV, JSON (a list of rows) and Parquet. Rows are written in blocks, not all at once."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.attribution.categories import Category
+from memtrace.attribution.phases import Phase
+from memtrace.curves import Curves
+from memtrace.errors import MissingDependencyError
+from memtrace.report import Analysis
+
+Column = NDArray[Any]
+_BLOCK_ROWS = 20_000
+
+
+def allocation_columns(analysis: Analysis, rows: NDArray[np.int64]) -> dict[str, Column]:
+    """The columns of the contract for these rows. Events are -1 where they never happened."""
+    timeline, attribution = analysis.timeline, analysis.attribution
+    table, facts = timeline.allocations, attribution.facts
+
+    def of_rule(values: list[str]) -> Column:
+        return np.array(values, dtype=object)[attribution.rule[rows]]
+
+    pools = np.array([str(pool) for pool in timeline.pools] or ["(0, 0)"], dtype=object)
+    sites = np.array([attribution.sites.label(i) for i in range(len(timeline.snapshot.stacks))] + [""], dtype=object)
+    labels = np.array([phase.label for phase in Phase], dtype=object)
+    return {
+        "alloc_event": table.alloc_event[rows],
+        "free_event": table.free_completed_event[rows],
+        "address": table.address[rows],
+        "requested_bytes": table.requested_bytes[rows],
+        "block_bytes": table.block_bytes[rows],
+        "stream": table.stream[rows],
+        "pool": pools[np.maximum(table.pool[rows], 0)],
+        "category": of_rule([str(rule.category) for rule in attribution.rules]),
+        "subcategory": of_rule([rule.subcategory for rule in attribution.rules]),
+        "phase": labels[facts.phase[rows]],
+        "step": facts.step[rows],
+        "evidence": of_rule([f"{rule.evidence}:{rule.id}" for rule in attribution.rules]),
+        "frame": sites[table.stack[rows]],
+    }
+
+
+def curve_columns(analysis: Analysis, curves: Curves, events: NDArray[np.int64]) -> dict[str, Column]:
+    """``event, time_us``, the three levels and one column a category, at the given events."""
+    times = analysis.timeline.trace.time_us
+    columns: dict[str, Column] = {"event": events}
+    columns["time_us"] = np.full(len(events), -1) if times is None else times[events]
+    columns["requested_bytes"] = curves.requested_bytes[events]
+    columns["allocated_bytes"] = curves.allocated_bytes[events]
+    columns["reserved_bytes"] = curves.reserved_bytes[events]
+    for number, category in enumerate(Category):
+        columns[str(category)] = curves.categories[number, events]
+    return columns
+
+
+def _blocks(columns: dict[str, Column]) -> Iterator[list[list[Any]]]:
+    count = len(next(iter(columns.values())))
+    for low in range(0, count, _BLOCK_ROWS):
+        yield [column[low : low + _BLOCK_ROWS].tolist() for column in columns.values()]
+
+
+def write_csv(columns: dict[str, Column], out: IO[str]) -> None:
+    """A header and one line a row."""
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    for block in _blocks(columns):
+        writer.writerows(zip(*block, strict=True))
+
+
+def write_json(columns: dict[str, Column], out: IO[bytes]) -> None:
+    """A list of objects, one a line."""
+    import orjson
+
+    names = list(columns)
+    first = True
+    out.write(b"[")
+    for block in _blocks(columns):
+        for row in zip(*block, strict=True):
+            out.write(b"\n" if first else b",\n")
+            first = False
+            out.write(orjson.dumps(dict(zip(names, row, strict=True))))
+    out.write(b"\n]\n")
+
+
+def write_parquet(columns: dict[str, Column], out: IO[bytes]) -> None:
+    """A Parquet file. Raises MissingDependencyError without pyarrow."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingDependencyError("Parquet needs pyarrow: pip install 'torch-memtrace[parquet]'") from None
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({name: pyarrow.array(col) for name, col in columns.items()}), buffer)
+    out.write(buffer.getvalue())

@@ -1,0 +1,79 @@
+"""What the text renderers share: a console that suits the output, bars, and the colour of each category.
+
+Renderers return lines (:class:`rich.text.Text`); only verbs print. Colour disappears with NO_COLOR or in a pipe.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from memtrace.attribution.categories import Category
+
+STYLE: dict[str, str] = {
+    Category.BASE_WEIGHTS: "blue",
+    Category.LORA: "magenta",
+    Category.ACTIVATIONS: "green",
+    Category.TEMPORARY: "yellow",
+    Category.RUNTIME: "cyan",
+    Category.FRAGMENTATION: "red",
+    Category.UNATTRIBUTED: "bright_black",
+}
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def console() -> Console:
+    """A console on stdout; 100 columns wide where stdout is no terminal, so that piped output doesn't wrap oddly."""
+    width = None if sys.stdout.isatty() else 100
+    return Console(file=sys.stdout, width=width, highlight=False, soft_wrap=True)
+
+
+def bar(share: float, width: int) -> str:
+    """A horizontal bar of ``share`` (0 to 1) of ``width`` cells, in eighths; a sliver for anything above zero."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    if share > 0:
+        eighths = max(eighths, 1)
+    full, rest = divmod(eighths, 8)
+    return "█" * full + (_EIGHTHS[rest] if rest else "")
+
+
+def clip(text: str, width: int, keep_end: bool = False) -> str:
+    """At most ``width`` characters, with an ellipsis where something was cut."""
+    if len(text) <= width:
+        return text
+    return "…" + text[-(width - 1) :] if keep_end else text[: width - 1] + "…"
+
+
+def heading(title: str) -> Text:
+    """A section's title."""
+    return Text(title, style="bold")
+
+
+def warning_lines(warnings: Iterable[str]) -> list[Text]:
+    """Warnings, one a line, last in every output."""
+    return [Text.assemble(("warning  ", "yellow bold"), line) for line in warnings]
+
+
+def columns(rows: Sequence[Sequence[str]], right: Sequence[bool], gap: int = 2) -> list[str]:
+    """Rows of cells as aligned lines; ``right`` says which columns are numbers."""
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        ]
+        lines.append((" " * gap).join(cells).rstrip())
+    return lines
+
+
+def print_lines(lines: Iterable[Text | str]) -> None:
+    """Print lines to stdout."""
+    out = console()
+    for line in lines:
+        out.print(line, markup=False)
