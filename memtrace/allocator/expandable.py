@@ -69,7 +69,9 @@ def _map(state: State, driver: Driver, number: int, address: int, size: int) -> 
     state.cut_unmapped(number, address)
     if mapped < length:
         state.add_unmapped(number, address + mapped, length - mapped)
-    state.total_bytes += mapped
+    state.grew(mapped)
+    if state.counters is not None:
+        state.counters.pages_changed(state.ids[number].small, mapped)
     before = None if address in state.bounds else state.free_end.get(address)
     state.release(number, address, mapped)
     return address if before is None else before
@@ -93,6 +95,8 @@ def shrink(state: State, driver: Driver, number: int, key: int) -> None:
         state.insert(number, high, address + size - high)
     start = state.add_unmapped(number, low, high - low)
     state.total_bytes -= high - low
+    if state.counters is not None:
+        state.counters.pages_changed(state.ids[number].small, low - high)
     driver.unmapped(number, low, high - low)
     if start == base and state.unmapped_at[start] == reservation.length:
         state.drop_reservation(number, reservation)

@@ -108,5 +108,5 @@ class RecordedDriver:
             self.at += 1
             self._release_completed(event)
 
-    def may_release(self, pool: int) -> bool:
+    def may_release(self, state: State, pool: int) -> bool:
         return True  # recorded releases decide; see the replay

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memtrace.allocator.flat import Request, request, run, run_with_ages
+from memtrace.allocator.flat import Request, request, run, run_complete
 from memtrace.allocator.initial import fill
 from memtrace.allocator.recorded import Divergence, RecordedDriver
 from memtrace.allocator.simulator import Allocator
@@ -15,7 +15,7 @@ from memtrace.allocator.state import MASK, SHIFT
 from memtrace.snapshot.model import I8, Action, BlockState
 
 if TYPE_CHECKING:
-    from memtrace.allocator.replay import Evidence
+    from memtrace.allocator.evidence import Evidence
 
 _CHUNK = 1 << 15
 
@@ -200,7 +200,7 @@ class _Rerun:
 
     def go(self) -> Outcome:
         evidence, life = self.evidence, self.life
-        loop = run_with_ages if evidence.config.gc_active else run
+        loop = run_complete if evidence.config.gc_active else run
         at: int | None = None
         why: str | None = None
         table = self.table

@@ -22,8 +22,8 @@ _INTERVALS = 16
 
 
 def round_size(requested_bytes: int, config: AllocatorConfig) -> int:
-    """Block bytes for a request. Idempotent, so a rounded size may be rounded again."""
-    size = requested_bytes
+    """Block bytes for a request. Without padding idempotent: a rounded size may be rounded again."""
+    size = requested_bytes + config.padding_bytes
     if size < MIN_BLOCK_BYTES:
         return MIN_BLOCK_BYTES
     bypass = config.roundup_bypass_bytes
@@ -45,11 +45,11 @@ def _round_power2(size: int, divisions: int) -> int:
 
 def round_sizes(requested_bytes: I8, config: AllocatorConfig) -> I8:
     """:func:`round_size` of every entry. Entries above 1 EB, which no allocator serves, count as 1 EB."""
-    size = np.minimum(requested_bytes, MAX_REQUEST_BYTES)
+    size = np.minimum(requested_bytes, MAX_REQUEST_BYTES) + config.padding_bytes
     rounded: I8 = np.maximum((size + (MIN_BLOCK_BYTES - 1)) // MIN_BLOCK_BYTES, 1) * MIN_BLOCK_BYTES
     if any(config.roundup_divisions):
         distinct, inverse = np.unique(size, return_inverse=True)
-        values = np.array([round_size(n, config) for n in distinct.tolist()], dtype=np.int64)
+        values = np.array([round_size(n - config.padding_bytes, config) for n in distinct.tolist()], dtype=np.int64)
         rounded = values[inverse] if len(values) else rounded
     return rounded
 

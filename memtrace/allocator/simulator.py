@@ -10,6 +10,7 @@ from bisect import bisect_left
 from typing import Protocol
 
 from memtrace.allocator.config import AllocatorConfig
+from memtrace.allocator.counters import Counters
 from memtrace.allocator.expandable import grow, shrink
 from memtrace.allocator.rounding import segment_size
 from memtrace.allocator.state import MASK, SHIFT, State
@@ -42,20 +43,21 @@ class Driver(Protocol):
     def complete_pending(self, state: State) -> None:
         """All streams were synchronised: release every delayed free."""
 
-    def may_release(self, pool: int) -> bool:
+    def may_release(self, state: State, pool: int) -> bool:
         """Whether a flush may release the cached segments of a private pool."""
 
 
 class Allocator:
     """The algorithm over a :class:`State` and a :class:`Driver`, with the counters that PyTorch keeps."""
 
-    def __init__(self, config: AllocatorConfig, driver: Driver) -> None:
+    def __init__(self, config: AllocatorConfig, driver: Driver, counters: Counters | None = None) -> None:
         self.config = config
-        self.state = State(config)
+        self.state = State(config, counters)
         self.driver = driver
         self.num_alloc_retries = 0
         self.num_flushes = 0
         self.num_ooms = 0
+        self.num_oom_rejections = 0
 
     def malloc(self, number: int, size: int, *, searched: bool = False) -> tuple[int, int] | None:
         """Serve a rounded request from free list ``number``: (address, block bytes), or None when out of memory.
@@ -67,7 +69,6 @@ class Allocator:
         if key is None:
             key = self._refill(number, size)
         if key is None:
-            self.num_ooms += 1
             return None
         return state.take(number, key, size)
 
@@ -75,6 +76,9 @@ class Allocator:
         """The ladder after a miss; returns the key of a free block that serves the request."""
         if self.config.gc_active:
             self.collect_garbage()
+        if self._is_preempted(size):
+            self.num_oom_rejections += 1
+            return None
         key = self._grow(number, size)
         if key is None and self._release_oversize(number, size):
             key = self._grow(number, size)
@@ -82,7 +86,17 @@ class Allocator:
             self.flush()
             self.num_alloc_retries += 1
             key = self._grow(number, size)
+        if key is None:
+            self.num_ooms += 1
         return key
+
+    def _is_preempted(self, size: int) -> bool:
+        """``throw_on_cudamalloc_oom``: refused without asking the driver, and without reclaiming anything."""
+        most = self.config.preempt_bytes
+        if most is None:
+            return False
+        total, need = self.state.total_bytes, segment_size(size, self.config)
+        return total + need > most and self.driver.admits(total, need)
 
     def _grow(self, number: int, size: int) -> int | None:
         """One attempt to get memory from the driver (``alloc_block``)."""
@@ -90,7 +104,7 @@ class Allocator:
         need = segment_size(size, self.config)
         if not self.driver.admits(state.total_bytes, need):
             return None
-        if self.config.expandable_segments:
+        if state.expands[number]:
             return grow(state, self.driver, number, size)
         address = self.driver.place(number, need)
         if address is None:
@@ -136,7 +150,7 @@ class Allocator:
         numbers = range(len(state.ids))
         pools = {state.ids[n].pool for n in numbers}
         for pool in sorted(pools):
-            if pool and not self.driver.may_release(pool):
+            if pool and not self.driver.may_release(state, pool):
                 continue
             # The default pool gives large blocks back first, private pools small ones.
             for small in (True, False) if pool else (False, True):

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from memtrace.allocator.config import AllocatorConfig
+from memtrace.allocator.counters import Counters
 
 SHIFT = 64
 MASK = (1 << SHIFT) - 1
 SMALL_SPLIT_BYTES = 512
 LARGE_SPLIT_BYTES = 1 << 20  # a remainder must be larger than this to be split off
-_NEVER = 1 << 200  # above every key
 SMALL_PAGE_BYTES = 2 << 20
 
 
@@ -41,15 +41,20 @@ class Reservation:
 class State:
     """Everything that is not live: free blocks, segments, unmapped ranges. Moves keep all tables consistent.
 
-    ``total_bytes`` is what the allocator holds in all pools. ``whole[address]`` is the size of an ordinary segment,
-    ``bounds`` the addresses where a segment or reservation starts, across which blocks never merge.
+    ``total_bytes`` is what the allocator holds in all pools and ``peak_bytes`` its highest value so far.
+    ``whole[address]`` is the size of an ordinary segment, ``bounds`` the addresses where a segment or reservation
+    starts, across which blocks never merge. By free list: ``expands`` says whether it grows by expandable segments,
+    ``fine`` whether any remainder of 512 bytes is split off. ``counters`` are kept only where given.
     """
 
-    def __init__(self, config: AllocatorConfig) -> None:
+    def __init__(self, config: AllocatorConfig, counters: Counters | None = None) -> None:
         self.config = config
+        self.counters = counters
         self.lists: list[list[int]] = []
         self.ids: list[ListId] = []
         self.index: dict[ListId, int] = {}
+        self.expands: list[bool] = []
+        self.fine: list[bool] = []
         self.free_at: dict[int, int] = {}  # start -> key
         self.free_end: dict[int, int] = {}  # end -> start
         self.whole: dict[int, int] = {}
@@ -59,7 +64,7 @@ class State:
         self.unmapped: dict[int, list[int]] = {}  # free list -> sorted starts
         self.unmapped_at: dict[int, int] = {}  # start -> size
         self.unmapped_end: dict[int, int] = {}  # end -> start
-        self.total_bytes = 0
+        self.total_bytes = self.peak_bytes = 0
         self.searches: dict[tuple[int, bool], int] = {}  # (pool, small) -> searches so far, for GC ages
         self.born: dict[int, int] = {}  # free block start -> searches when it entered its free list
 
@@ -71,6 +76,10 @@ class State:
             number = self.index[name] = len(self.lists)
             self.lists.append([])
             self.ids.append(name)
+            config = self.config
+            expands = config.expandable_segments and (pool == 0 or config.private_pools_expand)
+            self.expands.append(expands)
+            self.fine.append(small or expands or (config.expandable_segments and config.split_looks_at_flag))
         return number
 
     def page_bytes(self, number: int) -> int:
@@ -88,6 +97,12 @@ class State:
         if self.config.gc_active:
             name = self.ids[number]
             self.born[address] = self.searches.get((name.pool, name.small), 0)
+        if self.counters is not None and self._is_split(number, address, size):
+            self.counters.split_block(size)
+
+    def _is_split(self, number: int, address: int, size: int) -> bool:
+        """Whether a free block counts as an inactive split: ordinary, and not alone in its segment."""
+        return self.whole.get(address) != size and self.reservation_of(number, address) is None
 
     def remove(self, number: int, key: int) -> tuple[int, int]:
         """Take a block out of its free list; returns (address, size)."""
@@ -97,6 +112,8 @@ class State:
         del self.free_at[address]
         del self.free_end[address + size]
         self.born.pop(address, None)
+        if self.counters is not None and self._is_split(number, address, size):
+            self.counters.split_block(-size)
         return address, size
 
     def release(self, number: int, address: int, size: int) -> None:
@@ -110,6 +127,8 @@ class State:
             size += self.remove(number, self.free_at[start])[1]
             address = start
         self.insert(number, address, size)
+        if self.counters is not None:
+            self.counters.settle(self.ids[number].small)
 
     def search(self, number: int, size: int) -> int | None:
         """Key of the free block that a rounded request takes, or None. Only the best fit is ever considered."""
@@ -139,7 +158,7 @@ class State:
 
     def _search_expandable(self, number: int, position: int) -> int | None:
         free = self.lists[number]
-        if not self.config.expandable_segments:
+        if not self.expands[number]:
             while position < len(free) and self.reservation_of(number, free[position] & MASK):
                 position += 1
             return position
@@ -158,15 +177,23 @@ class State:
         config = self.config
         address, have = self.remove(number, key)
         rest = have - size
-        if self.ids[number].small or config.expandable_segments:
+        if self.fine[number]:
             split = rest >= SMALL_SPLIT_BYTES
         else:
             limit = config.max_split_bytes
             split = rest > LARGE_SPLIT_BYTES and (limit is None or size < limit)
-        if not split:
-            return address, have
-        self.insert(number, address + size, rest)
+        if split:
+            self.insert(number, address + size, rest)
+        else:
+            size = have
+        if self.counters is not None:
+            self.counters.settle(self.ids[number].small)
         return address, size
+
+    def is_oversize(self, size: int) -> bool:
+        """Whether a size reaches ``max_split_size``."""
+        limit = self.config.max_split_bytes
+        return limit is not None and size >= limit
 
     def is_whole(self, key: int) -> bool:
         """Whether a free block is an ordinary segment that nothing else shares."""
@@ -179,7 +206,15 @@ class State:
         self.whole[address] = size
         self.owner[address] = number
         self.bounds.add(address)
+        self.grew(size)
+        if self.counters is not None:
+            self.counters.segment_changed(self.ids[number].small, size, self.is_oversize(size))
+
+    def grew(self, size: int) -> None:
+        """Reserved memory grew."""
         self.total_bytes += size
+        if self.total_bytes > self.peak_bytes:
+            self.peak_bytes = self.total_bytes
 
     def drop_segment(self, number: int, key: int) -> tuple[int, int]:
         """Give a whole free segment back to the driver; returns (address, size)."""
@@ -188,7 +223,19 @@ class State:
         del self.owner[address]
         self.bounds.discard(address)
         self.total_bytes -= size
+        if self.counters is not None:
+            self.counters.segment_changed(self.ids[number].small, -size, self.is_oversize(size))
         return address, size
+
+    def is_idle(self, pool: int) -> bool:
+        """Whether nothing is live in a pool: all its memory lies in its free lists."""
+        numbers = {n for n, name in enumerate(self.ids) if name.pool == pool}
+        free = sum(key >> SHIFT for n in numbers for key in self.lists[n])
+        held = sum(size for address, size in self.whole.items() if self.owner[address] in numbers)
+        for n in numbers:
+            held += sum(reservation.length for reservation in self.reservations.get(n, ()))
+            held -= sum(self.unmapped_at[start] for start in self.unmapped.get(n, ()))
+        return free == held
 
     # Expandable segments ---------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import numpy as np
 from memtrace.snapshot.model import I8, Action
 
 if TYPE_CHECKING:
-    from memtrace.allocator.replay import Evidence
+    from memtrace.allocator.evidence import Evidence
     from memtrace.allocator.rerun import Outcome
 
 

@@ -1,0 +1,150 @@
+"""Where the driver would put a segment: reuse of recorded addresses, and three models of what it does otherwise.
+
+Placement by the allocator depends on addresses only through ties between free blocks of equal size, so these models
+bracket what is unknown. Addresses and sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+_GRAIN = 2 << 20
+_CHUNK = 32 << 20  # what the Linux driver reserves for cudaMalloc at a time
+_TOP = 1 << 46
+_LOWEST = 1 << 30
+_RESERVATIONS = 1 << 56
+
+
+class Policy(StrEnum):
+    """How addresses of new segments are made up. ``RECORDED`` reuses recorded ones where it can, else falls."""
+
+    RECORDED = "recorded"
+    FALLING = "falling"
+    RISING = "rising"
+    DRIVER = "driver"
+
+
+class Hints(NamedTuple):
+    """What the recorded run got at each malloc (by event): its segments (address, size), its first mapped page."""
+
+    segments: Mapping[int, Sequence[tuple[int, int]]]
+    maps: Mapping[int, int]
+
+
+class AddressSpace:
+    """Addresses for segments and reservations; ``occupied`` are segments that are there from the beginning."""
+
+    def __init__(self, policy: Policy, hints: Hints, occupied: Sequence[int]) -> None:
+        self.policy = policy
+        reuse = policy is Policy.RECORDED
+        self.hints = hints.segments if reuse else {}
+        self._bases = hints.maps if reuse else {}
+        known = [address for pairs in self.hints.values() for address, _ in pairs]
+        known.extend(self._bases.values())
+        known.extend(occupied)
+        self._next_down = min([_TOP, *known])
+        self._next_up = max([_TOP, *[address + (1 << 40) for address in known]])
+        self._starts: list[int] = []  # of live segments, sorted
+        self._sizes: dict[int, int] = {}
+        self._chunks: list[int] = []  # starts of the driver model's reservations, sorted
+        self._chunk_size: dict[int, int] = {}
+        self._next_reservation = max([_RESERVATIONS, *[address + (1 << 41) for address in known]])
+
+    def occupy(self, address: int, size: int) -> None:
+        """Book a range that is in use."""
+        insort(self._starts, address)
+        self._sizes[address] = size
+
+    def give_back(self, address: int) -> None:
+        """A segment went back to the driver."""
+        place = bisect_left(self._starts, address)
+        if place < len(self._starts) and self._starts[place] == address:
+            del self._starts[place]
+            del self._sizes[address]
+        if self._chunks:
+            self._drop_empty_chunk(address)
+
+    def is_free(self, address: int, size: int) -> bool:
+        """Whether nothing lives in a range."""
+        place = bisect_right(self._starts, address)
+        if place < len(self._starts) and self._starts[place] < address + size:
+            return False
+        before = self._starts[place - 1] if place else None
+        return before is None or before + self._sizes[before] <= address
+
+    def place(self, size: int, event: int) -> int:
+        """Address for a new segment that the program's step at ``event`` needs."""
+        address = self._hint(size, event)
+        if address is None:
+            if self.policy is Policy.RISING:
+                address = self._rise(size)
+            elif self.policy is Policy.DRIVER:
+                address = self._from_chunk(size)
+            else:
+                address = self._fall(size)
+        self.occupy(address, size)
+        return address
+
+    def reserve(self, length: int, event: int) -> int:
+        """Base of a new reservation for an expandable segment, apart from everything else."""
+        recorded = self._bases.get(event)
+        if recorded is not None:
+            return recorded
+        base = self._next_reservation
+        self._next_reservation += -(-length // (1 << 40)) * (1 << 40) + (1 << 40)
+        return base
+
+    def _hint(self, size: int, event: int) -> int | None:
+        for address, length in self.hints.get(event, ()):
+            if length == size and self.is_free(address, size):
+                return address
+        return None
+
+    def _rise(self, size: int) -> int:
+        address = self._next_up
+        self._next_up += -(-size // _GRAIN) * _GRAIN
+        return address
+
+    def _fall(self, size: int) -> int:
+        address = self._next_down - -(-size // _GRAIN) * _GRAIN
+        if address < _LOWEST:
+            return self._rise(size)
+        self._next_down = address
+        return address
+
+    def _from_chunk(self, size: int) -> int:
+        """First fit in what live reservations leave unused, else a new one in the highest gap that fits."""
+        for start in self._chunks:
+            end = start + self._chunk_size[start]
+            place = bisect_left(self._starts, start)
+            position = start
+            while place < len(self._starts) and self._starts[place] < end:
+                if self._starts[place] - position >= size:
+                    return position
+                position = self._starts[place] + self._sizes[self._starts[place]]
+                place += 1
+            if end - position >= size:
+                return position
+        length = -(-size // _CHUNK) * _CHUNK
+        ceiling = _TOP
+        for start in reversed(self._chunks):
+            if ceiling - (start + self._chunk_size[start]) >= length:
+                break
+            ceiling = start
+        start = ceiling - length
+        insort(self._chunks, start)
+        self._chunk_size[start] = length
+        return start
+
+    def _drop_empty_chunk(self, address: int) -> None:
+        place = bisect_right(self._chunks, address) - 1
+        if place < 0:
+            return
+        start = self._chunks[place]
+        first = bisect_left(self._starts, start)
+        if first == len(self._starts) or self._starts[first] >= start + self._chunk_size[start]:
+            del self._chunks[place]
+            del self._chunk_size[start]

@@ -1,0 +1,312 @@
+"""Parse the strings that PyTorch takes in ``PYTORCH_CUDA_ALLOC_CONF``, and refuse what PyTorch refuses, in its words.
+
+Two parsers exist: the one up to 2.9, and the token-based one since 2.10. They differ in minima, in what a missing
+colon does, and in their texts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from memtrace.allocator.config import INTERVALS, NEWEST, AllocatorConfig, Version, fraction_limit
+from memtrace.errors import UsageError
+
+_MIB = 1 << 20
+_MOST_MB = (1 << 64) // _MIB
+_INTEGER = re.compile(r"\s*[+-]?[0-9]+")
+_DOUBLE = re.compile(r"\s*[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+TOKEN_PARSER: Version = (2, 10)  # the first release whose parser works on a token list
+
+# Settings that don't touch device memory placement: key -> (first release, kind of value).
+_IGNORED: dict[str, tuple[Version, str]] = {
+    "release_lock_on_cudamalloc": ((2, 3), "bool"),
+    "release_lock_on_hipmalloc": ((2, 3), "bool"),
+    "pinned_use_cuda_host_register": ((2, 3), "bool"),
+    "pinned_use_hip_host_register": ((2, 3), "bool"),
+    "pinned_num_register_threads": ((2, 3), "threads"),
+    "pinned_use_background_threads": ((2, 6), "bool"),
+    "graph_capture_record_stream_reuse": ((2, 9), "bool"),
+    "pinned_reserve_segment_size_mb": ((2, 10), "positive"),
+    "pinned_free_catch_all": ((2, 12), "bool"),
+    "pinned_max_round_threshold_mb": ((2, 13), "size"),
+    "pinned_max_cached_size_mb": ((2, 13), "size"),
+    "expandable_segments_handle_type": ((2, 8), "any"),
+    "expandable_segments_reserve_by_class": ((2, 15), "list"),
+}
+_FIRST_RELEASE: dict[str, Version] = {
+    "max_split_size_mb": (1, 10),
+    "garbage_collection_threshold": (1, 12),
+    "roundup_power2_divisions": (1, 12),
+    "backend": (2, 0),
+    "expandable_segments": (2, 1),
+    "max_non_split_rounding_mb": (2, 6),
+    "per_process_memory_fraction": (2, 10),
+    "large_segment_size_mb": (2, 11),
+    "throw_on_cudamalloc_oom": (2, 12),
+    "expandable_segments_reserve": (2, 15),
+}
+
+
+class ConfError(UsageError):
+    """PyTorch would refuse this settings string; the text is PyTorch's own where it has one."""
+
+
+def parse_conf(text: str, version: Version = NEWEST, device_total_bytes: int | None = None) -> AllocatorConfig:
+    """Settings of a process started with this string. Raises ConfError with PyTorch's text.
+
+    ``device_total_bytes`` gives settings that are fractions of the card their size; without it they are kept as
+    fractions and limit nothing.
+    """
+    parser = _Parser(text, version)
+    parser.run()
+    values = parser.values
+    if device_total_bytes is not None:
+        spec = values.pop("reserve", None)
+        reserve = 1.125 * device_total_bytes if spec is None else spec[0] * (device_total_bytes if spec[1] else 1 << 30)
+        values["reservation_bytes"] = max(int(reserve), 1)
+        if values.pop("throw_on_oom", False):
+            values["preempt_bytes"] = int(values.get("memory_fraction", 1.0) * device_total_bytes)
+        if "memory_fraction" in values:
+            values["limit_bytes"] = fraction_limit(values["memory_fraction"], device_total_bytes, version)
+    values.pop("reserve", None)
+    values.pop("throw_on_oom", None)
+    return AllocatorConfig(version=version, **values)
+
+
+class _Parser:
+    def __init__(self, text: str, version: Version) -> None:
+        self.modern = version >= TOKEN_PARSER
+        self.version = version
+        blank = r"\s" if self.modern else " "
+        self.tokens = [t for t in re.split(r"([,:\[\]])", re.sub(blank, "", text)) if t]
+        self.values: dict[str, Any] = {}
+        self.at = 0
+        self.handlers: dict[str, Callable[[], None]] = {
+            "max_split_size_mb": self._max_split,
+            "max_non_split_rounding_mb": self._non_split_rounding,
+            "large_segment_size_mb": self._large_segment,
+            "garbage_collection_threshold": self._gc,
+            "roundup_power2_divisions": self._roundup,
+            "roundup_bypass_threshold_mb": self._bypass,
+            "backend": self._backend,
+            "expandable_segments": lambda: self._set("expandable_segments", self._bool("expandable_segments")),
+            "per_process_memory_fraction": self._fraction,
+            "throw_on_cudamalloc_oom": lambda: self._set("throw_on_oom", self._bool("throw_on_cudamalloc_oom")),
+            "expandable_segments_reserve": self._reserve,
+        }
+
+    def run(self) -> None:
+        if self.version >= (2, 11):  # read first: other minima depend on it
+            for i, token in enumerate(self.tokens):
+                if token == "large_segment_size_mb":
+                    self.at = i
+                    self._large_segment()
+            self.at = 0
+            large = self.values.get("large_segment_bytes", 20 * _MIB)
+            self.values["max_non_split_rounding_bytes"] = large
+        while self.at < len(self.tokens):
+            self._one(self.tokens[self.at])
+            self.at += 1
+            if self.at < len(self.tokens):
+                self._expect(",", self.at)
+                self.at += 1
+
+    def _one(self, key: str) -> None:
+        known = self._known(key)
+        if known and key in self.handlers:
+            self.handlers[key]()
+        elif known:
+            self._ignored(key, _IGNORED[key][1])
+        elif self.modern:
+            raise ConfError(f"Unrecognized key '{key}' in Accelerator allocator config.")
+        else:
+            raise ConfError(f"Unrecognized CachingAllocator option: {key}")
+
+    def _known(self, key: str) -> bool:
+        if key == "roundup_bypass_threshold_mb":
+            return self.version == (1, 13)
+        first = _FIRST_RELEASE.get(key) or (_IGNORED[key][0] if key in _IGNORED else None)
+        return first is not None and self.version >= first
+
+    def _set(self, name: str, value: Any) -> None:
+        self.values[name] = value
+
+    def _expect(self, token: str, index: int) -> None:
+        if index >= len(self.tokens):
+            if self.modern:
+                raise ConfError("Index out of bounds in ConfigTokenizer")
+            raise ConfError(f"Error parsing CachingAllocator settings, expected {token}")
+        if self.tokens[index] != token and not self.modern:  # the token parser compares, and ignores the outcome
+            raise ConfError(f"Error parsing CachingAllocator settings, expected {token}")
+
+    def _value(self, key: str) -> str:
+        """The token after ``key:``; leaves ``at`` on it."""
+        self.at += 1
+        self._expect(":", self.at)
+        self.at += 1
+        if self.at >= len(self.tokens):
+            if self.modern:
+                raise ConfError("Index out of bounds in ConfigTokenizer")
+            raise ConfError(f"Error, expecting {key} value")
+        return self.tokens[self.at]
+
+    def _integer(self, text: str, key: str) -> int:
+        """What stoi (up to 2.9) and stoull (since) make of a token: a numeric prefix, negatives wrap around."""
+        function = "stoull" if self.modern else "stoi"
+        match = _INTEGER.match(text)
+        if match is None:
+            raise ConfError(f"{function}: {text!r} is no number for {key}")
+        value = int(match[0])
+        if abs(value) >= (1 << 64 if self.modern else 1 << 31):
+            raise ConfError(f"{function}: {text!r} is out of range for {key}")
+        return value % (1 << 64)
+
+    def _double(self, text: str, key: str) -> float:
+        match = _DOUBLE.match(text)
+        if match is None:
+            raise ConfError(f"stod: {text!r} is no number for {key}")
+        return float(match[0])
+
+    def _bool(self, key: str) -> bool:
+        text = self._value(key)
+        if text in ("True", "False"):
+            return text == "True"
+        if self.modern:
+            raise ConfError(f"Expected 'True' or 'False' at index {self.at} in ConfigTokenizer but got '{text}'")
+        raise ConfError(f"Expected a single True/False argument for {key}")
+
+    def _megabytes(self, key: str) -> int:
+        """A size that must not be below the large segment size: above it up to 2.9, at least it since."""
+        value = self._integer(self._value(key), key)
+        least = self.values.get("large_segment_bytes", 20 * _MIB) // _MIB
+        if self.modern:
+            if value < least:
+                raise ConfError(f"CachingAllocator option {key} too small, must be >= {least}")
+        elif value <= least:
+            raise ConfError(f"CachingAllocator option {key} too small, must be > {least}")
+        return min(value, _MOST_MB) * _MIB
+
+    def _max_split(self) -> None:
+        size = self._megabytes("max_split_size_mb")
+        self.values["max_split_bytes"] = size if size < 1 << 60 else None
+
+    def _non_split_rounding(self) -> None:
+        self.values["max_non_split_rounding_bytes"] = self._megabytes("max_non_split_rounding_mb")
+
+    def _large_segment(self) -> None:
+        value = self._integer(self._value("large_segment_size_mb"), "large_segment_size_mb")
+        if value <= 10:
+            raise ConfError("CachingAllocator option large_segment_size_mb must be > 10 MB")
+        self.values["large_segment_bytes"] = min(value, _MOST_MB) * _MIB
+
+    def _gc(self) -> None:
+        value = self._double(self._value("garbage_collection_threshold"), "garbage_collection_threshold")
+        if self.modern:
+            if not 0 < value < 1:
+                raise ConfError("garbage_collect_threshold is invalid, set it in (0.0, 1.0)")
+        elif not value > 0:
+            raise ConfError("garbage_collect_threshold too small, set it 0.0~1.0")
+        elif not value < 1:
+            raise ConfError("garbage_collect_threshold too big, set it 0.0~1.0")
+        self.values["gc_threshold"] = value
+
+    def _roundup(self) -> None:
+        key = "roundup_power2_divisions"
+        text = self._value(key)
+        table = [0] * INTERVALS
+        if text == "[":
+            self._roundup_list(table)
+        else:
+            value = self._integer(text, key)
+            if not _is_power2(value):
+                raise ConfError("For roundups, the divisions has to be power of 2 ")
+            table = [value] * INTERVALS
+        self.values["roundup_divisions"] = tuple(table)
+
+    def _roundup_list(self, table: list[int]) -> None:
+        key = "roundup_power2_divisions"
+        first, last = True, 0
+        self.at += 1
+        while self.at < len(self.tokens) and self.tokens[self.at] != "]":
+            boundary = self.tokens[self.at]
+            self.at += 1
+            self._expect(":", self.at)
+            self.at += 1
+            if self.at >= len(self.tokens):
+                raise ConfError(
+                    "Index out of bounds in ConfigTokenizer"
+                    if self.modern
+                    else "Error parsing roundup_power2_divisions value"
+                )
+            value = self._integer(self.tokens[self.at], key)
+            zero = self.version > (2, 0)
+            if not (_is_power2(value) or (value == 0 and zero)):
+                extra = "or 0 to disable roundup " if zero else ""
+                raise ConfError(f"For roundups, the divisions has to be power of 2 {extra}")
+            if boundary == ">":
+                start = last + 1 if self.modern else last  # up to 2.9 it overwrote the last listed interval
+                table[start:] = [value] * (INTERVALS - start)
+            else:
+                size = self._integer(boundary, key)
+                if not _is_power2(size):
+                    raise ConfError("For roundups, the intervals have to be power of 2 ")
+                last = min(size.bit_length() - 1, INTERVALS - 1)
+                if first:
+                    table[:last] = [value] * last
+                    first = False
+                table[last] = value
+            self.at += 1
+            if self.at < len(self.tokens) and self.tokens[self.at] != "]":
+                self._expect(",", self.at)
+                self.at += 1
+        if self.at >= len(self.tokens):
+            raise ConfError("Expected closing bracket ']' in ConfigTokenizer but reached end of config")
+
+    def _bypass(self) -> None:
+        key = "roundup_bypass_threshold_mb"
+        self.values["roundup_bypass_bytes"] = self._integer(self._value(key), key) * _MIB
+
+    def _backend(self) -> None:
+        name = self._value("backend")
+        if name not in ("native", "cudaMallocAsync"):
+            raise ConfError("Unknown allocator backend, options are native and cudaMallocAsync")
+        self.values["backend"] = name
+
+    def _fraction(self) -> None:
+        value = self._double(self._value("per_process_memory_fraction"), "per_process_memory_fraction")
+        if not 0.0 <= value <= 1.0:
+            raise ConfError("per_process_memory_fraction is invalid, set it in [0.0, 1.0]")
+        self.values["memory_fraction"] = value
+
+    def _reserve(self) -> None:
+        """A fraction of the card or ``40G``; PyTorch warns about anything else and keeps its default."""
+        text = self._value("expandable_segments_reserve")
+        number = text[:-1] if text[-1:] in "Gg" else text
+        match = _DOUBLE.fullmatch(number)
+        if match is not None and math.isfinite(float(number)) and float(number) > 0:
+            self.values["reserve"] = (float(number), number == text)
+
+    def _ignored(self, key: str, kind: str) -> None:
+        if kind == "bool":
+            self._bool(key)
+            return
+        text = self._value(key)
+        if kind == "list":
+            while self.at < len(self.tokens) and self.tokens[self.at] != "]":
+                self.at += 1
+        elif kind == "threads":
+            value = self._integer(text, key)
+            got = f", got {value}" if self.modern else ""
+            if not _is_power2(value):
+                raise ConfError(f"Number of register threads has to be power of 2{got or ' '}")
+            if value > 128:
+                raise ConfError(f"Number of register threads should be less than or equal to 128{got}")
+        elif kind in ("positive", "size") and self._integer(text, key) == 0 and kind == "positive":
+            raise ConfError("Pinned reserve segment size has to be greater than 0")
+
+
+def _is_power2(value: int) -> bool:
+    return value > 0 and value & (value - 1) == 0

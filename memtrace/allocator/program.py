@@ -1,0 +1,200 @@
+"""The program behind a trace: mallocs, frees and explicit flushes in order, without what the allocator did itself.
+
+Forced releases, garbage collection and growth are left out, since they depend on the settings; they are what a
+simulation predicts. Allocations are named by handle (see :mod:`memtrace.allocator.lifetimes`), never by address.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from memtrace.allocator.evidence import Evidence
+from memtrace.snapshot.model import I4, I8, U1, Action, Bool, DeviceTrace
+
+
+class Op(IntEnum):
+    """What the program does. ``REFUSE`` is a request that the recorded run was refused."""
+
+    MALLOC = 0
+    FREE = 1  # at once complete
+    DEFER = 2  # given up by its owner while another stream still uses it
+    COMPLETE = 3  # that other stream is done
+    FLUSH = 4  # torch.cuda.empty_cache()
+    REFUSE = 5
+
+
+class Refusal(NamedTuple):
+    """A request that ended in an ``oom`` event. Sizes in bytes; ``size_bytes`` is already rounded."""
+
+    event: int
+    size_bytes: int
+    stream: int
+    pool: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Operations in order (``op``, ``handle``, ``event``) and what they act on.
+
+    ``handle`` is the allocation, or for ``REFUSE`` the row in ``refusals``; ``event`` the trace event the operation
+    comes from. ``requested_bytes``, ``stream`` (raw handles) and ``pool`` are by handle. Handles below ``initial``
+    were there before the first operation, except those marked ``absent``.
+    """
+
+    evidence: Evidence
+    op: U1
+    handle: I8
+    event: I8
+    refusals: tuple[Refusal, ...]
+    initial: int
+    requested_bytes: I8
+    stream: I8
+    pool: I4
+    absent: Bool
+
+    @property
+    def ends_refused(self) -> bool:
+        """Whether the last request of the recorded run was refused, so that nothing is known of what came after."""
+        asks = np.flatnonzero((self.op == Op.MALLOC) | (self.op == Op.REFUSE))
+        return bool(len(asks)) and int(self.op[asks[-1]]) == Op.REFUSE
+
+    def without(self, dropped: Bool) -> Program:
+        """The program as if the marked allocations (by handle) had never been made."""
+        touches = self.op < Op.FLUSH
+        keep = ~(touches & dropped[np.where(touches, self.handle, 0)])
+        return replace(
+            self, op=self.op[keep], handle=self.handle[keep], event=self.event[keep], absent=self.absent | dropped
+        )
+
+    def scaled(self, marked: Bool, factor: float) -> Program:
+        """The program with the marked allocations (by handle) ``factor`` times as large, at least one byte each."""
+        larger = np.maximum(np.rint(self.requested_bytes * factor), 1).astype(np.int64)
+        return replace(
+            self, requested_bytes=np.where(marked & (self.requested_bytes > 0), larger, self.requested_bytes)
+        )
+
+
+def extract(evidence: Evidence) -> Program:
+    """The program of a recorded trace."""
+    trace, life = evidence.device.trace, evidence.life
+    action, handle = trace.action, life.handle
+    count = len(trace)
+    events = np.arange(count)
+    is_request = action == Action.FREE_REQUESTED
+    completes = action == Action.FREE_COMPLETED
+    if not completes.any():  # recorded without completions: every free is immediate
+        immediate = is_request & (handle >= 0)
+    else:
+        immediate = np.zeros(count, dtype=np.bool_)
+        immediate[:-1] = (
+            is_request[:-1]
+            & completes[1:]
+            & (handle[:-1] >= 0)
+            & (handle[:-1] == handle[1:])
+            & (trace.context[:-1] == trace.context[1:])
+        )
+    follows = np.zeros(count, dtype=np.bool_)
+    follows[1:] = immediate[:-1]
+
+    flushes, late = _flushes(trace)
+    late &= completes & ~follows
+    at_once = completes & ~follows & (handle >= 0)
+    alone = at_once.copy()  # no request recorded: free in one go
+    alone[at_once] = life.free_requested_event[handle[at_once]] == events[at_once]
+    alone &= (handle >= life.initial) | ~is_request.any()
+    lost = np.full(count, -1, dtype=np.int64)  # frees that are not recorded: the address was used again
+    reused = np.flatnonzero(life.freed_by_reuse)
+    lost[life.free_completed_event[reused]] = reused
+    asked = lost >= 0
+    asked[asked] = life.free_requested_event[lost[asked]] < life.free_completed_event[lost[asked]]
+    parts: tuple[tuple[Op, Bool, I8, int], ...] = (
+        (Op.COMPLETE, (lost >= 0) & asked, lost, 3),
+        (Op.FREE, (lost >= 0) & ~asked, lost, 3),
+        (Op.MALLOC, (action == Action.ALLOC), handle, 4),
+        (Op.FREE, immediate | alone, handle, 3),
+        (Op.DEFER, is_request & ~immediate & (handle >= 0), handle, 3),
+        (Op.COMPLETE, at_once & ~alone, handle, 3),
+        (Op.FLUSH, flushes, events, 2),
+        (Op.REFUSE, action == Action.OOM, np.cumsum(action == Action.OOM) - 1, 4),
+    )
+    anchor_of = _next_anchor(action)
+    where, ops, handles, keys = [], [], [], []
+    for code, mask, name, rank in parts:
+        rows = np.flatnonzero(mask)
+        place = rows * 8 + rank
+        if code == Op.COMPLETE:  # those that a forced flush waited for come after the malloc that flushed
+            shifted = late[rows]
+            place = np.where(shifted, anchor_of[rows] * 8 + 5, place)
+        where.append(rows)
+        ops.append(np.full(len(rows), code, dtype=np.uint8))
+        handles.append(name[rows])
+        keys.append(place)
+    order = np.argsort(np.concatenate(keys), kind="stable")
+    index = {pool: i for i, pool in enumerate(evidence.history.pools)}
+    refusals = tuple(
+        Refusal(
+            event,
+            min(int(trace.size[event]), 1 << 60),
+            trace.streams[int(trace.stream[event])],
+            index[trace.pools[int(trace.pool[event])]] if trace.pool[event] >= 0 else 0,
+        )
+        for event in np.flatnonzero(action == Action.OOM).tolist()
+    )
+    return Program(
+        evidence=evidence,
+        op=np.concatenate(ops)[order],
+        handle=np.concatenate(handles)[order],
+        event=np.concatenate(where)[order],
+        refusals=refusals,
+        initial=life.initial,
+        requested_bytes=evidence.requested,
+        stream=evidence.stream,
+        pool=evidence.pool,
+        absent=np.zeros(life.count, dtype=np.bool_),
+    )
+
+
+def _next_anchor(action: U1) -> I8:
+    """For every event the next malloc, refusal or free request at or after it (the length of the trace if none)."""
+    count = len(action)
+    anchors = (action == Action.ALLOC) | (action == Action.OOM) | (action == Action.FREE_REQUESTED)
+    place: I8 = np.where(anchors, np.arange(count), count)
+    return np.minimum.accumulate(place[::-1])[::-1] if count else place
+
+
+def _flushes(trace: DeviceTrace) -> tuple[Bool, Bool]:
+    """(first release of every explicit ``empty_cache``, events after the first forced release of a malloc).
+
+    A release belongs to the malloc that follows if both carry the same recorded stack object; without stacks, if that
+    malloc grew or was refused.
+    """
+    action, context = trace.action, trace.context
+    count = len(trace)
+    if not count:
+        return np.zeros(0, np.bool_), np.zeros(0, np.bool_)
+    anchor = _next_anchor(action)
+    safe = np.minimum(anchor, count - 1)
+    malloc = (anchor < count) & ((action[safe] == Action.ALLOC) | (action[safe] == Action.OOM))
+    release = (action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)
+    growth = (action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP)
+    grows = np.zeros(count + 1, dtype=np.bool_)
+    grows[anchor[growth]] = True
+    known = (context >= 0) & (context[safe] >= 0)
+    own = np.where(known, context == context[safe], grows[anchor] | (action[safe] == Action.OOM))
+    explicit = release & ~(malloc & own)
+
+    rows = np.flatnonzero(release)
+    first = np.zeros(count, dtype=np.bool_)
+    if len(rows):
+        previous = np.concatenate(([-1], rows[:-1]))
+        same = (previous >= 0) & (anchor[previous] == anchor[rows]) & explicit[previous]
+        same &= context[previous] == context[rows]
+        first[rows] = explicit[rows] & ~same
+    forced = np.full(count + 1, count, dtype=np.int64)
+    mine = np.flatnonzero((release & ~explicit) | (growth & malloc))
+    forced[anchor[mine][::-1]] = mine[::-1]
+    return first, np.arange(count) > forced[anchor]
