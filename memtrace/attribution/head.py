@@ -18,8 +18,9 @@ _DEEPER = 3
 _LIBRARY = ("torch/", "peft/", "bitsandbytes/", "accelerate/")
 
 
-def head_stacks(table: StackTable, facts: StackFacts) -> Bool:
+def head_stacks(facts: StackFacts) -> Bool:
     """Per stack (plus the entry for "none"): does it allocate inside the head?"""
+    table = facts.python
     result = np.zeros(len(table) + 1, dtype=np.bool_)
     is_call = [bool(frame_tags(f.filename, f.name) & Tag.CALL) for f in table.frames]
     is_library = [any(part in f.filename for part in _LIBRARY) for f in table.frames]

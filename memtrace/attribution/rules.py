@@ -113,6 +113,8 @@ RULES: tuple[Rule, ...] = (
          "there before the recording, never freed, and as large as the scales of a stored weight, one for each"),
     Rule("early-trainable", C.LORA, "params", E.SHAPE, lambda s: s.early_trainable,
          "there before the recording, never freed, and of a size for which backward passes leave gradients"),
+    Rule("early-adapter", C.LORA, "params", E.SHAPE, lambda s: s.early_adapters,
+         "there before the recording, never freed, and one of a pair that fits a stored weight as an adapter of one rank"),
     Rule("early-workspace", C.RUNTIME, "cublas_workspace", E.SHAPE, lambda s: s.early_workspaces,
          "there before the recording, never freed, and of exactly a workspace's size, which no weight here has"),
     Rule("early-quantized", C.BASE_WEIGHTS, "quantized", E.SHAPE, lambda s: s.early_quantized,

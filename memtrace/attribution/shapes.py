@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.attribution.facts import Facts
-from memtrace.attribution.frame_tags import Tag
+from memtrace.attribution.frame_tags import Tag, frame_tags
 from memtrace.attribution.phases import Phase
 
 I8 = NDArray[np.int64]
@@ -20,6 +20,8 @@ Bool = NDArray[np.bool_]
 # Source: ATen/cuda/CublasHandlePool.cpp (getChosenWorkspaceSize, parseChosenWorkspaceSize, getCUDABlasLtWorkspaceSize).
 CUBLAS_WORKSPACE_BYTES = (33_554_432, 8_519_680, 1_048_576)
 _SMALLEST_MATRIX_BYTES = 4096
+_SMALLEST_PARAMETER_BYTES = 64  # scalars that outlive a backward pass are losses and norms
+_SCALE_SHARE = 64  # sizes below 1/64 of a site's largest are scales and the like, and speak for or against nothing
 
 
 def quantized_sizes(facts: Facts) -> tuple[I8, I8]:
@@ -49,8 +51,34 @@ def is_weight_copy(facts: Facts) -> Bool:
         return np.zeros(len(facts.size), dtype=np.bool_)
     fits = np.isin(facts.size, copies)
     stack = facts.timeline.allocations.stack
-    site = inside & ~np.isin(stack, np.unique(stack[inside & ~fits]))
-    return site & ~np.isin(stack, _later_sites(facts, site))
+    largest = np.zeros(len(facts.stacks.tags), dtype=np.int64)
+    np.maximum.at(largest, stack[inside], facts.size[inside])
+    contradicts = inside & ~fits & (facts.size * _SCALE_SHARE > largest[stack])
+    site = inside & fits & ~np.isin(stack, np.unique(stack[contradicts]))
+    return site & ~np.isin(stack, _later_sites(facts, site)) & ~np.isin(stack, _beside_dequantising(facts, site))
+
+
+def _beside_dequantising(facts: Facts, rows: Bool) -> NDArray[np.int32]:
+    """Stacks of ``rows`` whose innermost function itself calls a dequantising function: that one makes the copy."""
+    table, stack = facts.stacks.python, facts.timeline.allocations.stack
+    callers = set()
+    for number in np.flatnonzero(facts.stacks.has(Tag.DEQUANT)[:-1]).tolist():
+        frames = table.stack(number)
+        inner = next((i for i, f in enumerate(frames) if frame_tags(f.filename, f.name) & Tag.DEQUANT), None)
+        while inner is not None and inner < len(frames):
+            frame = frames[inner]
+            tags = frame_tags(frame.filename, frame.name)
+            if not tags & Tag.QUANT_MATMUL:
+                break
+            if not tags & Tag.DEQUANT:
+                callers.add((frame.filename, frame.name, frames[inner + 1 :]))
+            inner += 1
+    beside = [
+        number
+        for number in np.unique(stack[rows]).tolist()
+        if (frames := table.stack(number)) and (frames[0].filename, frames[0].name, frames[1:]) in callers
+    ]
+    return np.array(beside, dtype=np.int32)
 
 
 def _later_sites(facts: Facts, rows: Bool) -> NDArray[np.int32]:
@@ -58,7 +86,7 @@ def _later_sites(facts: Facts, rows: Bool) -> NDArray[np.int32]:
 
     Sites that make scales only (far smaller) are no rivals of the site that makes the weight's copy.
     """
-    table, stack = facts.timeline.snapshot.stacks, facts.timeline.allocations.stack
+    table, stack = facts.stacks.python, facts.timeline.allocations.stack
     index = np.flatnonzero(rows)
     sites, first, inverse = np.unique(stack[index], return_index=True, return_inverse=True)
     largest = np.zeros(len(sites), dtype=np.int64)
@@ -66,12 +94,15 @@ def _later_sites(facts: Facts, rows: Bool) -> NDArray[np.int32]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, number in enumerate(sites.tolist()):
         frames = table.stack(number)
+        if not frames:
+            continue
         groups.setdefault((frames[0].filename, frames[0].name, frames[1:]), []).append(i)
     later: list[int] = []
     for members in groups.values():
         top = int(largest[members].max())
         rivals = sorted((i for i in members if largest[i] * 8 > top), key=lambda i: int(first[i]))
-        later += [int(sites[i]) for i in rivals[1:]]
+        earliest = table.stack(int(sites[rivals[0]]))[0].line  # C++ frames can make one line many stacks
+        later += [int(sites[i]) for i in rivals[1:] if table.stack(int(sites[i]))[0].line != earliest]
     return np.array(later, dtype=np.int32)
 
 
@@ -85,6 +116,7 @@ def trainable_sizes(facts: Facts, survivors: Bool) -> I8:
     if adapters.any():
         sizes = np.unique(facts.size[adapters])
         return np.unique(np.concatenate([sizes, sizes * 2, sizes // 2]))
+    survivors = survivors & (facts.size >= _SMALLEST_PARAMETER_BYTES)
     if not survivors.any():
         return np.zeros(0, np.int64)
     first_step = np.min(facts.step[survivors])

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.attribution.adapter_shapes import adapter_sizes
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.head import head_stacks
@@ -169,7 +170,7 @@ class Signals:
     @cached_property
     def head_frames(self) -> Bool:
         f = self.facts
-        heads = head_stacks(f.timeline.snapshot.stacks, f.stacks)
+        heads = head_stacks(f.stacks)
         return heads[f.timeline.allocations.stack] & f.is_kind(Kind.FORWARD)
 
     @cached_property
@@ -237,17 +238,18 @@ class Signals:
         f = self.facts
         sized = np.isin(f.size, CUBLAS_WORKSPACE_BYTES) & f.persistent & self._in_trace
         sized &= f.is_kind(Kind.FORWARD, Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
-        rows = np.flatnonzero(sized)
-        if not len(rows):
-            return sized
-        stack = f.timeline.allocations.stack
         result = np.zeros(len(f.size), dtype=np.bool_)
-        seen: set[tuple[int, int]] = set()
-        for row in rows.tolist():
+        stack = f.timeline.allocations.stack
+        seen: set[tuple[int, bool]] = set()
+        for row in np.flatnonzero(sized).tolist():
+            by_autograd = f.kind[row] in (Kind.NONE, Kind.BACKWARD)
+            # A forward pass that the recording stops in holds activations of any size: there, a workspace shows by
+            # another allocation of the same line right beside it. Autograd's thread makes its own with its first
+            # product, before anything else of that size stays.
             near = [other for other in (row - 1, row + 1) if 0 <= other < len(f.size)]
             beside = any(stack[other] == stack[row] and f.size[other] != f.size[row] for other in near)
-            thread = (int(f.size[row]), int(f.kind[row] in (Kind.NONE, Kind.BACKWARD)))
-            if beside and thread not in seen:
+            thread = (int(f.size[row]), by_autograd)
+            if (beside or by_autograd) and thread not in seen:
                 seen.add(thread)
                 result[row] = True
         return result
@@ -290,6 +292,14 @@ class Signals:
     @cached_property
     def early_trainable(self) -> Bool:
         return self.early_persistent & ~self.early_scales & np.isin(self.facts.size, self._trainable_sizes)
+
+    @cached_property
+    def early_adapters(self) -> Bool:
+        f = self.facts
+        rest = self.early_persistent & ~self.early_scales & ~self.early_quantized
+        if self.early_trainable.any() or not f.has(Tag.LORA).any():
+            return np.zeros(len(f.size), dtype=np.bool_)
+        return rest & np.isin(f.size, adapter_sizes(f.size[rest], f.size[self.early_quantized]))
 
     @cached_property
     def early_workspaces(self) -> Bool:

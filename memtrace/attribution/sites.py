@@ -47,14 +47,19 @@ def frame_label(frame: Frame) -> str:
     return f"{short_path(frame.filename)}:{frame.line} {frame.name}"
 
 
+def is_plumbing(frame: Frame) -> bool:
+    """Whether a frame only passes the call on (module dispatch, autograd, decorators, C++)."""
+    return bool(_PLUMBING.search(frame.filename.replace("\\", "/")) or _CPP_NAME.search(frame.name))
+
+
 def find_sites(table: StackTable, facts: StackFacts) -> Sites:
     """Choose the frame to show for every stack and name its module."""
-    plain = [not _PLUMBING.search(f.filename.replace("\\", "/")) and not _CPP_NAME.search(f.name) for f in table.frames]
+    plain = [not is_plumbing(frame) for frame in table.frames]
     chosen = []
     for stack in range(len(table)):
         frames = table.frame_ids(stack).tolist()
         chosen.append(next((frame for frame in frames if plain[frame]), frames[0] if frames else -1))
-    return Sites(table, tuple(chosen), tuple(_modules(table, facts)))
+    return Sites(table, tuple(chosen), tuple(_modules(facts)))
 
 
 _DIRECT: tuple[tuple[Tag, str], ...] = (
@@ -66,10 +71,11 @@ _DIRECT: tuple[tuple[Tag, str], ...] = (
 )
 
 
-def _modules(table: StackTable, facts: StackFacts) -> list[str]:
+def _modules(facts: StackFacts) -> list[str]:
     """Module of each stack. Attention and MLP share a file and a function name (``forward``) in most models; they are
     told apart by what else the same call, seen from outside, runs: rotary embeddings, or an activation function."""
-    heads = head_stacks(table, facts)
+    table = facts.python
+    heads = head_stacks(facts)
     is_code = [not (frame_tags(f.filename, f.name) & Tag.CALL) and "torch/" not in f.filename for f in table.frames]
     function = {frame: (f.filename, f.name) for frame, f in enumerate(table.frames)}
     role: dict[tuple[int, tuple[str, str]], str] = {}

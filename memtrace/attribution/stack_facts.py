@@ -11,7 +11,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.frame_tags import Tag, frame_tags
+from memtrace.attribution.frame_tags import Tag, frame_tags, is_cpp
 from memtrace.snapshot.stacks import StackTable
 
 I8 = NDArray[np.int64]
@@ -37,17 +37,28 @@ class StackFacts:
     """Per stack, plus one last entry for "no stack recorded", so that index -1 is valid.
 
     ``tags``: union of frame tags. ``kind``: :class:`Kind`. ``is_loss``: computes a loss rather than running inside a
-    module that a trainer's ``compute_loss`` called. ``depth``: number of nested module calls.
+    module that a trainer's ``compute_loss`` called. ``depth``: number of nested module calls. ``python``: the same stacks
+    without C++ frames, whose place among the Python ones is not reliable.
     """
 
     tags: I8
     kind: U1
     is_loss: Bool
     depth: I8
+    python: StackTable
 
     def has(self, tag: Tag) -> Bool:
         """Stacks with any of the tags."""
         return (self.tags & int(tag)) != 0
+
+
+def python_only(table: StackTable) -> StackTable:
+    """The same stacks with Python frames only; stacks of C++ frames alone become empty."""
+    keep = np.array([not is_cpp(f.filename, f.name) for f in table.frames] or [True], dtype=np.bool_)[table.frame]
+    if keep.all():
+        return table
+    kept_before = np.concatenate([[0], np.cumsum(keep)])
+    return StackTable(table.frames, table.frame[keep], kept_before[table.start], table.fx)
 
 
 def first_positions(table: StackTable, frame_bits: I8, tag: Tag) -> I8:
@@ -72,6 +83,8 @@ def stack_facts(table: StackTable) -> StackFacts:
     frame_bits = np.array([int(frame_tags(f.filename, f.name)) for f in table.frames] or [0], dtype=np.int64)
     count = len(table)
     tags = _reduce(np.bitwise_or, frame_bits[table.frame], table, count, 0)
+    is_empty = np.diff(table.start) == 0
+    table = python_only(table)  # all that follows is about the order of Python frames
     calls = _reduce(np.add, ((frame_bits[table.frame] & int(Tag.CALL)) != 0).astype(np.int64), table, count, 0)
 
     def first(tag: Tag) -> I8:
@@ -87,13 +100,13 @@ def stack_facts(table: StackTable) -> StackFacts:
     # A module moved or quantised from inside a forward pass is not loading, and a model loaded inside a module's
     # method is: whichever is nearer to the allocation decides.
     kind[forward & ~(load & (np.minimum(first(Tag.LOAD), first(Tag.ADAPTER_INIT)) < call))] = Kind.FORWARD
-    kind[in_backward < FAR] = Kind.BACKWARD
+    kind[(in_backward < FAR) | ((tags & int(Tag.ENGINE_CPP)) != 0)] = Kind.BACKWARD
     # A recomputation's forward code lies inside the checkpoint's backward; a nested engine inside that is backward.
     kind[(recompute < FAR) & (recompute < in_backward) & (call < recompute)] = Kind.RECOMPUTE
     recomputes_here = (recompute < FAR) & (recompute <= in_backward) & (call >= recompute)
     kind[recomputes_here] = Kind.BACKWARD
     kind[(tags & int(Tag.OPTIMIZER)) != 0] = Kind.OPTIMIZER
-    kind[np.diff(table.start) == 0] = Kind.NONE
+    kind[is_empty] = Kind.NONE
     is_loss = loss < call
 
     def padded(column: NDArray[np.generic], last: int) -> NDArray[np.generic]:
@@ -104,6 +117,7 @@ def stack_facts(table: StackTable) -> StackFacts:
         kind=padded(kind, Kind.NONE),  # type: ignore[arg-type]
         is_loss=padded(is_loss, 0),  # type: ignore[arg-type]
         depth=padded((calls + 1) // 2, 0),  # type: ignore[arg-type]  # each call leaves two frames
+        python=table,
     )
 
 
