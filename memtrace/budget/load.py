@@ -98,7 +98,7 @@ class Loader:
     def _linear(self, inputs: int, outputs: int, bias: Tensor | None) -> BaseLinear:
         ops, scheme, elements = self.ops, self.options.quant, inputs * outputs
         if scheme == "none":
-            weight = ops.new(elements, CHECKPOINT_BYTES, "materialize", UNQUANTIZED)
+            weight = ops.new(elements, CHECKPOINT_BYTES, "materialize_weight", UNQUANTIZED)
             return BaseLinear(inputs, outputs, weight, [], bias, scheme)
         source = ops.new(elements, CHECKPOINT_BYTES, "materialize")
         if scheme == "int8":
@@ -167,7 +167,7 @@ class Loader:
             if name in layer.linears:
                 base = layer.linears[name].base
                 if base.scheme == "none":
-                    self._upcast(base.weight, name)
+                    self._upcast(base.weight, name, "materialize_weight")
                 if base.bias is not None:
                     self._upcast(base.bias, name)
             else:
@@ -185,9 +185,9 @@ class Loader:
             *(n for n in linears if n.startswith("mlp")),
         ]
 
-    def _upcast(self, tensor: Tensor, site: str) -> None:
+    def _upcast(self, tensor: Tensor, site: str, op: str = "prepare_kbit") -> None:
         self.ops.tape.site = site
-        replacement = self.ops.new(tensor.elements, 4, "prepare_kbit", UNQUANTIZED)
+        replacement = self.ops.new(tensor.elements, 4, op, UNQUANTIZED)
         tensor.storage, tensor.width = replacement.storage, 4
 
     # ---- adapters -----------------------------------------------------------------------------------------------

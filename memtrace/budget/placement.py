@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.allocator.addresses import AddressSpace, Hints, Policy
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.flat import Request, request, run
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
@@ -17,8 +17,6 @@ from memtrace.budget.step import Stream
 from memtrace.budget.tape import EMPTY_CACHE
 
 I8 = NDArray[np.int64]
-FIRST_ADDRESS = 0x7F00_0000_0000
-GRANULE_BYTES = 32 << 20  # the driver reserves addresses in such steps, downwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +52,12 @@ class _Refused(Exception):
 class _Driver:
     """Hands out addresses as the CUDA driver does, up to a limit on reserved bytes, and writes down every segment.
 
-    In recordings new segments go below all earlier ones, on a 32 MiB grid, and what is left of a grid step serves
-    later segments that fit. Addresses matter: among equal free blocks the allocator takes the lowest.
+    Addresses matter: among equal free blocks the allocator takes the lowest.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
         self.limit_bytes = limit_bytes
-        self.lowest = FIRST_ADDRESS
-        self.gaps: list[tuple[int, int]] = []  # (size, address)
+        self._space = AddressSpace(Policy.DRIVER, Hints({}, {}), ())
         self.log: list[SegmentEvent] = []
         self.event = 0
 
@@ -72,20 +68,8 @@ class _Driver:
         return False
 
     def place(self, number: int, size: int) -> int | None:
-        address = self._fit(size)
+        address = self._space.place(size, self.event)
         self.log.append(SegmentEvent(self.event, False, address, size))
-        return address
-
-    def _fit(self, size: int) -> int:
-        position = bisect_left(self.gaps, (size, 0))
-        if position < len(self.gaps):
-            gap, address = self.gaps.pop(position)
-        else:
-            gap = -(-size // GRANULE_BYTES) * GRANULE_BYTES
-            self.lowest -= gap
-            address = self.lowest
-        if gap > size:
-            insort(self.gaps, (gap - size, address + size))
         return address
 
     def reserve(self, number: int, size: int) -> tuple[int, int]:
@@ -96,7 +80,7 @@ class _Driver:
 
     def segment_freed(self, number: int, address: int, size: int) -> None:
         self.log.append(SegmentEvent(self.event, True, address, size))
-        insort(self.gaps, (size, address))
+        self._space.give_back(address)
 
     def unmapped(self, number: int, address: int, size: int) -> None:
         raise NotImplementedError("a predicted run uses ordinary segments")
@@ -104,7 +88,7 @@ class _Driver:
     def complete_pending(self, state: State) -> None:
         pass
 
-    def may_release(self, pool: int) -> bool:
+    def may_release(self, state: State, pool: int) -> bool:
         return True
 
 

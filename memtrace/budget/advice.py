@@ -1,0 +1,118 @@
+"""What to change so that a run fits: cheapest change first, each re-estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from memtrace.budget.estimate import Estimate
+from memtrace.budget.options import ALL_LINEAR, RunOptions
+from memtrace.budget.quick import requested_peak
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of the options: how it is made, what it costs, and what it saves.
+
+    ``saves_bytes`` is the difference of the re-estimated peaks (requested bytes, exact); ``margin_bytes`` what would be
+    left on the device if the share of memory lost to the allocator stays as it is. ``sufficient``: the margin is not
+    negative.
+    """
+
+    change: str
+    flag: str
+    cost: str
+    saves_bytes: int
+    margin_bytes: int
+    sufficient: bool
+    options: RunOptions
+
+
+def advise(estimate: Estimate) -> tuple[Change, ...]:
+    """Changes that save memory, sufficient ones first, in order of what they cost. Empty if the run fits."""
+    if estimate.fit.fits:
+        return ()
+    loss = estimate.peak_reserved_bytes / estimate.peak_requested_bytes  # what the allocator adds
+    found = []
+    for change, flag, cost, options in _candidates(estimate.options, estimate):
+        peak = requested_peak(estimate.shape, options, estimate.gpu.device)
+        saves = estimate.peak_requested_bytes - peak
+        if saves <= 0:
+            continue
+        margin = estimate.fit.capacity_bytes - estimate.outside_bytes - round(peak * loss)
+        found.append(Change(change, flag, cost, saves, margin, margin >= 0, options))
+    shorter = _longest(estimate, loss)
+    if shorter is not None:
+        found.append(shorter)
+    return tuple(sorted(found, key=lambda entry: not entry.sufficient))
+
+
+def _candidates(options: RunOptions, estimate: Estimate) -> Iterator[tuple[str, str, str, RunOptions]]:
+    """Changes in order of cost: free, a little time, more time, other training."""
+    if options.keep_logits:
+        yield "don't hold the logits during backward", "--drop-logits", "free", replace(options, keep_logits=False)
+    if options.attention == "eager":
+        yield "use PyTorch's attention", "--attn sdpa", "free, faster", replace(options, attention="sdpa")
+    if options.quant in ("none", "int8"):
+        yield "4-bit base weights", "--quant nf4-dq", "slower products", replace(options, quant="nf4-dq")
+    if options.quant == "nf4":
+        yield "quantise the scales too", "--quant nf4-dq", "free", replace(options, quant="nf4-dq")
+    if options.loss != "fused":
+        fused = replace(options, loss="fused", keep_logits=False)
+        yield "fused loss: no logits in memory", "--loss fused", "needs TRL ≥ 1", fused
+    if not options.optimizer.startswith(("paged", "sgd")):
+        paged = replace(options, optimizer="paged_adamw_8bit")
+        yield "paged 8-bit AdamW", "--optim paged_adamw_8bit", "about the same time", paged
+    if options.prepare_kbit:
+        plain = replace(options, prepare_kbit=False)
+        yield "16-bit hidden states, norms and head", "--no-prepare-kbit", "less stable, faster", plain
+    if not options.checkpointing:
+        checkpointing = replace(options, checkpointing=True)
+        yield "gradient checkpointing", "--checkpointing", "about a third more time", checkpointing
+    if options.batch > 1:
+        smaller = replace(options, batch=1, accumulation=options.accumulation * options.batch)
+        flag = f"--batch 1, accumulation {smaller.accumulation}"
+        yield "micro-batches of one sequence, accumulated", flag, "slower steps", smaller
+    if options.targets == (ALL_LINEAR,) and not estimate.shape.fused_projections:
+        narrow = replace(options, targets=("q_proj", "v_proj"))
+        yield "adapt only q and v", "--targets q_proj,v_proj", "other training", narrow
+    if options.rank > 8:
+        yield "half the rank", f"--rank {options.rank // 2}", "other training", replace(options, rank=options.rank // 2)
+
+
+def _longest(estimate: Estimate, loss: float) -> Change | None:
+    """The longest sequence that fits, a multiple of 64, by bisection on re-estimates started from the affine form."""
+    options, budget = estimate.options, estimate.fit.capacity_bytes - estimate.outside_bytes
+    low, high = 0, options.sequence // 64
+    guess = _guess(estimate, budget / loss)
+    while low + 1 < high:
+        middle = guess if low < guess < high else (low + high) // 2
+        guess = 0
+        peak = requested_peak(estimate.shape, replace(options, sequence=64 * middle), estimate.gpu.device)
+        if round(peak * loss) <= budget:
+            low = middle
+            guess = low + 1 if low + 1 < high else 0
+        else:
+            high = middle
+    if not low:
+        return None
+    shorter = replace(options, sequence=64 * low)
+    peak = requested_peak(estimate.shape, shorter, estimate.gpu.device)
+    saves = estimate.peak_requested_bytes - peak
+    change = f"sequences of at most {shorter.sequence} tokens"
+    return Change(
+        change, f"--seq-len {shorter.sequence}", "shorter texts", saves, budget - round(peak * loss), True, shorter
+    )  # fmt: skip
+
+
+def _guess(estimate: Estimate, requested_budget: float) -> int:
+    """Sequence length in units of 64 at which the affine form reaches the budget."""
+    form, batch = estimate.affine, estimate.options.batch
+    low, high = 0, estimate.options.sequence * batch
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if form.at(middle) <= requested_budget:
+            low = middle
+        else:
+            high = middle
+    return low // (64 * batch)
