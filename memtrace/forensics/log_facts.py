@@ -123,7 +123,7 @@ def _pieces(message: OomMessage, f: LogFigures, verdict: str) -> Iterator[str]:
         elif message.tried_bytes == 20 * MIB:
             yield "20.00 MiB is what PyTorch asks the driver for when a tensor of 1 to 10 MiB finds no room."
     if message.private_pools_bytes:
-        yield f"{format_bytes(message.private_pools_bytes)} sits in private pools (CUDA graphs), of use to nothing else."
+        yield f"{format_bytes(message.private_pools_bytes)} sits in private pools (CUDA graphs) alone."
     if f.slack is None or f.tried is None or f.capacity is None or f.allocated is None:
         return
     if verdict == "fragmentation":

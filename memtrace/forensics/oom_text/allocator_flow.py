@@ -32,7 +32,7 @@ def allocator_drafts(flow: Flow) -> Iterator[Found]:
     ends = [min(head.end() + BODY, stop) for head, stop in zip(heads, [*begins[1:], len(flow.text)], strict=False)]
     ready: dict[int, Draft] = {}  # messages already read together with the one before them
     for index, head in enumerate(heads):
-        exception = exception_before(flow.text, head.start())
+        exception = exception_before(flow.text, head.start(), flow.line_start(head.start()))
         draft = ready.get(index)
         if draft is None:
             pieces = flow.pieces(head.end(), ends[index])
@@ -53,7 +53,7 @@ def allocator_drafts(flow: Flow) -> Iterator[Found]:
 
 def _begin(flow: Flow, head: re.Match[str]) -> int:
     """Where a message begins, its exception's name included."""
-    exception = exception_before(flow.text, head.start())
+    exception = exception_before(flow.text, head.start(), flow.line_start(head.start()))
     return head.start() - (len(exception) + 1 if exception else 0)
 
 
@@ -85,9 +85,9 @@ def _mixed(
             one.note("two messages alternate line by line here; they were taken apart by that")
         return first, second
     second = read_allocator(heads[1], following[0], None)
-    for one in (draft, second):
-        if one is not None:
-            one.note("two messages are mixed up here: figures after the first line can't be told apart")
+    for mixed in (draft, second):
+        if mixed is not None:
+            mixed.note("two messages are mixed up here: figures after the first line can't be told apart")
     return draft, second
 
 

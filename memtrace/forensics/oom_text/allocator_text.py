@@ -55,10 +55,10 @@ _LIST_PARTS: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 _LIST_END = re.compile(r"reservedintotal|cached\)?", _I)
 
-_EXCEPTION = re.compile(
-    r"(torch\.cuda\.OutOfMemoryError|torch\.OutOfMemoryError|torch\.AcceleratorError|OutOfMemoryError|RuntimeError"
-    r"|[A-Z][A-Za-z]{0,40}(?:Error|Exception)):{1,2}$"
+_KNOWN_EXCEPTION = re.compile(
+    r"(torch\.cuda\.OutOfMemoryError|torch\.OutOfMemoryError|torch\.AcceleratorError|OutOfMemoryError|RuntimeError):{0,2}$"
 )
+_EXCEPTION = re.compile(r"((?<![A-Za-z])[A-Z][A-Za-z]{0,40}(?:Error|Exception)):{1,2}$")
 
 LABELS = (
     re.compile(r"alreadyallocated", _I),
@@ -76,12 +76,14 @@ BODY = 2600
 """Characters a message may span at most."""
 
 
-def exception_before(text: str, place: int) -> str | None:
-    """Name of the exception printed directly before ``place``, if any."""
-    found = _EXCEPTION.search(text[max(0, place - 80) : place])
-    if found is None:
-        return None
-    return "OutOfMemoryError" if found[1].endswith("yErrorOutOfMemoryError") else found[1]
+def exception_before(text: str, place: int, line_start: int = 0) -> str | None:
+    """Name of the exception printed directly before ``place``, if any.
+
+    White space is gone, so an unfamiliar name is looked for on the line alone, which begins at ``line_start``.
+    """
+    found = _KNOWN_EXCEPTION.search(text[max(0, place - 80) : place])
+    found = found or _EXCEPTION.search(text[max(line_start, place - 80) : place])
+    return found[1] if found else None
 
 
 def read_allocator(head: re.Match[str], body: str, exception: str | None) -> Draft | None:

@@ -17,7 +17,7 @@ _ANSI = re.compile(
     r"|\x1b\][^\x07\x1b\n]{0,300}(?:\x07|\x1b\\)"  # OSC (titles, links)
     r"|\x1b[@-Z\\^_=>]"
     r"|\[\d{1,3}(?:;\d{1,3}){0,4}m"  # a colour code that lost its escape character
-    r"|\x08"
+    r"|\x08{2,}"  # a spinner; one alone may be a device number (PyTorch 2.3)
 )
 _SOFT_BREAK = re.compile(r"\r+|(?<!\\)\\r\\n|(?<!\\)\\n|(?<!\\)\\r")
 _BARS = re.compile(
@@ -80,6 +80,10 @@ class Flow:
     def index_at(self, place: int) -> int:
         """Index of that line."""
         return max(0, bisect_right(self.starts, place) - 1)
+
+    def line_start(self, place: int) -> int:
+        """Where in ``text`` that line begins."""
+        return self.starts[self.index_at(place)]
 
     def pieces(self, start: int, end: int) -> list[str]:
         """``text[start:end]`` cut where the lines were."""

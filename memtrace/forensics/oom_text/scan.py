@@ -18,7 +18,6 @@ from .table import Text
 from .windows import Readable, Tally, Window, windows
 
 _TABLES: tuple[Text, ...] = (*PYTORCH, *FOREIGN, *DRIVER, *LOOK_ALIKES)
-_LAST: tuple[Text, ...] = (*LAST, *LAST_LOOK_ALIKES)
 _RANKS = (
     re.compile(r"\[?\b(?:global_?rank|rank)\W{1,3}(\d{1,5})", re.IGNORECASE),
     re.compile(r"\blocal_rank\W{1,3}(\d{1,5})", re.IGNORECASE),
@@ -88,7 +87,7 @@ def _read_flow(flow: Flow) -> list[tuple[int, OomMessage]]:
         prefix = len(draft.exception) + 1 if draft.exception else 0
         keep(draft, head.start() - prefix, head.end() + draft.consumed)
     low = flow.text.lower()
-    for table, distance in ((_TABLES, 0), (_LAST, 300)):
+    for table, distance in ((_TABLES, 0), (LAST, 300), (LAST_LOOK_ALIKES, 0)):
         for row in table:
             if row.word not in low:
                 continue
@@ -96,9 +95,11 @@ def _read_flow(flow: Flow) -> list[tuple[int, OomMessage]]:
                 start, end = match.span()
                 if any(a - distance < end and start < b + distance for a, b in taken):
                     continue
+                if table is LAST_LOOK_ALIKES and any(flow.index_at(a) == flow.index_at(start) for a, _ in taken):
+                    continue
                 if not is_code(flow, start, end) and _line_fits(row, flow, start):
                     draft = row.draft(match)
-                    draft.exception = exception_before(flow.text, start)
+                    draft.exception = exception_before(flow.text, start, flow.line_start(start))
                     if draft.backend is None and draft.is_gpu_oom and re.search(r"cuda|gpu", low):
                         draft.backend = "cuda"
                     keep(draft, start, end)

@@ -101,8 +101,8 @@ def windows(source: Readable | bytes | str, tally: Tally, enough: Callable[[], b
         following = next(stream, None)
         last = following is None
         tally.bytes_read += len(block)
+        tally.lines_read += block.count(b"\n") + (last and not block.endswith(b"\n"))
         if enough():
-            tally.lines_read += buffer.count(b"\n") + block.count(b"\n")
             buffer, pending, block = b"", [], following
             continue
         buffer += block
@@ -111,7 +111,7 @@ def windows(source: Readable | bytes | str, tally: Tally, enough: Callable[[], b
         scanned = end
         taken = 0
         while pending:
-            group, rest = _split_group(pending)
+            group, rest = _split_group(pending, buffer)
             limit = rest if rest is not None else len(buffer)
             if rest is None and not last and group[-1] + LOOK_AHEAD_BYTES + _LINE_END_SEARCH > len(buffer):
                 break
@@ -123,37 +123,41 @@ def windows(source: Readable | bytes | str, tally: Tally, enough: Callable[[], b
         keep = max(taken, scanned - LOOK_BACK_BYTES)
         if pending:
             keep = max(taken, min(keep, _line_start(buffer, pending[0])))
-        newlines = buffer.count(b"\n", 0, keep)
-        tally.lines_read += newlines
-        line += newlines
+        line += buffer.count(b"\n", 0, keep)
         buffer = buffer[keep:]
         scanned -= keep
         pending = [at - keep for at in pending]
         block = following
-    tally.lines_read += buffer.count(b"\n") + bool(buffer and not buffer.endswith(b"\n"))
 
 
-def _split_group(hits: list[int]) -> tuple[list[int], int | None]:
+def _split_group(hits: list[int], buffer: bytes) -> tuple[list[int], int | None]:
     """First hits that belong in one stretch, and where the next stretch must begin at the earliest (None: open).
 
-    Hits closer than the look-ahead share a stretch. A log that is nothing but triggers is cut where the distance
-    between two of them is largest, which is between two messages rather than inside one.
+    Hits closer than the look-ahead share a stretch. A log that is nothing but triggers is cut at the beginning of a
+    line where the distance between two of them is largest, which is between two messages rather than inside one.
     """
+    half = 0
     for index in range(1, len(hits)):
         if hits[index] - hits[index - 1] > LOOK_AHEAD_BYTES + LOOK_BACK_BYTES:
             return hits[:index], hits[index] - LOOK_BACK_BYTES
+        if not half and hits[index] - hits[0] > WINDOW_BYTES // 2:
+            half = index
         if hits[index] - hits[0] > WINDOW_BYTES:
-            widest = max(range(1, index + 1), key=lambda i: hits[i] - hits[i - 1])
-            gap = hits[widest] - hits[widest - 1]
-            return hits[:widest], hits[widest] - min(gap - 1, 128)
+            widest = max(range(half, index + 1), key=lambda i: hits[i] - hits[i - 1])
+            before, after = hits[widest - 1], hits[widest]
+            newline = buffer.rfind(b"\n", before, after)
+            return hits[:widest], newline + 1 if newline >= 0 else max(before + 1, after - 128)
     return hits, None
 
 
 def _line_start(buffer: bytes, at: int) -> int:
-    """Beginning of the line two lines before the one of ``at``, within the look-back; or the look-back itself."""
+    """Beginning of a line some lines before the one of ``at``, within the look-back; or the look-back itself.
+
+    Several lines, for a progress bar may be drawn twice between two halves of "out of memory".
+    """
     low = max(0, at - LOOK_BACK_BYTES)
     place = at
-    for _ in range(3):
+    for _ in range(8):
         newline = max(buffer.rfind(b"\n", low, place), buffer.rfind(b"\r", low, place))
         if newline < 0:
             break
