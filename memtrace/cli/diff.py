@@ -1,0 +1,80 @@
+"""What changed between two recordings: signed bytes by category, subcategory and call site."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from memtrace.cli.common import add_force, add_json, add_rules, check_target, open_analysis, print_json
+from memtrace.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "before", metavar="BEFORE", help="snapshot: .pickle or .json, plain or .gz/.xz/.zst; - is stdin"
+    )
+    parser.add_argument("after", metavar="AFTER", help="the snapshot to compare with it")
+    parser.add_argument("--device", type=int, metavar="N", help="device number in both (default: the one that matters)")
+    parser.add_argument("--at", metavar="WHEN", help="peak, reserved-peak, end, oom or an event number, in both")
+    parser.add_argument("--at-before", metavar="WHEN", help="the same for BEFORE alone")
+    parser.add_argument("--at-after", metavar="WHEN", help="the same for AFTER alone")
+    add_rules(parser)
+    parser.add_argument("--top", type=int, default=12, metavar="N", help="how many call sites to list (default 12)")
+    add_json(parser)
+    parser.add_argument("--md", action="store_true", help="Markdown, for a pull request")
+    parser.add_argument("--plot", metavar="OUT.svg|OUT.png", help="also draw both timelines (needs the extra [plot])")
+    add_force(parser)
+    parser.add_argument(
+        "--fail-on-growth",
+        metavar="LIMIT",
+        help="exit with 1 if the peak grew by more than LIMIT, 2%% or 200MiB",
+    )
+    parser.add_argument(
+        "--peak",
+        choices=("allocated", "reserved", "both"),
+        default="both",
+        help="which peak --fail-on-growth judges (default: both)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from memtrace.diff import diff
+    from memtrace.gate import PEAKS, judge_peaks, parse_growth
+
+    if args.json and args.md:
+        raise UsageError("--json and --md exclude each other")
+    if args.before == "-" and args.after == "-":
+        raise UsageError("only one of BEFORE and AFTER can be stdin")
+    growth = parse_growth(args.fail_on_growth) if args.fail_on_growth else None
+    if args.plot:
+        check_target(Path(args.plot), args.force)
+    sides = [
+        open_analysis(argparse.Namespace(file=file, device=args.device, at=at or args.at, rules=args.rules))
+        for file, at in ((args.before, args.at_before), (args.after, args.at_after))
+    ]
+    (before, at_before), (after, at_after) = sides
+    answer = diff(before, after, at_before, at_after)
+    if args.plot:
+        from memtrace.export.diff_plot import plot_difference
+
+        plot_difference(before, after, answer, Path(args.plot))
+    if args.json:
+        print_json(answer.to_json())
+    elif args.md:
+        from memtrace.export.diff_text import diff_markdown
+
+        sys.stdout.write(diff_markdown(answer, max(0, args.top)))
+    else:
+        from memtrace.export.diff_text import render_diff
+        from memtrace.export.text import console, print_lines
+
+        print_lines(render_diff(answer, min(console().width, 140), max(0, args.top)))
+    if growth is None:
+        return 0
+    which = PEAKS if args.peak == "both" else (args.peak,)
+    verdicts = judge_peaks(answer.before.peaks, answer.after.peaks, growth, which)
+    sys.stdout.flush()
+    for verdict in verdicts:
+        print(f"memtrace: {verdict.sentence}", file=sys.stderr)
+    return 0 if all(verdict.passed for verdict in verdicts) else 1
