@@ -1,0 +1,28 @@
+"""Reserved but unusable bytes at an event: how much of which kind, per pool and stream, and what pins the holes."""
+
+from __future__ import annotations
+
+import argparse
+
+from memtrace.cli.common import add_input, add_json, add_rules, open_analysis, print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_input(parser)
+    add_json(parser)
+    add_rules(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from memtrace.fragmentation import measure
+
+    analysis, at = open_analysis(args)
+    answer = measure(analysis.timeline, analysis.attribution, at)
+    if args.json:
+        print_json(answer)
+        return 0
+    from memtrace.export.fragmentation_text import render_fragmentation
+    from memtrace.export.text import console, print_lines
+
+    print_lines(render_fragmentation(answer, min(console().width, 120)))
+    return 0

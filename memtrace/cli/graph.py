@@ -1,0 +1,81 @@
+"""The segment/block graph at an event: device → pool → segment → block → allocation → stack → category.
+
+Questions it answers: --region SIZE (what would have to go for a contiguous free region of that size), --pins ADDRESS
+(which call sites hold that segment), --pool NAME (which call sites hold a pool, "large" say).
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from memtrace.cli.common import (
+    add_force,
+    add_input,
+    add_output,
+    add_rules,
+    open_analysis,
+    output_stream,
+    print_json,
+)
+from memtrace.errors import NoAnswerError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_input(parser)
+    add_rules(parser)
+    parser.add_argument("--format", choices=("graphml", "json", "dot"), default="json", help="default: json")
+    parser.add_argument("--region", metavar="SIZE", help="cheapest contiguous region of that size, per pool (JSON)")
+    parser.add_argument("--pins", metavar="ADDRESS", help="call sites that hold the segment at this address (JSON)")
+    parser.add_argument(
+        "--pool", metavar="NAME", help="call sites that hold the pools whose name has NAME in it (JSON)"
+    )
+    add_output(parser)
+    add_force(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from memtrace.graph import build_graph, cheapest_region, pins_of, sites_of_pool
+    from memtrace.units import parse_size
+
+    wanted = parse_size(args.region) if args.region else None
+    analysis, at = open_analysis(args)
+    graph = build_graph(analysis, at.event)
+    if wanted is not None:
+        print_json({"wanted_bytes": wanted, "regions": cheapest_region(graph, wanted)})
+        return 0
+    if args.pins:
+        segment = _segment(graph, args.pins)
+        print_json({"segment": segment, **graph.nodes[segment], "pins": pins_of(graph, segment)})
+        return 0
+    if args.pool:
+        pools = [node for node, data in graph.nodes(data=True) if data["kind"] == "pool" and args.pool in node]
+        if not pools:
+            raise NoAnswerError(f"no pool has {args.pool!r} in its name")
+        print_json({pool: sites_of_pool(graph, pool) for pool in pools})
+        return 0
+    from memtrace.export.graph_file import to_dot, to_graphml, to_json
+
+    with output_stream(args) as out:
+        if args.format == "graphml":
+            out.write(to_graphml(graph))
+        elif args.format == "dot":
+            out.write(to_dot(graph).encode())
+        else:
+            import orjson
+
+            out.write(orjson.dumps(to_json(graph), option=orjson.OPT_APPEND_NEWLINE))
+    return 0
+
+
+def _segment(graph: object, text: str) -> str:
+    import networkx as nx
+
+    assert isinstance(graph, nx.DiGraph)
+    try:
+        address = int(text, 0)
+    except ValueError:
+        raise NoAnswerError(f"{text!r} is not an address (0x…)") from None
+    for node, data in graph.nodes(data=True):
+        if data["kind"] == "segment" and data["address"] <= address < data["address"] + data["total_bytes"]:
+            return str(node)
+    raise NoAnswerError(f"no segment at 0x{address:x} at this event")

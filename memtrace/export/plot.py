@@ -1,0 +1,80 @@
+"""The timeline as a stacked plot (SVG or PNG) through matplotlib, an optional package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+from memtrace.attribution.categories import Category
+from memtrace.attribution.phases import Phase
+from memtrace.curves import Curves, pick_events
+from memtrace.errors import MissingDependencyError, UsageError
+from memtrace.report import Analysis
+from memtrace.units import GIB
+
+# Okabe and Ito's palette, told apart by readers who see few colours.
+COLOUR: dict[Category, str] = {
+    Category.BASE_WEIGHTS: "#0072B2",
+    Category.LORA: "#CC79A7",
+    Category.ACTIVATIONS: "#009E73",
+    Category.TEMPORARY: "#F0E442",
+    Category.RUNTIME: "#56B4E9",
+    Category.FRAGMENTATION: "#D55E00",
+    Category.UNATTRIBUTED: "#999999",
+}
+_POINTS = 6000
+
+
+def plot_timeline(analysis: Analysis, curves: Curves, path: Path) -> None:
+    """Write the plot. Raises UsageError for another suffix, MissingDependencyError without matplotlib."""
+    if path.suffix.lower() not in (".svg", ".png"):
+        raise UsageError(f"{path}: a plot is written as .svg or .png")
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise MissingDependencyError("plots need matplotlib: pip install 'torch-memtrace[plot]'") from None
+    events = pick_events(curves, _POINTS)
+    names = [c for number, c in enumerate(Category) if curves.categories[number].any()]
+    heights = [curves.categories[list(Category).index(c), events] / GIB for c in names]
+    figure, axes = pyplot.subplots(figsize=(11, 5), layout="constrained")
+    axes.stackplot(
+        events, heights, labels=[c.replace("_", " ") for c in names], colors=[COLOUR[c] for c in names], step="post"
+    )
+    axes.plot(
+        events,
+        curves.reserved_bytes[events] / GIB,
+        color="black",
+        linewidth=0.9,
+        label="reserved",
+        drawstyle="steps-post",
+    )
+    axes.set_xlim(0, max(1, len(curves) - 1))
+    axes.set_ylim(0, max(float(curves.reserved_bytes.max()) / GIB * 1.08, 0.01))
+    axes.set_xlabel("event")
+    axes.set_ylabel("GiB")
+    _bands(analysis, axes)
+    for event in analysis.timeline.oom_events:
+        axes.axvline(event, color="red", linewidth=1.2)
+        axes.annotate("OOM", (event, axes.get_ylim()[1]), color="red", ha="right", va="top")
+    source = analysis.timeline.snapshot.source
+    axes.set_title(f"{Path(source).name} · GPU {analysis.timeline.device.device}", loc="left")
+    axes.legend(loc="upper left", fontsize="small", framealpha=0.85, ncols=2)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _bands(analysis: Analysis, axes: object) -> None:
+    """Thin ticks with step numbers where each step's first forward pass begins."""
+    phases = analysis.attribution.facts.phases
+    seen: set[int] = set()
+    for start, phase, step in zip(phases.start[:-1].tolist(), phases.phase.tolist(), phases.step.tolist(), strict=True):
+        if phase == Phase.FORWARD and step not in seen:
+            seen.add(step)
+            axes.axvline(start, color="black", linewidth=0.4, alpha=0.4)  # type: ignore[attr-defined]
+            if len(seen) <= 40:
+                axes.annotate(  # type: ignore[attr-defined]
+                    f"step {step}", (start, 0), xytext=(2, 2), textcoords="offset points", fontsize=6, rotation=90
+                )

@@ -1,0 +1,93 @@
+"""The segment/block layout as a text map: one line a segment, one letter a share of it."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from rich.text import Text
+
+from memtrace.attribution.categories import Category
+from memtrace.export.report_text import when
+from memtrace.export.text import STYLE, heading
+from memtrace.segment_map import SegmentMap, SegmentView
+from memtrace.units import format_bytes, format_count
+
+LETTER: dict[str, str] = {
+    Category.BASE_WEIGHTS: "W",
+    Category.LORA: "L",
+    Category.ACTIVATIONS: "A",
+    Category.TEMPORARY: "t",
+    Category.RUNTIME: "r",
+    Category.UNATTRIBUTED: "?",
+}
+_FREE, _PENDING = "·", "x"
+
+
+def render_segments(answer: SegmentMap, width: int = 80, most: int | None = 40) -> list[Text]:
+    """Segments grouped by pool and stream, most free bytes first; ``most`` of each group (None: all)."""
+    legend = Text.assemble(when(answer.at), ": ")
+    for category, letter in LETTER.items():
+        legend.append(f"{letter} {category}  ", STYLE[category])
+    legend.append(f"{_FREE} free  {_PENDING} pending free")
+    lines = [legend]
+    key = _group
+    for (pool, stream), members in groupby(sorted(answer.segments, key=key), key=key):
+        segments = sorted(members, key=lambda s: (-s.free_bytes, s.address))
+        where = "default stream" if not stream else f"stream 0x{stream:x}"
+        total, free = sum(s.total_bytes for s in segments), sum(s.free_bytes for s in segments)
+        lines.append(Text())
+        lines.append(
+            heading(
+                f"{pool}, {where}: {format_count(len(segments))} segments, {format_bytes(total)}, {format_bytes(free)} free"
+            )
+        )
+        shown = segments if most is None else segments[:most]
+        lines += [_segment(segment, width) for segment in shown]
+        rest = segments[len(shown) :]
+        if rest:
+            lines.append(
+                Text(
+                    f"  … {format_count(len(rest))} more with {format_bytes(sum(s.free_bytes for s in rest))} free (--all)",
+                    style="dim",
+                )
+            )
+    return lines
+
+
+def _group(segment: SegmentView) -> tuple[str, int]:
+    return segment.pool, segment.stream
+
+
+def _segment(segment: SegmentView, width: int) -> Text:
+    head = (
+        f"  0x{segment.address:x} {format_bytes(segment.total_bytes):>10} {format_bytes(segment.free_bytes):>10} free "
+    )
+    cells = max(16, width - len(head))
+    line = Text(head)
+    per_cell = segment.total_bytes / cells
+    # Each cell shows whatever holds most of it, so that small blocks don't hide a hole, nor the other way round.
+    at, block, used_of_block = 0, 0, 0
+    for cell in range(cells):
+        end = round((cell + 1) * per_cell)
+        shares: dict[tuple[str, str], int] = {}
+        while at < end and block < len(segment.blocks):
+            view = segment.blocks[block]
+            take = min(view.block_bytes - used_of_block, end - at)
+            mark = _mark(view.state, view.category)
+            shares[mark] = shares.get(mark, 0) + take
+            at += take
+            used_of_block += take
+            if used_of_block == view.block_bytes:
+                block, used_of_block = block + 1, 0
+        if shares:
+            letter, style = max(shares, key=lambda mark: shares[mark])
+            line.append(letter, style)
+    return line
+
+
+def _mark(state: str, category: str | None) -> tuple[str, str]:
+    if state == "free" or category is None:
+        return _FREE, "dim"
+    if state == "pending_free":
+        return _PENDING, "red"
+    return LETTER[category], STYLE[category]
