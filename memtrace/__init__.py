@@ -14,9 +14,11 @@ _PUBLIC = {
     "load": "memtrace.snapshot.load",
     "Snapshot": "memtrace.snapshot.model",
     "MemtraceError": "memtrace.errors",
+    "record": "memtrace.capture.api",
+    "MemtraceCallback": "memtrace.capture.callback",
 }
 
-__all__ = ["MemtraceError", "Snapshot", "__version__", "load"]
+__all__ = ["MemtraceCallback", "MemtraceError", "Snapshot", "__version__", "load", "record"]
 
 
 def __getattr__(name: str) -> Any:

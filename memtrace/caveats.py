@@ -49,8 +49,8 @@ def warnings_of(timeline: Timeline, attribution: Attribution) -> tuple[str, ...]
     truncated = is_truncated(timeline)
     if truncated:
         lines.append(
-            f"the recording's ring buffer overflowed: the beginning is lost, {format_bytes(early_bytes)} were live before "
-            "its first event (record with a larger max_entries)"
+            f"the recording's ring buffer overflowed: the beginning is lost, {format_bytes(early_bytes)} were live "
+            "before its first event (record with a larger max_entries)"
         )
     elif truncated is None:
         lines.append(

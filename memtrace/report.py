@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import SUBCATEGORIES, Category
 from memtrace.attribution.classify import Attribution, attribute, unattributed_reason
-from memtrace.caveats import warnings_of
 from memtrace.attribution.user_rules import UserRule
+from memtrace.caveats import warnings_of
 from memtrace.fragmentation import Fragmentation, measure
 from memtrace.timeline import At, Timeline, choose_event
 

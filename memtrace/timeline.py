@@ -7,7 +7,7 @@ everything above reads. "At event E" means the state just after event E; E = -1 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,7 +141,7 @@ def build(snapshot: Snapshot, device: Device) -> Timeline:
     before = len(initial.address)
     streams = np.array(trace.streams or (0,), dtype=np.int64)
 
-    def joined(first: NDArray[np.generic], then: NDArray[np.generic], kind: type) -> NDArray[np.generic]:
+    def joined(first: NDArray[Any], then: NDArray[Any], kind: type) -> NDArray[Any]:
         return np.concatenate([first.astype(kind, copy=False), then.astype(kind, copy=False)])
 
     table = Allocations(
@@ -152,9 +152,9 @@ def build(snapshot: Snapshot, device: Device) -> Timeline:
         requested_bytes=joined(initial.requested_bytes, trace.size[events], np.int64),
         block_bytes=joined(initial.block_bytes, replay.block_bytes[events], np.int64),
         stream=joined(initial.stream, streams[trace.stream[events]], np.int64),
-        is_small=joined(initial.is_small, replay.is_small[events], np.bool_),  # type: ignore[arg-type]
-        pool=joined(initial.pool, replay.pool[events], np.int32),  # type: ignore[arg-type]
-        stack=joined(initial.stack, trace.stack[events], np.int32),  # type: ignore[arg-type]
+        is_small=joined(initial.is_small, replay.is_small[events], np.bool_),
+        pool=joined(initial.pool, replay.pool[events], np.int32),
+        stack=joined(initial.stack, trace.stack[events], np.int32),
     )
     return Timeline(snapshot, device, replay, table, replay.pools, *_curves(trace, replay, table))
 

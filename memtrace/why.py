@@ -44,7 +44,10 @@ _EXAMPLES = 2
 
 
 def explain_decision(analysis: Analysis, at: At, asked: str) -> Why:
-    """Decisions behind ``asked`` at the event. Raises UsageError for an unknown name, NoAnswerError if nothing is there."""
+    """Decisions behind ``asked`` at the event.
+
+    Raises UsageError for an unknown name, NoAnswerError if nothing is there.
+    """
     timeline, attribution = analysis.timeline, analysis.attribution
     rows = timeline.live_rows(at.event)
     category, _, sub = asked.partition("/")

@@ -1,4 +1,4 @@
-"""The six budget categories, their subcategories and one line on each. Every number memtrace prints uses these names."""
+"""The six budget categories, their subcategories and one line on each. Every output uses these names."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Spans that cover the whole trace: span ``i`` is ``start[i] <= event < start[i + 1]`` (``start`` has one more entry).
+    """Spans that cover the whole trace: span ``i`` is ``start[i] <= event < start[i + 1]``.
 
     ``step`` counts optimizer steps from 0 (-1 while the model is loaded); ``basis`` says what the cut rests on:
     "recorded" marks, "annotations", or "frames".
@@ -137,7 +137,7 @@ def infer_phases(trace: DeviceTrace, stacks: StackFacts, annotations: Sequence[A
         cutter.allocated_by(kind, event)
     spans = _backdate_backward(trace, stacks, cutter.spans)
     if not spans or spans[0][0] > 0:
-        spans.insert(0, (0, Phase.UNKNOWN if spans else Phase.UNKNOWN, -1))
+        spans.insert(0, (0, Phase.UNKNOWN, -1))
     spans = _evaluations(spans)
     return _phases(spans, count, "annotations" if ranges else "frames")
 

@@ -112,7 +112,7 @@ class Signals:
 
     @cached_property
     def quantized_storage(self) -> Bool:
-        """Packed weights: what quantisation leaves, less the sites that only leave scales (1/32 or 1/8 of another's)."""
+        """Packed weights: all that quantisation leaves, less the sites that only leave scales (1/32 or 1/8 of one)."""
         f = self.facts
         stack = f.timeline.allocations.stack
         sizes = np.unique(f.size[self._quantizing])

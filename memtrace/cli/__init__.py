@@ -24,6 +24,12 @@ VERBS: dict[str, tuple[str, str]] = {
     "fragmentation": ("fragmentation", "reserved but unusable bytes: why, where, pinned by what"),
     "segments": ("segments", "map of segments and blocks at an event"),
     "graph": ("graph", "the segment/block graph (GraphML, JSON, DOT)"),
+    "diff": ("diff", "what changed between two recordings, by category and call site"),
+    "check": ("check", "a gate for CI: fail when a recording needs more memory than allowed"),
+    "ranks": ("ranks", "one row a GPU of a multi-GPU run, the imbalance, the odd one out"),
+    "export": ("export", "files for other tools: Perfetto, speedscope, HTML, a cut snapshot"),
+    "run": ("run", "run an unchanged training script with recording on"),
+    "estimate": ("estimate", "the memory of a QLoRA run before it runs: fits or not, and why"),
     "demo": ("demo", "the main job on a bundled recording of a real OOM"),
 }
 
@@ -33,7 +39,7 @@ def _overview() -> argparse.ArgumentParser:
     verbs = "\n".join(f"  {verb:<{width}}  {line}" for verb, (_, line) in VERBS.items())
     parser = argparse.ArgumentParser(
         prog="memtrace",
-        description="Why did the GPU run out of memory? Reads PyTorch memory snapshots and says what every byte was for.",
+        description="Why did the GPU run out of memory? Reads PyTorch snapshots, says what every byte was for.",
         usage="memtrace VERB [OPTIONS] FILE   (memtrace VERB --help for a verb's options)",
         epilog=f"verbs:\n{verbs}\n\n"
         "exit codes: 0 done · 1 a check failed · 2 wrong usage · 3 input unreadable or no snapshot ·\n"

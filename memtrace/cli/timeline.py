@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_rules(parser)
     parser.add_argument("--format", choices=("csv", "json"), default="csv", help="default: csv")
     parser.add_argument("--points", type=int, metavar="N", help="at most about N rows (default: every event)")
-    parser.add_argument("--plot", metavar="OUT.svg|OUT.png", help="draw a stacked plot instead (needs the extra [plot])")
+    parser.add_argument("--plot", metavar="OUT.svg|OUT.png", help="draw a stacked plot (needs the extra [plot])")
     add_output(parser)
     add_force(parser)
 

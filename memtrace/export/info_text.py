@@ -45,8 +45,8 @@ def _device(device: DeviceInfo) -> list[Text]:
     lines = [
         Text(f"GPU {device.device}", style="bold"),
         Text(
-            f"  final state   {format_bytes(device.reserved_bytes)} reserved in {format_count(device.segments)} segments, "
-            f"{format_bytes(device.allocated_bytes)} allocated, {format_count(device.blocks)} blocks"
+            f"  final state   {format_bytes(device.reserved_bytes)} reserved in {format_count(device.segments)} "
+            f"segments, {format_bytes(device.allocated_bytes)} allocated, {format_count(device.blocks)} blocks"
         ),
         Text(f"  trace         {format_count(device.events)} events{duration}" + (f": {actions}" if actions else "")),
         Text(f"  streams       {device.streams}; pools {', '.join(device.pools) or 'none'}; stacks {device.stacks}"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-
 from memtrace.attribution.categories import Category
 from memtrace.attribution.phases import Phase
 from memtrace.curves import Curves, pick_events

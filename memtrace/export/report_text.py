@@ -101,8 +101,8 @@ def _fragmentation(report: Report) -> list[Text]:
     free = f.holes_bytes + f.cached_segments_bytes
     return [
         Text(
-            f"free inside reserved memory: {format_bytes(free)} in {format_count(f.free_block_count)} blocks, the largest "
-            f"{format_bytes(f.largest_free_block_bytes)}"
+            f"free inside reserved memory: {format_bytes(free)} in {format_count(f.free_block_count)} blocks, "
+            f"the largest {format_bytes(f.largest_free_block_bytes)}"
         )
     ]
 

@@ -38,7 +38,8 @@ def render_segments(answer: SegmentMap, width: int = 80, most: int | None = 40) 
         lines.append(Text())
         lines.append(
             heading(
-                f"{pool}, {where}: {format_count(len(segments))} segments, {format_bytes(total)}, {format_bytes(free)} free"
+                f"{pool}, {where}: {format_count(len(segments))} segments, {format_bytes(total)}, "
+                f"{format_bytes(free)} free"
             )
         )
         shown = segments if most is None else segments[:most]
@@ -47,7 +48,7 @@ def render_segments(answer: SegmentMap, width: int = 80, most: int | None = 40) 
         if rest:
             lines.append(
                 Text(
-                    f"  … {format_count(len(rest))} more with {format_bytes(sum(s.free_bytes for s in rest))} free (--all)",
+                    f"  … {format_count(len(rest))} more, {format_bytes(sum(s.free_bytes for s in rest))} free (--all)",
                     style="dim",
                 )
             )

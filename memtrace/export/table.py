@@ -1,4 +1,4 @@
-"""Allocations and curves as tables: CSV, JSON (a list of rows) and Parquet. Rows are written in blocks, not all at once."""
+"""Allocations and curves as tables: CSV, JSON (a list of rows) and Parquet, written in blocks of rows."""
 
 from __future__ import annotations
 

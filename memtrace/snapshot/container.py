@@ -80,7 +80,8 @@ def _refuse_foreign(head: bytes, name: str, source: BinaryIO) -> None:
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:64].lower()
     if start.startswith((b"<!doctype", b"<html", b"<head", b"<script", b"<!--")) or b"<html" in head.lower():
         raise SnapshotError(
-            f"{name}: an HTML page (torch's _memory_viz embeds a snapshot in one); give memtrace the .pickle it was made from"
+            f"{name}: an HTML page (torch's _memory_viz embeds a snapshot in one); "
+            "give memtrace the .pickle it was made from"
         )
 
 
@@ -120,7 +121,7 @@ def _open_raw(source: str | os.PathLike[str]) -> tuple[BinaryIO, str, int]:
 @contextmanager
 def open_stream(
     source: str | os.PathLike[str], on_progress: Callable[[float], None] | None = None
-) -> Iterator[tuple[io.BufferedReader, bytes, str, int]]:
+) -> Iterator[tuple[BinaryIO, bytes, str, int]]:
     """Yield (stream at its start, first bytes, name, size on disk in bytes) of the uncompressed content.
 
     ``on_progress`` is called with the share (0 to 1) of the file on disk that has been read.
@@ -153,4 +154,4 @@ def open_stream(
             except SnapshotError as error:
                 raise SnapshotError(f"{name}: {error}") from None
             _refuse_foreign(head, name, io.BytesIO())
-        yield stream, head, name, size_bytes
+        yield cast(BinaryIO, stream), head, name, size_bytes

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import io
 import json
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from memtrace.errors import SnapshotError
 
@@ -76,7 +75,7 @@ def memory_allowance_bytes(size_bytes: int) -> int:
     return _MEMORY_FLOOR_BYTES + _MEMORY_PER_BYTE * size_bytes
 
 
-def decode(stream: io.BufferedReader, head: bytes, name: str) -> Any:
+def decode(stream: BinaryIO, head: bytes, name: str) -> Any:
     """The content as builtin objects. Raises SnapshotError with one line that says what is wrong."""
     first = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     if first in (b"{", b"["):
@@ -86,7 +85,7 @@ def decode(stream: io.BufferedReader, head: bytes, name: str) -> Any:
     raise SnapshotError(f"{name}: neither a pickle nor JSON, so not a memory snapshot")
 
 
-def _decode_pickle(stream: io.BufferedReader, name: str) -> Any:
+def _decode_pickle(stream: BinaryIO, name: str) -> Any:
     try:
         return SafeUnpickler(stream).load()
     except _Refused as refused:
@@ -107,7 +106,7 @@ def _decode_pickle(stream: io.BufferedReader, name: str) -> Any:
         raise SnapshotError(f"{name}: a damaged pickle ({type(error).__name__}: {_one_line(error)})") from None
 
 
-def _decode_json(stream: io.BufferedReader, name: str) -> Any:
+def _decode_json(stream: BinaryIO, name: str) -> Any:
     import orjson
 
     try:

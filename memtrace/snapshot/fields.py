@@ -106,7 +106,7 @@ def _hashable(value: Any) -> Hashable:
         hash(value)
     except TypeError:
         return _kind(value)
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _kind(value: Any) -> str:

@@ -56,9 +56,9 @@ class StackInterner:
         add = self.add
         numbers = np.array([add(stacks[i]) for i in first.tolist()], dtype=np.int32)
         stack = numbers[context]
-        context = context.astype(np.int32)
-        context[stack < 0] = -1
-        return stack, context
+        contexts = context.astype(np.int32)
+        contexts[stack < 0] = -1
+        return stack, contexts
 
     def _frame(self, frame: Any) -> int:
         number = self._frame_of_object.get(id(frame))

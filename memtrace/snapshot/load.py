@@ -17,7 +17,8 @@ from memtrace.snapshot.trace_columns import read_trace
 from memtrace.snapshot.version import release_range
 
 _TOP_KEYS = {
-    "segments", "device_traces", "allocator_settings", "external_annotations", "host_segments", "host_traces", "memtrace",
+    "segments", "device_traces", "allocator_settings", "external_annotations",
+    "host_segments", "host_traces", "memtrace",
 }  # fmt: skip
 _MAX_DEVICES = 4096
 

@@ -12,9 +12,11 @@ from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.model import DEFAULT_POOL, Action, DeviceTrace, PoolId
 
 _ACTIONS = {action.name.lower(): int(action) for action in Action if action is not Action.UNKNOWN}
-_KNOWN_KEYS = frozenset(
-    ["action", "addr", "device_free", "size", "stream", "time_us", "compile_context", "user_metadata", "internal_metadata", "pool_id", "frames", "forward_frames", "cpp_frames", "category"]
-)
+_KNOWN_KEYS = {
+    "action", "addr", "device_free", "size", "stream", "time_us", "compile_context", "user_metadata",
+    "internal_metadata", "pool_id", "frames", "forward_frames", "cpp_frames", "category",
+}  # fmt: skip
+_COLUMNS = ("action", "address", "size", "stream", "stack", "context", "pool", "user_metadata", "compile_context")
 
 
 def read_trace(device: int, raw: Any, stacks: StackInterner, warn: Any) -> DeviceTrace:
@@ -119,10 +121,7 @@ def _in_time_order(trace: DeviceTrace, warn: Any) -> DeviceTrace:
     order = np.argsort(time_us, kind="stable")
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    columns = {
-        name: getattr(trace, name)[order]
-        for name in ["action", "address", "size", "stream", "stack", "context", "pool", "user_metadata", "compile_context"]
-    }
+    columns = {name: getattr(trace, name)[order] for name in _COLUMNS}
 
     def moved(sparse: Any) -> Any:
         return {int(place[i]): value for i, value in sparse.items()}
