@@ -10,7 +10,6 @@ import numpy as np
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.rounding import round_size
 from memtrace.budget.affine import Affine, affine_form
-from memtrace.budget.kernels import Device
 from memtrace.budget.options import RunOptions
 from memtrace.budget.placement import Placement, place
 from memtrace.budget.presets import DEFAULT_CAPACITY_BYTES, GpuPreset, gpu_preset
@@ -105,8 +104,8 @@ def estimate(
     placement = place(stream)
     event = int(np.argmax(placement.allocated))
     phases = phase_peaks(stream, placement)
-    order = sorted(PHASES, key=lambda name: -phases[name].allocated_bytes if name in phases else 0)
-    order = [name for name in order if name in phases]
+    order = sorted(phases.keys() & set(PHASES), key=lambda name: -phases[name].allocated_bytes)
+    runner_up = order[min(1, len(order) - 1)]
     live = live_at(stream, event)
     subcategories = _subcategories(stream, placement, event, live)
     return Estimate(
@@ -119,8 +118,8 @@ def estimate(
         peak_reserved_bytes=int(placement.reserved.max()),
         peak_phase=_phase_at(stream, event),
         peak_site=_site(stream, event),
-        next_phase=order[1] if len(order) > 1 else order[0],
-        margin_over_next_bytes=phases[order[0]].allocated_bytes - phases[order[-1 if len(order) == 1 else 1]].allocated_bytes,
+        next_phase=runner_up,
+        margin_over_next_bytes=phases[order[0]].allocated_bytes - phases[runner_up].allocated_bytes,
         phases=phases,
         categories=_categories(subcategories),
         subcategories=subcategories,
@@ -273,12 +272,5 @@ def _warnings(shape: ModelShape, options: RunOptions, gpu: GpuPreset | None, str
     if window is not None and options.sequence > window and options.attention != "flash":
         notes.append(f"sequence longer than the sliding window of {window}: the mask's cost is not measured")
     if stream.managed_bytes:
-        notes.append(
-            f"{stream.managed_bytes:,} B of paged optimizer states are outside the allocator; they come and go on the GPU"
-        )
+        notes.append(f"{stream.managed_bytes:,} B of paged optimizer states lie outside the allocator and come and go")
     return tuple(notes)
-
-
-def device_of(gpu: GpuPreset | None) -> Device:
-    """The device whose kernels are assumed."""
-    return (gpu or gpu_preset("h200")).device

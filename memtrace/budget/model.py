@@ -186,7 +186,7 @@ class Decoder:
         inputs_embeds = ops.new(options.tokens * shape.hidden, options.hidden_bytes, "embedding")
         if shape.scaled_embedding:
             inputs_embeds = ops.scale(inputs_embeds, "scale_embedding")
-        inputs_embeds.requires_grad = options.embedding_gradient
+        inputs_embeds.requires_grad = options.embeddings_require_grad
         tape.site = ""
         context = self._context()
         hidden_states = inputs_embeds

@@ -27,8 +27,9 @@ class RunOptions:
     """One training setup. ``sequence`` and ``batch`` are of one micro-batch; ``rank`` 0 means no adapters.
 
     ``prepare_kbit``: ``prepare_model_for_kbit_training`` (fp32 embedding, norms, head and hidden states).
-    ``embeddings_require_grad``: None follows ``checkpointing`` (whatever enables it also makes the embedding
-    output require a gradient; switching checkpointing off later leaves that on).
+    ``embeddings_require_grad``: the embedding output needs a gradient, so the first layer saves what the others do.
+    Whatever enables checkpointing switches that on (``prepare_model_for_kbit_training`` by default), and switching
+    checkpointing off later leaves it on.
     ``hold_loss``: the loop keeps the loss tensor (and with it the graph's leaves) until after ``zero_grad``;
     Transformers' Trainer drops it after backward.
     ``chunk_tokens``: tokens a chunk of the chunked loss. ``accumulation``: micro-batches a step.
@@ -49,7 +50,7 @@ class RunOptions:
     keep_logits: bool = False
     loss: str = "full"
     quant: str = "nf4-dq"
-    embeddings_require_grad: bool | None = None
+    embeddings_require_grad: bool = True
     hold_loss: bool = False
     accumulation: int = 1
     chunk_tokens: int = 1024
@@ -94,11 +95,6 @@ class RunOptions:
     def adapter_bytes(self) -> int:
         """Bytes of an adapter element."""
         return 4 if self.adapter_dtype == "fp32" else 2
-
-    @property
-    def embedding_gradient(self) -> bool:
-        """Whether the embedding output requires a gradient."""
-        return self.checkpointing if self.embeddings_require_grad is None else self.embeddings_require_grad
 
     def adapted(self, shape: ModelShape) -> tuple[str, ...]:
         """The adapted linear layers of one decoder layer, in module order. Raises UsageError for an unknown target."""

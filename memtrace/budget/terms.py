@@ -32,7 +32,8 @@ def quantisation_state(x: Symbols) -> int:
     for _, inputs, outputs, _ in x.shape.linears:
         n = inputs * outputs
         if x.options.quant == "nf4-dq":
-            total += -(-n // 64) + 4 * -(-(-(-n // 64)) // 256) + 4 + 64 + 1024
+            blocks = -(-n // 64)
+            total += blocks + 4 * -(-blocks // 256) + 4 + 64 + 1024
         elif x.options.quant == "nf4":
             total += 4 * -(-n // 64) + 64
         elif x.options.quant == "int8":

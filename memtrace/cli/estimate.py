@@ -1,0 +1,141 @@
+"""The memory of a QLoRA run before it runs: peaks of every phase, the six categories, fits or not, and why.
+
+Nothing is downloaded and no GPU is needed. MODEL is a preset or a Hugging Face config.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memtrace.cli.common import add_force, add_json, check_target, print_json, progress
+
+if TYPE_CHECKING:
+    from memtrace.budget.compare import Against
+    from memtrace.budget.estimate import Estimate
+    from memtrace.budget.options import RunOptions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_setup(parser)
+    add_json(parser)
+    parser.add_argument("--against", metavar="FILE", help="compare with a recording, by category")
+    parser.add_argument("--trace", metavar="OUT.pickle", help="write the predicted run as a snapshot")
+    add_force(parser)
+
+
+def add_setup(parser: argparse.ArgumentParser) -> None:
+    """Everything that describes the run."""
+    from memtrace.budget.options import ATTENTION, LOSSES, OPTIMIZERS, QUANT
+
+    flag = argparse.BooleanOptionalAction
+    add = parser.add_argument
+    add("--model", required=True, metavar="CONFIG.json|PRESET", help="a config.json (or its folder), or a preset")
+    add("--seq-len", required=True, type=int, metavar="L", help="tokens a sequence")
+    add("--batch", type=int, default=1, metavar="B", help="sequences a micro-batch (default 1)")
+    add("--accumulation", type=int, default=1, metavar="N", help="micro-batches a step (default 1)")
+    add("--rank", type=int, default=16, metavar="R", help="LoRA rank (default 16)")
+    add("--targets", default="all-linear", metavar="NAMES", help="all-linear (default) or e.g. q_proj,v_proj")
+    add("--dropout", type=float, default=0.05, metavar="P", help="LoRA dropout (default 0.05)")
+    add("--optim", default="adamw_torch", choices=OPTIMIZERS, help="optimizer (default adamw_torch)")
+    add("--attn", default="sdpa", choices=ATTENTION, help="attention implementation (default sdpa)")
+    add("--checkpointing", action=flag, default=True, help="gradient checkpointing (default on)")
+    add("--reentrant", action=flag, default=False, help="reentrant checkpointing (default off)")
+    add("--prepare-kbit", action=flag, default=True, help="prepare_model_for_kbit_training: fp32 stream (default on)")
+    add("--autocast", action=flag, default=False, help="16-bit autocast around the forward pass (default off)")
+    add("--adapter-dtype", default="fp32", choices=("fp32", "bf16"), help="type of the adapters (default fp32)")
+    logits = parser.add_mutually_exclusive_group()
+    logits.add_argument("--keep-logits", action="store_true", help="the loop holds the logits during backward")
+    logits.add_argument("--drop-logits", dest="keep_logits", action="store_false", help="it does not (default)")
+    add("--loss", default="full", choices=LOSSES, help="full logits (default), chunks of tokens, or TRL's fused head")
+    add("--chunk-tokens", type=int, default=1024, metavar="N", help="tokens a chunk of --loss chunked (default 1024)")
+    add("--quant", default="nf4-dq", choices=QUANT, help="base weights (default nf4-dq: NF4, double quantisation)")
+    add(
+        "--embedding-grad", action=flag, default=True,
+        help="the embedding output needs a gradient, as enabling checkpointing makes it (default on)",
+    )  # fmt: skip
+    add("--gpu", metavar="PRESET", help="GPU preset: capacity, kernels (default: 24 GiB, kernels of an H200)")
+    add("--capacity", metavar="SIZE", help="device memory, e.g. 24GiB (default: the GPU's, else 24GiB)")
+
+
+def options_from(args: argparse.Namespace) -> RunOptions:
+    """The options that the arguments name. Raises UsageError."""
+    from memtrace.budget.options import RunOptions
+
+    return RunOptions(
+        sequence=args.seq_len,
+        batch=args.batch,
+        rank=args.rank,
+        targets=tuple(name.strip() for name in args.targets.split(",") if name.strip()),
+        dropout=args.dropout,
+        optimizer=args.optim,
+        attention=args.attn,
+        checkpointing=args.checkpointing,
+        reentrant=args.reentrant,
+        prepare_kbit=args.prepare_kbit,
+        autocast=args.autocast,
+        adapter_dtype=args.adapter_dtype,
+        keep_logits=args.keep_logits,
+        loss=args.loss,
+        quant=args.quant,
+        embeddings_require_grad=args.embedding_grad,
+        accumulation=args.accumulation,
+        chunk_tokens=args.chunk_tokens,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from memtrace.budget.advice import advise
+    from memtrace.budget.estimate import estimate
+    from memtrace.budget.presets import gpu_preset, model_shape
+    from memtrace.units import parse_size
+
+    if args.trace is not None:
+        check_target(Path(args.trace), args.force)
+    gpu = gpu_preset(args.gpu) if args.gpu else None
+    capacity = parse_size(args.capacity) if args.capacity else None
+    result = estimate(model_shape(args.model), options_from(args), gpu, capacity)
+    against = _against(result, args.against) if args.against else None
+    changes = advise(result)
+    if args.trace is not None:
+        from memtrace.budget.predicted import write_snapshot
+
+        write_snapshot(result, Path(args.trace))
+    if args.json:
+        from memtrace.budget.answer import answer
+
+        print_json(answer(result, changes, against))
+        return 0
+    from memtrace.budget.text import render
+
+    print("\n".join(render(result, changes, against)))
+    return 0
+
+
+def _against(result: Estimate, file: str) -> Against:
+    """Compare with the recording ``file``, at its peak."""
+    from memtrace.budget.compare import Measured, compare
+    from memtrace.report import analyse, report
+    from memtrace.snapshot.load import load
+    from memtrace.timeline import build, choose_device, choose_event
+
+    with progress("reading") as on_progress:
+        snapshot = load(file, on_progress)
+    device, why = choose_device(snapshot, None)
+    if why is not None:
+        print(f"memtrace: {why}", file=sys.stderr)
+    timeline = build(snapshot, device)
+    budget = report(analyse(timeline), choose_event(timeline, "peak"))
+    outside = budget.outside_allocator or {}
+    measured = Measured(
+        file=file,
+        peak_requested_bytes=budget.peaks["requested_bytes"],
+        peak_allocated_bytes=budget.peaks["allocated_bytes"],
+        peak_reserved_bytes=budget.peaks["reserved_bytes"],
+        categories=budget.categories,
+        nominal_bytes=outside.get("device_total_bytes"),
+        outside_bytes=outside.get("this_process_bytes"),
+    )
+    return compare(result, measured)
