@@ -43,9 +43,9 @@ class AddressSpace:
         self.hints = hints.segments if reuse else {}
         self._bases = hints.maps if reuse else {}
         known = [address for pairs in self.hints.values() for address, _ in pairs]
-        known.extend(self._bases.values())
         known.extend(occupied)
         self._next_down = min([_TOP, *known])
+        known.extend(self._bases.values())
         self._next_up = max([_TOP, *[address + (1 << 40) for address in known]])
         self._starts: list[int] = []  # of live segments, sorted
         self._sizes: dict[int, int] = {}

@@ -31,7 +31,8 @@ class RecordedDriver:
     The recorded events of one step are ``queue`` (action, address, size, event); ``at`` is the next one not yet
     consumed and ``anchor`` the event of the step itself. Growth is admitted exactly where the trace shows growth, and
     garbage collected where exactly its victims were released; ``threshold_from`` ≤ GC threshold < ``threshold_below``
-    is what that says about the threshold in bytes.
+    is what that says about the threshold in bytes, ``admitted_bytes`` ≤ limit < ``refused_bytes`` what growth says
+    about the limit on reserved memory.
     """
 
     def __init__(self, release_completed: Callable[[int], None]) -> None:
@@ -40,6 +41,7 @@ class RecordedDriver:
         self.anchor = 0
         self.refused = False  # whether the step is a recorded ``oom``
         self.threshold_from, self.threshold_below = 0, 1 << 62
+        self.admitted_bytes, self.refused_bytes = 0, 1 << 62
         self._release_completed = release_completed
 
     def begin(self, queue: list[tuple[int, int, int, int]], anchor: int) -> None:
@@ -66,7 +68,12 @@ class RecordedDriver:
     def admits(self, total_bytes: int, segment_bytes: int) -> bool:
         if not self.queue and not self.refused:
             raise Divergence(self.anchor, "no free block of the model fits this request, and no growth is recorded")
-        return self.next_action() in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+        admitted = self.next_action() in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+        if admitted:
+            self.admitted_bytes = max(self.admitted_bytes, total_bytes + segment_bytes)
+        else:
+            self.refused_bytes = min(self.refused_bytes, total_bytes + segment_bytes)
+        return admitted
 
     def wants_garbage(self, total_bytes: int, victims: list[int]) -> bool:
         ahead = self.queue[self.at : self.at + len(victims)]

@@ -36,7 +36,8 @@ class Replay:
 
     ``exact`` means that every address, segment event and the final layout came out as recorded; else the replay
     agreed before event ``diverged_at`` and ``why`` is one sentence. ``statistics`` has the names of
-    ``torch.cuda.memory_stats`` over the window, empty unless exact.
+    ``torch.cuda.memory_stats`` over the window, empty unless exact. The limit on reserved bytes that was in force lies
+    between ``limit_from_bytes`` (granted) and ``limit_below_bytes`` (refused; None if nothing ever was).
     """
 
     initial_blocks: InitialBlocks
@@ -55,6 +56,8 @@ class Replay:
     initial_allocated_bytes: int
     initial_requested_bytes: int
     statistics: Mapping[str, int]
+    limit_from_bytes: int
+    limit_below_bytes: int | None
     notes: tuple[str, ...]
 
 
@@ -87,7 +90,7 @@ def _assemble(evidence: Evidence, outcome: Outcome) -> Replay:
     pool[evidence.history.events] = 0 if only_default else evidence.history.pool
     action = device.trace.action
     blocks, segments = beginning.blocks, evidence.history.initial
-    notes = list(outcome.notes)
+    notes: list[str] = []
     if beginning.assumed_tails:
         notes.append(
             f"{beginning.assumed_tails} blocks from before the trace may be up to 1 MiB larger than shown: "
@@ -110,5 +113,7 @@ def _assemble(evidence: Evidence, outcome: Outcome) -> Replay:
         initial_allocated_bytes=int(blocks.block_bytes[~blocks.pending].sum()),
         initial_requested_bytes=int(blocks.requested_bytes.sum()),
         statistics=window_statistics(evidence, outcome) if outcome.diverged_at is None else {},
+        limit_from_bytes=outcome.limit_from,
+        limit_below_bytes=outcome.limit_below,
         notes=tuple(notes),
     )

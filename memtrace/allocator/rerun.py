@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,13 +23,17 @@ _CHUNK = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Block sizes by handle; where the model and the recording part (None: nowhere) and why; counters."""
+    """Block sizes by handle; where the model and the recording part (None: nowhere) and why; counters.
+
+    The limit on reserved bytes was at least ``limit_from`` and below ``limit_below`` (None: nothing was ever refused).
+    """
 
     block_bytes: I8
     diverged_at: int | None
     why: str | None
-    num_alloc_retries: int
-    notes: tuple[str, ...]
+    num_alloc_retries: int = 0
+    limit_from: int = 0
+    limit_below: int | None = None
 
 
 class _Rerun:
@@ -238,7 +243,17 @@ class _Rerun:
         if at is not None:
             later = life.alloc_event >= at
             sizes = np.where(later, evidence.rounded, sizes)
-        return Outcome(sizes, at, why, self.allocator.num_alloc_retries, ())
+        return Outcome(sizes, at, why, self.allocator.num_alloc_retries, *self._limits())
+
+    def _limits(self) -> tuple[int, int | None]:
+        """Bounds on the limit from what was granted and refused, and from when garbage was collected."""
+        driver, share = self.driver, self.evidence.config.gc_threshold
+        low, high = driver.admitted_bytes, driver.refused_bytes
+        if share > 0:
+            low = max(low, math.ceil(driver.threshold_from / share))
+            if driver.threshold_below < 1 << 62:
+                high = min(high, math.ceil(driver.threshold_below / share))
+        return low, high if high < 1 << 62 else None
 
     def _compare_end(self, sizes: I8) -> tuple[int | None, str | None]:
         """Compare the final layout with the recorded one."""
@@ -269,9 +284,9 @@ def rerun(evidence: Evidence) -> Outcome:
     start = np.where(evidence.life.alloc_event < 0, 0, evidence.rounded)
     start[evidence.beginning.handle] = evidence.beginning.blocks.block_bytes
     if not len(evidence.device.trace):
-        return Outcome(start, None, None, 0, ())
+        return Outcome(start, None, None)
     contradictions = evidence.history.contradictions + evidence.beginning.contradictions
     if contradictions:
         why = "the trace does not fit the final segments, so what was there before it began is not known"
-        return Outcome(start, 0, why, 0, ())
+        return Outcome(start, 0, why)
     return _Rerun(evidence).go()

@@ -36,14 +36,24 @@ class Refused:
     recorded: bool  # whether the recorded run was refused here too
 
 
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """A request that the recorded run was refused and this one granted, for a block that is freed at once."""
+
+    event: int
+    operation: int  # index in the program
+    address: int
+    block_bytes: int
+
+
 @dataclass(frozen=True)
 class Simulation:
     """Outcome of one program under one set of settings; sizes in bytes, events of the recorded trace.
 
     ``refused`` lists requests that failed; the run stops at the first that the recorded run was granted
     (``stopped_at``), since a program rarely survives that. ``segment_events`` has rows (event, action, address, size,
-    free list). ``address`` and ``block_bytes`` are by handle, -1 and 0 where never made. ``spared`` are events at
-    which the recorded run was refused and this one was not. ``peak_allocated_bytes`` counts blocks, as
+    free list). ``address`` and ``block_bytes`` are by handle, -1 and 0 where never made. ``spared`` lists requests
+    that the recorded run was refused and this one was not. ``peak_allocated_bytes`` counts blocks, as
     ``max_memory_allocated`` does.
     """
 
@@ -58,12 +68,14 @@ class Simulation:
     num_flushes: int
     refused: tuple[Refused, ...]
     stopped_at: int | None
-    spared: tuple[int, ...]
+    spared: tuple[Spared, ...]
     segment_events: I8
     address: I8
     block_bytes: I8
     allocated_bytes: I8  # after each executed operation
     executed: int
+    pending: tuple[int, ...]  # handles whose delayed free is not done
+    completed_by_flush: tuple[tuple[int, int], ...]  # (event, handle) of delayed frees that a flush completed
     keeps_layout: bool  # the run began with the recorded layout, not with blocks put in afresh
     counters: Counters | None
     state: State
@@ -77,6 +89,17 @@ class Simulation:
     def first_oom_event(self) -> int | None:
         """Event of the first failed request."""
         return self.refused[0].event if self.refused else None
+
+    def live(self) -> I8:
+        """Handles held by the program at the end of the run (those whose free is pending not included)."""
+        made = self.address >= 0
+        code, handle = self.program.op[: self.executed], self.program.handle[: self.executed]
+        made[handle[(code == Op.FREE) | (code == Op.DEFER)]] = False
+        made[: self.program.initial] &= ~self.program.absent[: self.program.initial]
+        made[list(self.pending)] = False
+        beginning = self.program.evidence.beginning
+        made[beginning.handle[beginning.blocks.pending]] = False
+        return np.flatnonzero(made)
 
     @cached_property
     def segment_allocs(self) -> int:
@@ -162,8 +185,7 @@ class _Run:
         self.address_of = [-1] * len(program.requested_bytes)
         self.size_of = [0] * len(program.requested_bytes)
         self.refused: list[Refused] = []
-        self.spared: list[int] = []
-        self.passing: list[tuple[int, int]] = []  # (operation, bytes) of requests allocated and freed at once
+        self.spared: list[Spared] = []
         self._make_requests()
 
     def _make_requests(self) -> None:
@@ -268,8 +290,7 @@ class _Run:
         if served is None:
             self._refuse(refusal.event, size, recorded=True)
             return
-        self.spared.append(refusal.event)
-        self.passing.append((index, served[1]))
+        self.spared.append(Spared(refusal.event, index, *served))
         self.state.release(number, *served)
 
     def _defer(self, handle: int) -> None:
@@ -351,9 +372,9 @@ class _Run:
         start = int(sizes[held[~program.absent[held]]].sum())
         curve = start + np.cumsum(change)
         peak = max(start, int(curve.max()) if executed else 0)
-        for index, size in self.passing:
-            if index < executed:
-                peak = max(peak, int(curve[index]) + size)
+        for spared in self.spared:
+            if spared.operation < executed:
+                peak = max(peak, int(curve[spared.operation]) + spared.block_bytes)
         return Simulation(
             config=self.config,
             policy=self.policy,
@@ -372,6 +393,8 @@ class _Run:
             block_bytes=sizes,
             allocated_bytes=curve,
             executed=executed,
+            pending=tuple(self.world.pending),
+            completed_by_flush=tuple(self.world.completed_by_flush),
             keeps_layout=self.keeps_layout,
             counters=self.counters,
             state=self.state,

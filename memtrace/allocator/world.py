@@ -30,6 +30,7 @@ class World:
         self.event = -1
         self.log: list[tuple[int, int, int, int, int]] = []
         self.pending: dict[int, None] = {}
+        self.completed_by_flush: list[tuple[int, int]] = []  # (event, handle)
         self._complete = complete
         self._last_use = last_use
         limit = config.limit_bytes
@@ -67,6 +68,7 @@ class World:
     def complete_pending(self, state: State) -> None:
         waiting, self.pending = self.pending, {}
         for handle in waiting:
+            self.completed_by_flush.append((self.event, handle))
             self._complete(handle)
 
     def may_release(self, state: State, pool: int) -> bool:

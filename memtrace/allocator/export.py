@@ -1,0 +1,233 @@
+"""A simulated run as a snapshot of builtin containers, which PyTorch's viewer and memtrace itself can open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from memtrace.allocator.config import AllocatorConfig
+from memtrace.allocator.program import Op
+from memtrace.allocator.state import MASK, SHIFT, State
+from memtrace.allocator.whatif import Simulation
+from memtrace.snapshot.model import Action, Snapshot
+from memtrace.snapshot.stacks import StackTable
+
+_SEGMENT_EVENTS = {
+    Action.SEGMENT_ALLOC: "segment_alloc",
+    Action.SEGMENT_FREE: "segment_free",
+    Action.SEGMENT_MAP: "segment_map",
+    Action.SEGMENT_UNMAP: "segment_unmap",
+}
+
+
+def as_snapshot(snapshot: Snapshot, run: Simulation, *, with_trace: bool = True) -> dict[str, Any]:
+    """The end of a simulated run (its ``until`` event, its refusal, or the end of the trace) as a snapshot dictionary.
+
+    With ``with_trace`` the events are told again with simulated addresses and segment events, so that the file can be
+    browsed over time; stacks and times are those of the recorded events.
+    """
+    frames = _Frames(snapshot.stacks)
+    device = run.program.evidence.device.device
+    traces: list[list[dict[str, Any]]] = [[] for _ in range(device + 1)]
+    if with_trace:
+        traces[device] = _trace(run, frames)
+    return {
+        "segments": _segments(run, frames, device),
+        "device_traces": traces,
+        "allocator_settings": settings_of(run.config),
+        "external_annotations": [
+            {"device": note.device, "time_us": note.time_us, "name": note.name, "stage": note.stage}
+            for note in snapshot.annotations
+        ],
+    }
+
+
+def settings_of(config: AllocatorConfig) -> dict[str, Any]:
+    """Settings in the form that PyTorch exports, with those that it does not export in the settings string."""
+    text = []
+    if config.large_segment_bytes != 20 << 20:
+        text.append(f"large_segment_size_mb:{config.large_segment_bytes >> 20}")
+    if config.max_non_split_rounding_bytes != config.large_segment_bytes:
+        text.append(f"max_non_split_rounding_mb:{config.max_non_split_rounding_bytes >> 20}")
+    return {
+        "PYTORCH_CUDA_ALLOC_CONF": ",".join(text),
+        "max_split_size": -1 if config.max_split_bytes is None else config.max_split_bytes,
+        "garbage_collection_threshold": config.gc_threshold,
+        "expandable_segments": config.expandable_segments,
+        "roundup_power2_divisions": {str(1 << i): value for i, value in enumerate(config.roundup_divisions)},
+    }
+
+
+class _Frames:
+    """Stacks as lists of frame dictionaries; one list a stack, shared as in PyTorch's own dumps."""
+
+    def __init__(self, stacks: StackTable) -> None:
+        self._stacks = stacks
+        self._made: dict[int, list[dict[str, Any]]] = {}
+        self._frame: dict[int, dict[str, Any]] = {}
+
+    def of(self, stack: int) -> list[dict[str, Any]]:
+        """The frames of a stack; [] for -1."""
+        made = self._made.get(stack)
+        if made is None:
+            made = self._made[stack] = [self._one(i) for i in self._stacks.frame_ids(stack).tolist()]
+        return made
+
+    def again(self, stack: int) -> list[dict[str, Any]]:
+        """The same frames in a list of its own, as a call of its own would have them."""
+        return list(self.of(stack))
+
+    def _one(self, number: int) -> dict[str, Any]:
+        made = self._frame.get(number)
+        if made is None:
+            frame = self._stacks.frames[number]
+            made = self._frame[number] = {"filename": frame.filename, "line": frame.line, "name": frame.name}
+        return made
+
+
+def mapped_ranges(state: State) -> list[tuple[int, int, int, bool]]:
+    """(address, size, free list, expandable) of every segment or maximal mapped range, by address."""
+    ranges = [(address, size, state.owner[address], False) for address, size in state.whole.items()]
+    for number, reservations in state.reservations.items():
+        holes = state.unmapped.get(number, [])
+        for reservation in reservations:
+            position, end = reservation.base, reservation.base + reservation.length
+            for hole in [h for h in holes if position <= h < end]:
+                if hole > position:
+                    ranges.append((position, hole - position, number, True))
+                position = hole + state.unmapped_at[hole]
+            if position < end:
+                ranges.append((position, end - position, number, True))
+    return sorted(ranges)
+
+
+def _segments(run: Simulation, frames: _Frames, device: int) -> list[dict[str, Any]]:
+    program, state = run.program, run.state
+    evidence = program.evidence
+    trace, life = evidence.device.trace, evidence.life
+    blocks: list[tuple[int, int, int, str, int]] = [
+        (key & MASK, key >> SHIFT, 0, "inactive", -1) for key in state.free_at.values()
+    ]
+    initial_stack = np.full(life.count, -1, dtype=np.int64)
+    initial_stack[evidence.beginning.handle] = evidence.beginning.blocks.stack
+    held = [(handle, "active_allocated") for handle in run.live().tolist()]
+    held += [(handle, "active_pending_free") for handle in run.pending]
+    for handle, status in held:
+        event = int(life.alloc_event[handle])
+        stack = int(trace.stack[event]) if event >= 0 else int(initial_stack[handle])
+        size = int(run.block_bytes[handle])
+        blocks.append((int(run.address[handle]), size, int(program.requested_bytes[handle]), status, stack))
+    blocks.sort()
+    pools = evidence.history.pools
+    result = []
+    at = 0
+    for address, size, number, expandable in mapped_ranges(state):
+        mine = []
+        while at < len(blocks) and blocks[at][0] < address + size:
+            mine.append(blocks[at])
+            at += 1
+        name = state.ids[number]
+        stream = name.stream if name.stream < 1 << 63 else name.stream - (1 << 64)
+        result.append(
+            {
+                "device": device,
+                "address": address,
+                "total_size": size,
+                "allocated_size": sum(b[1] for b in mine if b[3] == "active_allocated"),
+                "active_size": sum(b[1] for b in mine if b[3] != "inactive"),
+                "requested_size": sum(b[2] for b in mine if b[3] != "inactive"),
+                "stream": stream,
+                "segment_type": "small" if name.small else "large",
+                "segment_pool_id": pools[name.pool],
+                "is_expandable": expandable,
+                "frames": [],
+                "blocks": [
+                    {"address": b[0], "size": b[1], "requested_size": b[2], "state": b[3], "frames": frames.of(b[4])}
+                    for b in mine
+                ],
+            }
+        )
+    return result
+
+
+def _trace(run: Simulation, frames: _Frames) -> list[dict[str, Any]]:
+    """Simulated events: those of the program that were executed, with segment events where the simulation had them."""
+    program = run.program
+    trace = program.evidence.device.trace
+    raised: dict[int, list[tuple[int, int, int, int]]] = {}
+    for event, action, address, size, number in run.segment_events.tolist():
+        raised.setdefault(event, []).append((action, address, size, number))
+    completed_by_flush = _flush_completions(run)
+    refused = {refusal.event: refusal for refusal in run.refused}
+    last = run.executed
+    codes, handles, events = program.op[:last].tolist(), program.handle[:last].tolist(), program.event[:last].tolist()
+    if run.stopped_at is not None and run.stopped_at >= 0:
+        codes, handles, events = [*codes, int(Op.REFUSE)], [*handles, -1], [*events, run.stopped_at]
+    told: list[dict[str, Any]] = []
+
+    def tell(action: str, address: int, size: int, stream: int, event: int, stack: list[dict[str, Any]]) -> None:
+        entry = {"action": action, "addr": address, "size": size, "stream": stream, "frames": stack}
+        if trace.time_us is not None and event >= 0:
+            entry["time_us"] = int(trace.time_us[event])
+        told.append(entry)
+
+    def tell_segments(event: int, stack: list[dict[str, Any]]) -> None:
+        for action, address, size, number in raised.pop(event, ()):
+            stream = run.state.ids[number].stream
+            tell(_SEGMENT_EVENTS[Action(action)], address, size, stream, event, stack)
+
+    raised.pop(-1, None)  # what the state before the first event was made of
+    spared = {one.event: one for one in run.spared}
+    for code, handle, event in zip(codes, handles, events, strict=True):
+        stack = frames.again(int(trace.stack[event]))
+        for waiting in completed_by_flush.pop(event, ()):
+            size, stream = int(program.requested_bytes[waiting]), int(program.stream[waiting])
+            tell("free_completed", int(run.address[waiting]), size, stream, event, stack)
+        if code == Op.REFUSE:
+            tell_segments(event, stack)
+            stream = trace.streams[int(trace.stream[event])]
+            if event in spared:
+                one = spared[event]
+                tell("alloc", one.address, int(trace.size[event]), stream, event, stack)
+                end = frames.again(int(trace.stack[event]))
+                tell("free_requested", one.address, int(trace.size[event]), stream, event, end)
+                tell("free_completed", one.address, int(trace.size[event]), stream, event, end)
+            elif event in refused:
+                free = trace.oom_device_free_bytes.get(event, -1)
+                told.append(
+                    {
+                        "action": "oom",
+                        "size": refused[event].size_bytes,
+                        "stream": stream,
+                        "device_free": max(free, 0),
+                        "frames": stack,
+                        **({} if trace.time_us is None else {"time_us": int(trace.time_us[event])}),
+                    }
+                )
+            continue
+        if code == Op.FLUSH:
+            tell_segments(event, stack)
+            continue
+        address, size = int(run.address[handle]), int(program.requested_bytes[handle])
+        stream = int(program.stream[handle])
+        if code == Op.MALLOC:
+            tell_segments(event, stack)
+            tell("alloc", address, size, stream, event, stack)
+        elif code == Op.COMPLETE:
+            if handle not in completed_by_flush.get(-2, ()):
+                tell("free_completed", address, size, stream, event, stack)
+        else:
+            tell("free_requested", address, size, stream, event, stack)
+            if code == Op.FREE:
+                tell("free_completed", address, size, stream, event, stack)
+    return told
+
+
+def _flush_completions(run: Simulation) -> dict[int, list[int]]:
+    """Delayed frees that a simulated flush completed, by event; under key -2 all of them."""
+    found: dict[int, list[int]] = {}
+    for event, handle in run.completed_by_flush:
+        found.setdefault(event, []).append(handle)
+        found.setdefault(-2, []).append(handle)
+    return found
