@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from memtrace.compare.answer import Delta, SiteDelta
+from memtrace.report import Report
 from memtrace.units import format_bytes, format_delta
-
-if TYPE_CHECKING:
-    from memtrace.diff import Delta, SiteDelta
-    from memtrace.report import Report
 
 _WORTH_NAMING = 0.25  # of the largest change: smaller ones against it are not mentioned
 

@@ -5,29 +5,21 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 from typing import Any
 
-import numpy as np
-
 from memtrace.attribution.categories import Category
+from memtrace.compare.answer import Difference
 from memtrace.curves import category_curves, pick_events
-from memtrace.diff import Difference
 from memtrace.errors import MissingDependencyError, UsageError
+from memtrace.export.plot import COLOUR
 from memtrace.report import Analysis
 from memtrace.units import GIB, format_delta
 
-COLOURS: dict[str, str] = {
-    Category.BASE_WEIGHTS: "#4878cf",
-    Category.LORA: "#b47cc7",
-    Category.ACTIVATIONS: "#6acc65",
-    Category.TEMPORARY: "#e8c547",
-    Category.RUNTIME: "#77bedb",
-    Category.FRAGMENTATION: "#d65f5f",
-    Category.UNATTRIBUTED: "#9a9a9a",
-}
 _POINTS = 4000
 
 
 def plot_difference(before: Analysis, after: Analysis, answer: Difference, target: Path) -> None:
     """Draw BEFORE above AFTER, stacked by category, with the compared events marked. ``target`` names the format."""
+    if target.suffix.lower() not in (".svg", ".png"):
+        raise UsageError(f"{target}: a plot is written as .svg or .png")
     try:
         import matplotlib
 
@@ -48,8 +40,6 @@ def plot_difference(before: Analysis, after: Analysis, answer: Difference, targe
     figure.suptitle(f"peak reserved memory: {change}")
     try:
         figure.savefig(target)
-    except ValueError as error:
-        raise UsageError(f"--plot {target}: {error}") from None
     except OSError as error:
         raise UsageError(f"{target}: {error.strerror or error}") from None
     finally:
@@ -65,16 +55,15 @@ def _draw(axis: Any, name: str, analysis: Analysis, event: int) -> None:
         axis.text(0.5, 0.5, "no trace was recorded", ha="center", transform=axis.transAxes)
         return
     events = pick_events(curves, _POINTS)
-    layers = [curves.categories[number, events] / GIB for number in range(len(Category))]
-    present = [i for i, layer in enumerate(layers) if layer.any()]
-    names = [str(category) for category in Category]
+    present = [(category, i) for i, category in enumerate(Category) if curves.categories[i].any()]
     axis.stackplot(
         events,
-        np.stack([layers[i] for i in present]) if present else np.zeros((1, len(events))),
-        labels=[names[i] for i in present],
-        colors=[COLOURS[names[i]] for i in present],
-        linewidth=0,
+        *(curves.categories[i, events] / GIB for _, i in present),
+        labels=[category.replace("_", " ") for category, _ in present],
+        colors=[COLOUR[category] for category, _ in present],
+        step="post",
     )
     axis.plot(events, curves.reserved_bytes[events] / GIB, color="black", linewidth=0.8, label="reserved")
+    axis.plot(events, curves.allocated_bytes[events] / GIB, color="black", linewidth=0.4, label="allocated")
     axis.axvline(event, color="black", linestyle=":", linewidth=1)
     axis.set_xlim(0, max(1, len(curves) - 1))

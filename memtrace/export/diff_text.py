@@ -9,7 +9,7 @@ from pathlib import PurePath
 from rich.text import Text
 
 from memtrace.attribution.categories import Category
-from memtrace.diff import Difference, SiteDelta
+from memtrace.compare.answer import Difference, SiteDelta
 from memtrace.export.report_text import when
 from memtrace.export.text import STYLE, clip, columns, heading, warning_lines
 from memtrace.report import Report

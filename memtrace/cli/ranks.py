@@ -1,0 +1,62 @@
+"""Multi-GPU runs: one row a rank, how uneven they are, and the odd one out with its reason.
+
+Files are read by one process a core, or by the workers of a Dask cluster (--scheduler). A file that can't be read is
+reported and the rest go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from memtrace.cli.common import add_json, print_json, progress
+from memtrace.errors import SnapshotError, UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="DIR|FILE",
+        help="one file a rank, or a folder of them; also s3://, gs://, hf://… with the extra [remote]",
+    )
+    parser.add_argument(
+        "--device", type=int, metavar="N", help="device number in every file (default: the one that matters)"
+    )
+    parser.add_argument("--jobs", "-j", type=int, metavar="N", help="processes to read with (default: one a core)")
+    parser.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="send the work to a Dask cluster (tcp://host:8786) whose workers see the same files (extra [cluster])",
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from memtrace.ranks.compare import compare_ranks
+    from memtrace.ranks.sources import expand
+    from memtrace.ranks.workers import in_processes, on_dask
+
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError("--jobs takes a number of processes, 1 or more")
+    if args.jobs is not None and args.scheduler:
+        raise UsageError("--jobs and --scheduler exclude each other: the cluster has its own workers")
+    sources = expand(args.sources)
+    if "-" in sources:
+        raise UsageError("ranks reads files, not stdin")
+    with progress(f"reading {len(sources)} files") as show:
+        on_done = (lambda done: show(done / len(sources))) if show else None
+        if args.scheduler:
+            answers = on_dask(sources, args.scheduler, args.device, on_done)
+        else:
+            answers = in_processes(sources, args.device, args.jobs, on_done)
+    answer = compare_ranks(answers)
+    if args.json:
+        print_json(answer)
+    else:
+        from memtrace.export.ranks_text import render_ranks
+        from memtrace.export.text import print_lines
+
+        print_lines(render_ranks(answer))
+    if not answer.ranks:
+        raise SnapshotError("no file could be read")
+    return 0

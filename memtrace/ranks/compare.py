@@ -1,0 +1,168 @@
+"""Ranks side by side: at the same step where steps can be aligned, how uneven they are, and the odd one out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from memtrace.attribution.categories import Category
+from memtrace.ranks.odd import Odd, Standing, find_odd
+from memtrace.ranks.sources import natural
+from memtrace.ranks.summary import Failure, Rank, StepPeak
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step on every rank: the peak of allocated bytes in it, in the order of ``ranks``; None where missing."""
+
+    step: int
+    peaks_bytes: tuple[int | None, ...]
+    spread_bytes: int
+    highest_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How uneven one figure is over the ranks. ``max_over_median`` is 1.0 for a balanced run."""
+
+    min_bytes: int
+    median_bytes: int
+    max_bytes: int
+    spread_bytes: int
+    max_over_median: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankComparison:
+    """Every rank, what differs between them, and what could not be read.
+
+    ``aligned_by``: ``recorded steps`` (numbers the program recorded), ``steps from the start`` or ``steps from the
+    end`` (counted in the traces), or ``each rank's own event`` where no step is common to all. ``compared_step`` is
+    the step that categories are compared at: the one with the highest peak anywhere.
+    """
+
+    ranks: tuple[Rank, ...]
+    failed: tuple[Failure, ...]
+    numbered_by: str
+    aligned_by: str
+    compared_step: int | None
+    compared: tuple[Standing, ...]
+    steps: tuple[StepRow, ...]
+    imbalance: Mapping[str, Spread]
+    odd: Odd | None
+    sentence: str
+
+
+def compare_ranks(answers: Sequence[Rank | Failure]) -> RankComparison:
+    """Compare what the workers returned. With no readable rank at all, everything but ``failed`` is empty."""
+    failed = tuple(answer for answer in answers if isinstance(answer, Failure))
+    ranks, numbered_by = _numbered([answer for answer in answers if isinstance(answer, Rank)])
+    aligned_by, steps = _align(ranks)
+    common = _common_steps(steps)
+    step = _highest_step(steps, common)
+    standings = tuple(_standing(rank, steps[i][step] if step is not None else None) for i, rank in enumerate(ranks))
+    rows = tuple(_row(number, ranks, steps) for number in sorted({number for own in steps for number in own}))
+    odd = find_odd(standings)
+    return RankComparison(
+        ranks=tuple(ranks),
+        failed=failed,
+        numbered_by=numbered_by,
+        aligned_by=aligned_by if step is not None else "each rank's own event",
+        compared_step=step,
+        compared=standings,
+        steps=rows,
+        imbalance=_imbalance(ranks, standings),
+        odd=odd,
+        sentence=_sentence(ranks, failed, odd),
+    )
+
+
+def _numbered(ranks: list[Rank]) -> tuple[list[Rank], str]:
+    """Ranks in order of their numbers, or numbered in order of their files where numbers are missing or repeated."""
+    numbers = [rank.rank for rank in ranks]
+    if None not in numbers and len(set(numbers)) == len(numbers):
+        return sorted(ranks, key=lambda rank: rank.rank or 0), "recording or file name"
+    in_order = sorted(ranks, key=lambda rank: natural(rank.file))
+    return [replace(rank, rank=number) for number, rank in enumerate(in_order)], "order of files"
+
+
+def _align(ranks: Sequence[Rank]) -> tuple[str, list[dict[int, StepPeak]]]:
+    """(how, step -> its peak for each rank). A trace that lost its beginning can only be counted from its end."""
+    if ranks and all(rank.steps_recorded for rank in ranks):
+        how = "recorded steps"
+    elif any(rank.truncated for rank in ranks):
+        last = max((len(rank.steps) for rank in ranks), default=0) - 1
+        shifted = []
+        for rank in ranks:
+            offset = last - (rank.steps[-1].step if rank.steps else 0)
+            shifted.append({peak.step + offset: replace(peak, step=peak.step + offset) for peak in rank.steps})
+        return "steps from the end", shifted
+    else:
+        how = "steps from the start"
+    return how, [{peak.step: peak for peak in rank.steps} for rank in ranks]
+
+
+def _common_steps(steps: Sequence[Mapping[int, StepPeak]]) -> set[int]:
+    return set.intersection(*(set(own) for own in steps)) if steps else set()
+
+
+def _highest_step(steps: Sequence[Mapping[int, StepPeak]], common: set[int]) -> int | None:
+    """The common step with the highest peak on any rank; the earliest of equals."""
+    if not common:
+        return None
+    return max(sorted(common), key=lambda step: max(own[step].allocated_bytes for own in steps))
+
+
+def _standing(rank: Rank, peak: StepPeak | None) -> Standing:
+    categories = peak.categories if peak else rank.categories
+    return Standing(
+        rank=rank.rank or 0,
+        file=rank.file,
+        event=peak.event if peak else rank.at.event,
+        allocated_bytes=peak.allocated_bytes if peak else rank.allocated_bytes,
+        reserved_bytes=peak.reserved_bytes if peak else rank.reserved_bytes,
+        outside_bytes=rank.outside_bytes,
+        categories=categories,
+    )
+
+
+def _row(step: int, ranks: Sequence[Rank], steps: Sequence[Mapping[int, StepPeak]]) -> StepRow:
+    peaks = tuple(own[step].allocated_bytes if step in own else None for own in steps)
+    known = [peak for peak in peaks if peak is not None]
+    highest = max(range(len(peaks)), key=lambda i: peaks[i] or -1)
+    return StepRow(step, peaks, max(known) - min(known), ranks[highest].rank or 0)
+
+
+def _imbalance(ranks: Sequence[Rank], standings: Sequence[Standing]) -> dict[str, Spread]:
+    if not ranks:
+        return {}
+    figures: dict[str, list[int]] = {
+        "peak_allocated": [rank.peaks["allocated_bytes"] for rank in ranks],
+        "peak_reserved": [rank.peaks["reserved_bytes"] for rank in ranks],
+    }
+    for category in Category:
+        figures[str(category)] = [standing.categories.get(str(category), 0) for standing in standings]
+    outside = [rank.outside_bytes for rank in ranks]
+    if None not in outside:
+        figures["outside_allocator"] = [size or 0 for size in outside]
+    return {name: _spread(sizes) for name, sizes in figures.items()}
+
+
+def _spread(sizes: Sequence[int]) -> Spread:
+    middle = int(median(sizes))
+    return Spread(min(sizes), middle, max(sizes), max(sizes) - min(sizes), max(sizes) / middle if middle > 0 else None)
+
+
+def _sentence(ranks: Sequence[Rank], failed: Sequence[Failure], odd: Odd | None) -> str:
+    count = f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'}"
+    unread = f" ({len(failed)} more could not be read)" if failed else ""
+    dead = [rank.rank for rank in ranks if rank.oom]
+    ooms = f"; out of memory on rank{'' if len(dead) == 1 else 's'} {', '.join(map(str, dead[:8]))}" if dead else ""
+    if not ranks:
+        return f"No rank could be read{unread}."
+    if len(ranks) == 1:
+        return f"One rank{unread}{ooms}: nothing to compare it with."
+    if odd is None:
+        return f"{count}{unread} are balanced{ooms}."
+    return f"{count}{unread}: rank {odd.rank} is the odd one out{ooms}. {odd.why[0] if odd.why else ''}".rstrip()

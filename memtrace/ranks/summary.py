@@ -1,0 +1,181 @@
+"""What is kept of one rank's recording: a few hundred numbers, so that any number of ranks fits in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+
+import numpy as np
+
+from memtrace.attribution.categories import Category
+from memtrace.caveats import is_truncated
+from memtrace.curves import category_curves
+from memtrace.errors import MemtraceError
+from memtrace.forensics.capacity import Known
+from memtrace.forensics.verdict import judge
+from memtrace.ranks.sources import local_copy
+from memtrace.report import Analysis, Moment, analyse, report
+from memtrace.timeline import At, build, choose_device, choose_event
+
+_RANK = re.compile(r"rank[_\-.=]?(\d+)", re.IGNORECASE)
+_SITES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class StepPeak:
+    """The highest allocated level within one step, and the budget there (``categories`` sum to ``reserved_bytes``)."""
+
+    step: int
+    event: int
+    allocated_bytes: int
+    reserved_bytes: int
+    categories: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A call site without its line: bytes at the rank's event."""
+
+    category: str
+    subcategory: str
+    frame: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank. ``categories`` are at ``at`` (the OOM, else the peak); ``rank`` is None where nothing tells it.
+
+    ``outside_bytes``: in use on the device but not by this allocator (CUDA context, NCCL, other processes); None if
+    the file does not tell. ``steps_recorded``: step numbers are the program's own, not counted in the trace.
+    """
+
+    file: str
+    rank: int | None
+    device: int
+    world_size: int | None
+    at: At
+    moment: Moment
+    peaks: Mapping[str, int]
+    reserved_bytes: int
+    allocated_bytes: int
+    categories: Mapping[str, int]
+    subcategories: Mapping[str, int]
+    outside_bytes: int | None
+    oom: bool
+    asked_bytes: int | None
+    verdict: str
+    steps: tuple[StepPeak, ...]
+    steps_recorded: bool
+    truncated: bool
+    sites: tuple[Place, ...]
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A file that gave no answer, and why in one line."""
+
+    file: str
+    error: str
+
+
+def summarise(source: str, device: int | None = None) -> Rank | Failure:
+    """Read one recording. Never raises for what the file or its transport may do; this is what workers run."""
+    try:
+        with local_copy(source) as path:
+            return _summarise(path, source, device)
+    except MemtraceError as error:
+        return Failure(source, str(error).removeprefix(f"{source}: "))
+    except MemoryError:
+        return Failure(source, "not enough memory to read it")
+    except Exception as error:  # one bad file must not end a run over hundreds
+        return Failure(source, f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+
+
+def _summarise(path: str, source: str, wanted: int | None) -> Rank:
+    from memtrace.snapshot.load import load
+
+    snapshot = load(path)
+    device, _ = choose_device(snapshot, wanted)
+    timeline = build(snapshot, device)
+    analysis = analyse(timeline)
+    at = choose_event(timeline, None)
+    budget = report(analysis, at)
+    extra = snapshot.memtrace
+    outside = (budget.outside_allocator or {}).get("not_this_allocator_bytes")
+    return Rank(
+        file=source,
+        rank=_integer(extra.get("rank"), _rank_in_name(source)),
+        device=device.device,
+        world_size=_integer(extra.get("world_size"), None),
+        at=at,
+        moment=budget.moment,
+        peaks=budget.peaks,
+        reserved_bytes=budget.reserved_bytes,
+        allocated_bytes=budget.allocated_bytes,
+        categories=budget.categories,
+        subcategories=budget.subcategories,
+        outside_bytes=outside,
+        oom=bool(timeline.oom_events),
+        asked_bytes=budget.fragmentation.asked_bytes,
+        verdict=judge(analysis, at.event, Known()).verdict,
+        steps=step_peaks(analysis),
+        steps_recorded=analysis.attribution.facts.phases.basis == "recorded",
+        truncated=is_truncated(timeline) is True,
+        sites=_sites(budget.top),
+        exact=budget.exact,
+    )
+
+
+def _integer(value: object, otherwise: int | None) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise
+
+
+def _rank_in_name(source: str) -> int | None:
+    """The number in ``…rank3….pickle``, in the file's name or, failing that, its folder's."""
+    path = PurePath(source)
+    for part in (path.name, path.parent.name):
+        found = _RANK.search(part)
+        if found:
+            return int(found[1])
+    return None
+
+
+def step_peaks(analysis: Analysis) -> tuple[StepPeak, ...]:
+    """The peak of allocated memory within each step, by the phases of the trace; empty where no step was recognised."""
+    phases = analysis.attribution.facts.phases
+    timeline = analysis.timeline
+    if not len(phases) or not (phases.step >= 0).any():
+        return ()
+    curves = category_curves(analysis)
+    # A step is one run of spans with its number; loading (-1) is no step.
+    first = np.flatnonzero(np.diff(phases.step, prepend=phases.step[0] - 1))
+    edges = np.append(phases.start[first], len(timeline))
+    found = []
+    for span, low, high in zip(first.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        step = int(phases.step[span])
+        if step < 0 or high <= low:
+            continue
+        event = low + int(np.argmax(curves.allocated_bytes[low:high]))
+        found.append(
+            StepPeak(
+                step=step,
+                event=event,
+                allocated_bytes=int(curves.allocated_bytes[event]),
+                reserved_bytes=int(curves.reserved_bytes[event]),
+                categories={str(c): int(curves.categories[i, event]) for i, c in enumerate(Category)},
+            )
+        )
+    return tuple(found)
+
+
+def _sites(top: object) -> tuple[Place, ...]:
+    merged: dict[tuple[str, str, str], int] = {}
+    for site in top:  # type: ignore[attr-defined]
+        key = (site.category, site.subcategory, re.sub(r":\d+ ", " ", site.frame))
+        merged[key] = merged.get(key, 0) + site.bytes
+    ranked = sorted(merged.items(), key=lambda item: -item[1])[:_SITES]
+    return tuple(Place(category, sub, frame, size) for (category, sub, frame), size in ranked)

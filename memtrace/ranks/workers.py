@@ -1,0 +1,153 @@
+"""Send one task a file to many workers: processes on this machine, or a Dask cluster. A lost worker costs no answer.
+
+Every worker holds one recording at a time and returns a small summary.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from multiprocessing import get_context
+
+from memtrace.errors import MissingDependencyError, UsageError
+from memtrace.ranks.sources import is_remote
+from memtrace.ranks.summary import Failure, Rank, summarise
+
+Answer = Rank | Failure
+Task = Callable[[str, int | None], Answer]
+_KILLED = "its worker was killed while reading it (out of memory?)"
+_CONNECT_S = 10
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    with suppress(AttributeError):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+def in_processes(
+    sources: Sequence[str],
+    device: int | None = None,
+    jobs: int | None = None,
+    on_done: Callable[[int], None] | None = None,
+    task: Task = summarise,
+) -> list[Answer]:
+    """One answer a source, in order. ``on_done`` is called with the number finished so far.
+
+    When a worker dies, the files that were being read are read again; one that is there at a second death is read in
+    a process of its own, so that a file that kills its reader is reported and takes nothing else with it.
+    """
+    jobs = min(jobs or cores(), max(1, len(sources)))
+    answers: dict[str, Answer] = {}
+    deaths: dict[str, int] = dict.fromkeys(sources, 0)
+    waiting = deque(dict.fromkeys(sources))
+    while waiting:
+        together = [source for source in waiting if deaths[source] < 2]
+        batch, workers = (together, jobs) if together else ([waiting[0]], 1)
+        lost = _run_pool(batch, device, workers, task, answers, on_done)
+        for source in lost:
+            deaths[source] += 1
+            if not together:
+                answers[source] = Failure(source, _KILLED)
+        waiting = deque(source for source in waiting if source not in answers)
+    return [answers[source] for source in sources]
+
+
+def _run_pool(
+    batch: Sequence[str],
+    device: int | None,
+    workers: int,
+    task: Task,
+    answers: dict[str, Answer],
+    on_done: Callable[[int], None] | None,
+) -> list[str]:
+    """Work through ``batch``; returns the sources whose worker died (the pool is then gone)."""
+    # spawn: a fork of a process with threads (the terminal browser, say) can deadlock.
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_ignore_interrupts)
+    queue = deque(batch)
+    running: dict[Future[Answer], str] = {}
+    lost: list[str] = []
+    try:
+        while (queue or running) and not lost:
+            try:
+                while queue and len(running) < workers:  # no more than the workers hold: a death costs only these
+                    running[pool.submit(task, queue[0], device)] = queue[0]
+                    queue.popleft()
+            except BrokenProcessPool:
+                lost = list(running.values())
+                break
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                source = running.pop(future)
+                try:
+                    answers[source] = future.result()
+                except BrokenProcessPool:
+                    lost.append(source)
+                    continue
+                except Exception as error:  # a task that can't be sent or returned
+                    answers[source] = Failure(source, f"unexpected {type(error).__name__}: {error}")
+                if on_done is not None:
+                    on_done(len(answers))
+        if lost:
+            lost += [source for source in running.values() if source not in lost]
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return lost
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C reaches the whole process group; the parent alone answers it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def on_dask(
+    sources: Sequence[str],
+    scheduler: str,
+    device: int | None = None,
+    on_done: Callable[[int], None] | None = None,
+    task: Task = summarise,
+) -> list[Answer]:
+    """The same tasks on a Dask cluster whose workers see the same files; Dask reschedules those of lost workers.
+
+    Raises MissingDependencyError without dask.distributed, UsageError if no scheduler answers.
+    """
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise MissingDependencyError("--scheduler needs Dask: pip install 'torch-memtrace[cluster]'") from None
+    try:
+        client = Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as refused:
+        detail = " ".join(str(refused).split())[:120] or type(refused).__name__
+        raise UsageError(f"--scheduler {scheduler}: no Dask scheduler answers there ({detail})") from None
+    answers: dict[str, Answer] = {}
+    with client:
+        # Workers may run in another folder.
+        located = {source: source if is_remote(source) else os.path.abspath(source) for source in sources}  # noqa: PTH100
+        futures = {client.submit(_named, task, located[s], s, device, pure=False, retries=1): s for s in located}
+        for future in as_completed(list(futures)):
+            source = futures[future]
+            if future.status == "finished":
+                answers[source] = future.result()
+            else:
+                reason = future.exception() if future.status == "error" else None
+                killed = reason is None or type(reason).__name__ == "KilledWorker"
+                error = _KILLED if killed else f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
+                answers[source] = Failure(source, error)
+            future.release()
+            if on_done is not None:
+                on_done(len(answers))
+    return [answers[source] for source in sources]
+
+
+def _named(task: Task, located: str, source: str, device: int | None) -> Answer:
+    """Run the task on an absolute path and answer under the name the user gave."""
+    from dataclasses import replace
+
+    return replace(task(located, device), file=source)
