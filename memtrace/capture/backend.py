@@ -7,7 +7,13 @@ object to :func:`use`. Sizes are bytes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import importlib.util
+import os
+import re
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from memtrace.errors import MissingDependencyError
@@ -16,6 +22,11 @@ OomObserver = Callable[[int, int, int, int], None]
 """Called with (device, bytes of the failing request, bytes of the limit or device in use, free bytes of the device)."""
 
 MIN_TORCH = (2, 1)
+_CPU_ONLY = "this PyTorch ({version}) is a CPU-only build: there is no GPU memory to record; install a CUDA build"
+_NO_HISTORY = (
+    "the allocator backend is {backend}, which keeps no history; "
+    "remove backend:cudaMallocAsync from PYTORCH_CUDA_ALLOC_CONF to record"
+)
 
 
 class Backend(Protocol):
@@ -23,7 +34,9 @@ class Backend(Protocol):
 
     device_type: str
 
+    def precheck(self) -> None: ...
     def require(self) -> None: ...
+    def when_ready(self, begin: Callable[[], None]) -> None: ...
     def start(self, stacks: str, max_entries: int, context: str = "all") -> str: ...
     def stop(self) -> None: ...
     def snapshot(self) -> dict[str, Any]: ...
@@ -44,19 +57,44 @@ class CudaBackend:
 
     device_type = "cuda"
 
+    def precheck(self) -> None:
+        """What :meth:`require` checks, as far as it can be known without importing PyTorch or touching the GPU.
+
+        A program under ``memtrace run`` may still set variables that PyTorch reads when it is imported, choose its GPU,
+        or fork; so neither may happen before it runs.
+        """
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            raise MissingDependencyError("recording needs PyTorch, which is not installed here")
+        built = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+        self._check_version(str(built["__version__"]))
+        if not (built.get("cuda") or built.get("hip")):
+            raise MissingDependencyError(_CPU_ONLY.format(version=built["__version__"]))
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+            if "cudaMallocAsync" in os.environ.get(name, ""):
+                raise MissingDependencyError(_NO_HISTORY.format(backend="cudaMallocAsync"))
+        if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+            raise MissingDependencyError("CUDA_VISIBLE_DEVICES hides every GPU: there is nothing to record")
+        if built.get("cuda") and not _driver_present():
+            raise MissingDependencyError("no NVIDIA driver (libcuda) is found here: there is no GPU to record")
+
+    def when_ready(self, begin: Callable[[], None]) -> None:
+        """Call ``begin`` when the program first uses the GPU (at once if it has). PyTorch must be imported."""
+        import_torch().cuda._lazy_call(begin)
+
+    @staticmethod
+    def _check_version(version: str) -> None:
+        if parse_version(version) < MIN_TORCH:
+            raise MissingDependencyError(
+                f"PyTorch {version} is too old to record a memory history; 2.1 or newer is needed"
+            )
+
     def require(self) -> None:
         """Raise :class:`MissingDependencyError` with one clear line unless this process can record."""
         torch = import_torch()
-        version = torch_version()
-        if version < MIN_TORCH:
-            raise MissingDependencyError(
-                f"PyTorch {torch.__version__} is too old to record a memory history; 2.1 or newer is needed"
-            )
+        self._check_version(str(torch.__version__))
         if getattr(torch.version, "cuda", None) is None and getattr(torch.version, "hip", None) is None:
-            raise MissingDependencyError(
-                f"this PyTorch ({torch.__version__}) is a CPU-only build: there is no GPU memory to record; "
-                "install a CUDA build"
-            )
+            raise MissingDependencyError(_CPU_ONLY.format(version=torch.__version__))
         if not torch.cuda.is_available():
             raise MissingDependencyError(
                 "PyTorch finds no usable GPU (torch.cuda.is_available() is False): check the driver, "
@@ -64,10 +102,7 @@ class CudaBackend:
             )
         get_backend = getattr(torch.cuda, "get_allocator_backend", None)
         if get_backend is not None and get_backend() != "native":
-            raise MissingDependencyError(
-                f"the allocator backend is {get_backend()!r}, which keeps no history; "
-                "remove backend:cudaMallocAsync from PYTORCH_CUDA_ALLOC_CONF to record"
-            )
+            raise MissingDependencyError(_NO_HISTORY.format(backend=get_backend()))
 
     def start(self, stacks: str, max_entries: int, context: str = "all") -> str:
         """Switch recording on for every device; returns the stacks really recorded.
@@ -167,10 +202,19 @@ def import_torch() -> Any:
     return torch
 
 
-def torch_version() -> tuple[int, int]:
-    """(major, minor) of the installed PyTorch."""
-    parts = str(import_torch().__version__).split(".")
-    return int(parts[0]), int("".join(c for c in parts[1] if c.isdigit()) or 0)
+def parse_version(version: str) -> tuple[int, int]:
+    """(major, minor) of a PyTorch version."""
+    numbers = re.findall(r"\d+", version)
+    return int(numbers[0]), int(numbers[1])
+
+
+def _driver_present() -> bool:
+    """Whether the driver's library can be loaded; it is not initialised, so that the program may still fork."""
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name)
+            return True
+    return False
 
 
 _in_use: list[Backend] = [CudaBackend()]

@@ -98,7 +98,8 @@ def model_labels(model: Any, device_type: str, optimized: frozenset[int] = froze
             yield from _quant_state(getattr(parameter, "quant_state", None), f"{name}.quant_state", device_type)
             yield from _label(getattr(parameter, "SCB", None), QUANT_STATE, f"{name}.SCB", device_type)
     for name, module in model.named_modules():
-        state = getattr(module, "state", None)  # bitsandbytes' Linear8bitLt moves its constants here in the first forward
+        # bitsandbytes' Linear8bitLt moves its constants to ``state`` in the first forward pass.
+        state = getattr(module, "state", None)
         for part in ("SCB", "SCBt") if hasattr(state, "SCB") else ():
             yield from _label(getattr(state, part, None), QUANT_STATE, f"{name}.state.{part}", device_type)
         yield from _quant_state(getattr(module, "quant_state", None), f"{name}.quant_state", device_type)

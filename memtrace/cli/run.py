@@ -1,0 +1,72 @@
+"""Run an unchanged training script with recording on: memtrace run [OPTIONS] SCRIPT ARGS… or -m MODULE ARGS…
+
+The script runs as `python SCRIPT ARGS…` would run it. When it ends, or runs out of memory, the recording lies in the
+output folder; `memtrace report FILE` and `memtrace explain FILE` read it. Also under launchers, one file a rank:
+torchrun --nproc_per_node 2 -m memtrace run train.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from memtrace.errors import UsageError
+
+
+def steps_window(text: str) -> tuple[int, int]:
+    """``A:B`` as (A, B)."""
+    match = re.fullmatch(r"(\d*):(\d+)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:END, like 10:12")
+    return int(match[1] or 0), int(match[2])
+
+
+def add_recording_options(parser: argparse.ArgumentParser) -> None:
+    """The options that every verb which records shares."""
+    from memtrace.capture.recorder import DEFAULT_MAX_ENTRIES, STACKS
+
+    parser.add_argument("--stacks", choices=STACKS, default="python", help="all adds C++ frames (slower dumps)")
+    parser.add_argument(
+        "--max-entries",
+        type=int,
+        default=DEFAULT_MAX_ENTRIES,
+        metavar="N",
+        help=f"events kept, the newest ones (default {DEFAULT_MAX_ENTRIES})",
+    )
+    parser.add_argument("--deep", action="store_true", help="stamp module names on allocations (PyTorch 2.10+; slower)")
+    parser.add_argument("--force", action="store_true", help="replace an existing file instead of adding a number")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "memtrace run [OPTIONS] SCRIPT ARGS…\n       memtrace run [OPTIONS] -m MODULE ARGS…"
+    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder for recordings (default: .)")
+    parser.add_argument(
+        "--steps",
+        type=steps_window,
+        metavar="A:B",
+        help="record steps A up to, not including, B (counted from 0, one a call of optimizer.step)",
+    )
+    add_recording_options(parser)
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ARGS…", help="run a module")
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="script and its arguments")
+
+
+def run(args: argparse.Namespace) -> int:
+    from memtrace.capture.launcher import launch
+    from memtrace.capture.recorder import RecordOptions
+
+    program = args.module if args.module is not None else args.script
+    if not program:
+        raise UsageError("nothing to run: give a script, or -m and a module")
+    name = program[0] if args.module is not None else Path(program[0]).stem
+    options = RecordOptions(
+        folder=args.out.absolute(),
+        stem=name,
+        stacks=args.stacks,
+        max_entries=args.max_entries,
+        steps=args.steps,
+        deep=args.deep,
+        force=args.force,
+    )
+    return launch(program, args.module is not None, options)
