@@ -41,10 +41,38 @@ def advise(estimate: Estimate) -> tuple[Change, ...]:
             continue
         margin = estimate.fit.capacity_bytes - estimate.outside_bytes - round(peak * loss)
         found.append(Change(change, flag, cost, saves, margin, margin >= 0, options))
+    if not any(entry.sufficient for entry in found):
+        together = _together(estimate, loss)
+        if together is not None:
+            found.append(together)
     shorter = _longest(estimate, loss)
     if shorter is not None:
         found.append(shorter)
     return tuple(sorted(found, key=lambda entry: not entry.sufficient))
+
+
+def _together(estimate: Estimate, loss: float) -> Change | None:
+    """No single change suffices: the shortest run of them, in order of cost, that does (training unchanged)."""
+    options, flags = estimate.options, list[str]()
+    budget = estimate.fit.capacity_bytes - estimate.outside_bytes
+    best = estimate.peak_requested_bytes
+    for name, flag, cost, _ in _candidates(estimate.options, estimate):
+        if cost == "other training":
+            break
+        changed = next((after for other, _, _, after in _candidates(options, estimate) if other == name), None)
+        if changed is None:
+            continue
+        peak = requested_peak(estimate.shape, changed, estimate.gpu.device)
+        if peak >= best:
+            continue
+        options, best = changed, peak
+        flags.append(flag)
+        margin = budget - round(peak * loss)
+        if margin >= 0 and len(flags) > 1:
+            saves = estimate.peak_requested_bytes - peak
+            change = f"{len(flags)} changes together"
+            return Change(change, " ".join(flags), "the sum of theirs", saves, margin, True, options)
+    return None
 
 
 def _candidates(options: RunOptions, estimate: Estimate) -> Iterator[tuple[str, str, str, RunOptions]]:
@@ -71,7 +99,7 @@ def _candidates(options: RunOptions, estimate: Estimate) -> Iterator[tuple[str, 
         yield "gradient checkpointing", "--checkpointing", "about a third more time", checkpointing
     if options.batch > 1:
         smaller = replace(options, batch=1, accumulation=options.accumulation * options.batch)
-        flag = f"--batch 1, accumulation {smaller.accumulation}"
+        flag = f"--batch 1 --accumulation {smaller.accumulation}"
         yield "micro-batches of one sequence, accumulated", flag, "slower steps", smaller
     if options.targets == (ALL_LINEAR,) and not estimate.shape.fused_projections:
         narrow = replace(options, targets=("q_proj", "v_proj"))

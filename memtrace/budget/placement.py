@@ -110,7 +110,7 @@ def place(stream: Stream, limit_bytes: int | None = None) -> Placement:
     address, blocks = [0] * len(requests), [0] * len(requests)
     sequence = [None if e == EMPTY_CACHE else requests[e] if e >= 0 else requests[~e] for e in stream.events]
     flushes = [event for event, entry in enumerate(stream.events) if entry == EMPTY_CACHE][::-1]
-    position = {entry: event for event, entry in enumerate(stream.events) if entry >= 0}
+    position = [event for event, entry in enumerate(stream.events) if 0 <= entry < EMPTY_CACHE]
 
     def miss(handle: int, number: int, size: int) -> None:
         driver.event = position[handle]

@@ -50,9 +50,13 @@ def snapshot(estimate: Estimate) -> dict[str, Any]:
             "max_split_size": -1,
             "garbage_collection_threshold": 0.0,
             "expandable_segments": False,
+            "pinned_num_register_threads": 1,
+            "release_lock_on_cudamalloc": False,
+            "pinned_use_cuda_host_register": False,
+            "graph_capture_record_stream_reuse": False,
             "roundup_power2_divisions": {str(1 << i): 0 for i in range(16)},
         },
-        "external_annotations": [],
+        "external_annotations": writer.annotations,
         "memtrace": {
             "version": 1,
             "predicted": True,
@@ -87,6 +91,7 @@ class _Writer:
         self.entries: list[dict[str, Any]] = []
         self.labels: list[dict[str, Any]] = []
         self.phases: list[dict[str, Any]] = []
+        self.annotations: list[dict[str, Any]] = []
         self._frames: dict[tuple[str, str, int, str], Frames] = {}
         self._open: dict[int, dict[str, Any]] = {}
 
@@ -102,8 +107,8 @@ class _Writer:
         phase = "load"
         for event, entry in enumerate(stream.events):
             for mark in marks.get(event, ()):
+                self._phase(mark, phase)
                 phase = mark.name
-                self.phases.append({"time_us": self._now(), "name": mark.name, "step": mark.step})
             index = entry if entry >= 0 else ~entry
             frames = [] if entry == EMPTY_CACHE else self._stack(index, phase)
             for segment in growth.get(event, ()):
@@ -121,6 +126,15 @@ class _Writer:
                 self._add("free_completed", address, size, frames)
         return self.entries
 
+    def _phase(self, mark: Mark, before: str) -> None:
+        """A phase mark; optimizer steps also as the ranges that PyTorch annotates."""
+        self.phases.append({"time_us": self._now(), "name": mark.name, "step": mark.step})
+        if (mark.name == "optimizer") != (before == "optimizer"):
+            stage = "START" if mark.name == "optimizer" else "END"
+            self.annotations.append(
+                {"stage": stage, "name": "Optimizer.step#predicted.step", "device": 0, "time_us": self._now()}
+            )
+
     def _now(self) -> int:
         return START_US + len(self.entries)
 
@@ -132,8 +146,9 @@ class _Writer:
                 "size": size,
                 "stream": 0,
                 "time_us": self._now(),
-                "frames": frames,
+                "compile_context": "N/A",
                 "user_metadata": metadata,
+                "frames": frames,
             }
         )
 

@@ -62,7 +62,7 @@ def _simulate(shape: ModelShape, options: RunOptions, device: Device, steps: int
     head = Head(ops, shape, options, weights.head)
     optimizer = Optimizer(ops, options.optimizer, weights.parameters)
     if warm:
-        ops.warm_up()
+        ops.warm_up(options.quant != "int8" and any(bias for *_, bias in shape.linears))
     token_ids: Tensor | None = None
     result: tuple[Tensor, Tensor | None] | None = None
     for step in range(steps):

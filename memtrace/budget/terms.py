@@ -116,9 +116,10 @@ def cublas_workspaces(x: Symbols) -> int:
 
 
 def cublaslt_workspaces(x: Symbols) -> int:
-    """One for each thread, where a quantised layer has a bias (fused bias product)."""
+    """One for each thread that runs a quantised layer with a bias: forward, and autograd's if layers are recomputed."""
     biased = any(bias for *_, bias in x.shape.linears) and x.options.quant != "int8"
-    return 2 * x.device.cublaslt_workspace_bytes if biased else 0
+    threads = 2 if x.options.checkpointing else 1
+    return threads * x.device.cublaslt_workspace_bytes if biased else 0
 
 
 def token_ids(x: Symbols) -> int:

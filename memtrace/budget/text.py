@@ -93,12 +93,15 @@ def _categories(estimate: Estimate) -> Iterator[str]:
 def _terms(estimate: Estimate) -> Iterator[str]:
     yield "largest terms"
     for term in estimate.terms[:12]:
-        name = term.name if len(term.name) <= 32 else term.name[:31] + "…"
-        yield f"  {format_bytes(term.bytes):>10}  {name:<32}  {term.formula}"
+        yield f"  {format_bytes(term.bytes):>10}  {_cut(term.name, 30):<30}  {_cut(term.formula, 36)}"
     form = estimate.affine
     squared = f" + {form.per_token_squared_bytes:,.3f} B · t²" if form.per_token_squared_bytes else ""
     text = f"{format_bytes(form.constant_bytes)} + {form.per_token_bytes:,.0f} B · t{squared}"
     yield f"affine: {text}, t = {estimate.options.tokens} tokens"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _levels(estimate: Estimate) -> Iterator[str]:
@@ -116,10 +119,11 @@ def _levels(estimate: Estimate) -> Iterator[str]:
 def _changes(changes: tuple[Change, ...]) -> Iterator[str]:
     yield "what to change, cheapest sufficient change first (each re-estimated)"
     for change in changes:
-        verdict = "fits" if change.sufficient else "not enough alone"
-        left = format_delta(change.margin_bytes)
-        yield f"  saves {format_bytes(change.saves_bytes):>10}  {verdict} ({left}): {change.change}"[:WIDTH]
-        yield f"{'':20}{change.flag} · {change.cost}"
+        left = format_bytes(abs(change.margin_bytes))
+        verdict = f"FITS, {left} to spare" if change.sufficient else f"still {left} too much"
+        yield f"  {change.change}"
+        yield from _wrap(f"    {change.flag} · {change.cost}", "      ")
+        yield f"    saves {format_bytes(change.saves_bytes)}: {verdict}"
 
 
 def _against(against: Against) -> Iterator[str]:
