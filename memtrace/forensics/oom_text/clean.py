@@ -20,16 +20,15 @@ _ANSI = re.compile(
     r"|\x08{2,}"  # a spinner; one alone may be a device number (PyTorch 2.3)
 )
 _SOFT_BREAK = re.compile(r"\r+|(?<!\\)\\r\\n|(?<!\\)\\n|(?<!\\)\\r")
-_BARS = re.compile(
-    r"(?:(?<![\w.])(?!\w*(?:Error|Exception):)[A-Za-z][\w .()/-]{0,40}:\s{1,4})?"
+_BAR = re.compile(
     r"\d{1,3}(?:\.\d+)?%\s?\|[^|\n]{0,200}\|\s{0,6}[\d.,]{1,14}[kKMGT]?i?B?\s?/\s?[\d.,?]{1,14}[kKMGT]?i?B?"
     r"\s{0,4}\[[^\]\n]{0,160}\]"
-    r"|(?:(?<![\w.])(?!\w*(?:Error|Exception):)[A-Za-z][\w .()/-]{0,40}:\s{1,4})?"
-    r"\d{1,10}(?:it|ex|examples?)\s\[\d[^\]\n]{0,80}\]"
+    r"|\d{1,10}(?:it|ex|examples?)\s\[\d[^\]\n]{0,80}\]"
     r"|\d{1,3}%\s?\|[ ▏▎▍▌▋▊▉█#-]{3,200}\|?"
     r"|[━╸╺╴╶█▉▊▋▌▍▎▏]{3,}[^\n]{0,60}?\d{1,2}:\d\d(?::\d\d)?"
     r"|[█▉▊▋▌▍▎▏▓▒░]{2,}"
 )
+_BAR_NAME = re.compile(r"(?<![\w.])(?!\w*(?:Error|Exception):)[A-Za-z][\w .()/-]{0,40}:\s{1,4}$")
 _BOX = re.compile("[\u2500-\u257f\ufffd\ufeff\u200b]|â”[‚\u0080-\u00bf]?|\xa0")
 _ASCII_BOX = re.compile(r"^\s*[|+]\s+(.*?)\s*[|+]?\s*$")
 
@@ -106,7 +105,7 @@ def clean_lines(data: bytes, first_line: int) -> list[Line]:
 
 def _clean(part: str, number: int) -> Line | None:
     if "%" in part or "it [" in part or "━" in part or "█" in part:
-        part = _BARS.sub(" ", part)
+        part = _without_bars(part)
     if not part.isascii():
         part = _BOX.sub(" ", part)
     boxed = _ASCII_BOX.match(part)
@@ -129,6 +128,19 @@ def _clean(part: str, number: int) -> Line | None:
         return None
     found = _RANK_IN_PREFIX.search(prefix) if prefix else None
     return Line(number, text, prefix, " ".join(tags), int(found[1]) if found else None)
+
+
+def _without_bars(part: str) -> str:
+    """A line without progress bars and the names in front of them."""
+    kept: list[str] = []
+    place = 0
+    for bar in _BAR.finditer(part):
+        before = part[place : bar.start()]
+        name = _BAR_NAME.search(before, max(0, len(before) - 50))
+        kept.append(before[: name.start()] if name else before)
+        place = bar.end()
+    kept.append(part[place:])
+    return " ".join(kept)
 
 
 def flows(lines: list[Line]) -> list[Flow]:

@@ -11,6 +11,9 @@ from .versions import intersect
 MAX_MESSAGES = 4_000
 """A log with more distinct messages (a run that skips every batch that does not fit) is not read to its end."""
 
+MAX_PRINTED = 12_000
+"""The same, counting every repetition."""
+
 NEAR_LINES = 200
 _FIGURES = (
     "tried_bytes",
@@ -30,16 +33,18 @@ class Collector:
 
     def __init__(self) -> None:
         self._messages: list[OomMessage] = []
+        self._printed = 0
         self._seen: dict[tuple[object, ...], list[int]] = {}
         self._warnings: dict[int | None, int] = {}
 
     @property
     def full(self) -> bool:
         """Whether no more messages are taken."""
-        return len(self._messages) >= MAX_MESSAGES
+        return len(self._messages) >= MAX_MESSAGES or self._printed >= MAX_PRINTED
 
     def add(self, message: OomMessage) -> None:
         """Take the next message; one already seen is counted instead."""
+        self._printed += 1
         if message.kind is Kind.WARNING:
             self._add_warning(message)
             return

@@ -15,6 +15,7 @@ from .host_texts import LAST_LOOK_ALIKES, LOOK_ALIKES
 from .message import OomMessage
 from .summary_table import MemorySummary, read_summaries
 from .table import Text
+from .triggers import is_plain
 from .windows import Readable, Tally, Window, windows
 
 _TABLES: tuple[Text, ...] = (*PYTORCH, *FOREIGN, *DRIVER, *LOOK_ALIKES)
@@ -25,6 +26,9 @@ _RANKS = (
     re.compile(r":\d+:\d+ \[(\d{1,4})\]"),  # NCCL: host:pid:thread [device]
 )
 _TEXT_LIMIT = 600
+
+PATIENCE_BYTES = 2 << 20
+"""After so many bytes (and 2 % of the log) that looked like messages and held none, only unbroken ones are sought."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,19 @@ def read_log(stream: Readable | bytes | str) -> LogReading:
     collector = Collector()
     summaries: list[MemorySummary] = []
     cut = False
-    for window in windows(stream, tally, lambda: collector.full):
+
+    def strict() -> bool:
+        return tally.fruitless_bytes > PATIENCE_BYTES + tally.bytes_read // 50
+
+    for window in windows(stream, tally, lambda: collector.full, strict):
         if collector.full:
             cut = True
             continue
-        for message in _read_window(window):
+        if strict() and not is_plain(window.data):
+            continue
+        found = _read_window(window)
+        tally.fruitless_bytes += 0 if found else len(window.data)
+        for message in found:
             collector.add(message)
         summaries += read_summaries(window.data, window.line)
     return LogReading(collector.finish(), tuple(summaries), tally.bytes_read, tally.lines_read, cut)

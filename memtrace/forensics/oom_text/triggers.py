@@ -55,3 +55,43 @@ def find_triggers(block: bytes, start: int, end: int, *, at_end: bool) -> list[i
             found.append(at)
     found.sort()
     return found
+
+
+_WHITE_SPACE = bytes(range(9, 14)) + b" "
+
+
+def _behind(stem: str, *befores: str, after: str = "") -> bytes:
+    """Pattern of ``stem`` with one of ``befores`` in front of it, or followed by ``after``."""
+    looks = [f"(?<={re.escape(before + stem)})" for before in befores] + ([after] if after else [])
+    return f"{stem}(?:{'|'.join(looks)})".encode()
+
+
+_PLAIN = tuple(
+    re.compile(pattern)
+    for pattern in (
+        _behind("outofmemory", "cuda", "hip", "xpu", "npu", "mlu", "musa", "backend", "error:", "'", "(2):", "=2:",
+                "]:", "failed:", "failure", "exhausted:", "heap", after="error|atline|:kill"),
+        _behind("allocate", "triedto", "unableto", "failedto", "cannot"),
+        _behind("alloc", "bad_", "cudac", after="_failed|ationondevice|ationfailedforsize|atingtensor"),
+        rb"out_of_(?:mem|device)",
+        rb"memory(?:error(?<!outofmemoryerror)|allocation|summary,dev|forthecache)|notenoughmemory:",
+        rb"totalcapac",
+        rb"alreadyallocated",
+        rb"bypytorch",
+        rb"nvml_success==",
+        rb"withoomondevice",
+        rb"outofresource:",
+        rb"killedprocess",
+        rb"exitcode:-9",
+        rb"_not_initialized",
+    )
+)  # fmt: skip
+
+
+def is_plain(data: bytes) -> bool:
+    """Whether a stretch holds the words of a message unbroken but for white space.
+
+    For logs in which ordinary lines keep looking like broken messages: there, only such stretches are read.
+    """
+    joined = data.lower().translate(None, _WHITE_SPACE)
+    return any(words.search(joined) for words in _PLAIN)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from .triggers import MARGIN, find_triggers
+from .triggers import MARGIN, find_triggers, is_plain
 
 BLOCK_BYTES = 1 << 20
 LOOK_BACK_BYTES = 768
@@ -41,6 +41,8 @@ class Tally:
 
     bytes_read: int = 0
     lines_read: int = 0
+    fruitless_bytes: int = 0
+    """Bytes in stretches that turned out to hold no message (kept by the reader)."""
 
 
 def blocks(source: Readable | bytes | str) -> Iterator[bytes]:
@@ -86,10 +88,13 @@ def _utf16(head: bytes) -> str | None:
     return None
 
 
-def windows(source: Readable | bytes | str, tally: Tally, enough: Callable[[], bool]) -> Iterator[Window]:
+def windows(
+    source: Readable | bytes | str, tally: Tally, enough: Callable[[], bool], strict: Callable[[], bool]
+) -> Iterator[Window]:
     """Stretches around every trigger, in order; ``tally`` is kept up to date.
 
-    Once ``enough()`` is true the rest is only counted.
+    Once ``enough()`` is true the rest is only counted; while ``strict()`` is, triggers count only in blocks that hold
+    unbroken words of a message.
     """
     buffer = b""
     line = 1  # line number of buffer[0]
@@ -107,7 +112,8 @@ def windows(source: Readable | bytes | str, tally: Tally, enough: Callable[[], b
             continue
         buffer += block
         end = len(buffer) if last else max(scanned, len(buffer) - MARGIN)
-        pending += find_triggers(buffer, scanned, end, at_end=last)
+        if not strict() or is_plain(buffer[max(0, scanned - MARGIN) :]):
+            pending += find_triggers(buffer, scanned, end, at_end=last)
         scanned = end
         taken = 0
         while pending:
