@@ -1,13 +1,15 @@
 """Stamp every allocation with the operator that asked for it, and note what autograd saves.
 
 Used for the instrumented second run that gives truth labels. Each operator gets a number, which
-``_set_memory_metadata`` writes on the events of the calling thread: ``"17"`` while operator 17 runs, ``"17+"`` after
-it. Operators, saved tensors and checkpoint recomputations are kept as plain rows for :mod:`memtrace.capture.truth`.
+``_set_memory_metadata`` writes on the events of the calling thread: ``"17"`` while operator 17 runs, ``"17+3"`` after
+it when three checkpoint recomputations have stopped by then. Operators, saved tensors and checkpoint recomputations
+are kept as plain rows for :mod:`memtrace.capture.truth`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,14 +18,16 @@ from typing import Any
 from memtrace.capture import backend as backend_module
 from memtrace.capture.identity import storage_of
 
-
 # Python frames that stand between C++ and a dispatch mode.
-_MACHINERY = ("_python_dispatch", "/_ops.py", "/_stats.py", "/_compile.py", "/_dynamo/")
+_MACHINERY = ("_python_dispatch", "/_ops.py", "/_stats.py", "/_compile.py", "/_dynamo/", "capture_standin")
 
 
 @dataclass(slots=True)
 class Operator:
-    """One dispatched operator. ``outputs`` are (storage address, shape, dtype is floating) of its results."""
+    """One dispatched operator. ``outputs`` are (storage address, shape, dtype is floating) of its results.
+
+    ``module`` is the path of module classes that ran it, ``call`` the number of the innermost one's call.
+    """
 
     name: str
     outputs: list[tuple[int, tuple[int, ...], bool]]
@@ -32,6 +36,7 @@ class Operator:
     in_recompute: bool
     from_engine: bool
     casts_packed: bool
+    call: int
 
 
 @dataclass(slots=True)
@@ -45,7 +50,7 @@ class StampLog:
     def as_dict(self) -> dict[str, Any]:
         """Plain rows, for JSON."""
         rows = [
-            [o.name, o.outputs, o.module, o.in_backward, o.in_recompute, o.from_engine, o.casts_packed]
+            [o.name, o.outputs, o.module, o.in_backward, o.in_recompute, o.from_engine, o.casts_packed, o.call]
             for o in self.operators
         ]
         return {"operators": rows, "saved": self.saved, "recomputes": self.recomputes}
@@ -61,35 +66,38 @@ def stamping(packed_addresses: Any = lambda: frozenset()) -> Iterator[StampLog]:
 
     backend = backend_module.get()
     log = StampLog()
-    modules: list[str] = []
+    modules: list[tuple[str, int]] = [("", 0)]  # (path, number of the call), the innermost last
+    calls = itertools.count(1)
     depth = [0]
     in_backward = torch._C._current_graph_task_id
 
-    def bump(text: str = "+") -> int:
-        backend.set_metadata(f"{len(log.operators) - 1}{text}")
+    def between() -> int:
+        """Stamp what comes after the last operator; returns the next operator's number."""
+        backend.set_metadata(f"{len(log.operators) - 1}+{len(log.recomputes)}")
         return len(log.operators)
 
-    class Stamp(TorchDispatchMode):
+    class Stamp(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             number = len(log.operators)
             source = args[0] if args and isinstance(args[0], torch.Tensor) else None
             operator = Operator(
                 str(func),
                 [],
-                modules[-1] if modules else "",
+                modules[-1][0],
                 in_backward() != -1,
                 depth[0] > 0,
                 _only_dispatch_frames(sys._getframe().f_back),
                 source is not None
                 and source.dtype in (torch.int8, torch.uint8)
                 and (storage_of(source, backend.device_type) or (0, 0))[0] in packed_addresses(),
+                modules[-1][1],
             )
             log.operators.append(operator)
             backend.set_metadata(str(number))
             try:
                 result = func(*args, **(kwargs or {}))
             finally:
-                backend.set_metadata(f"{number}+")
+                backend.set_metadata(f"{number}+{len(log.recomputes)}")
             for tensor in pytree.tree_leaves(result):
                 if isinstance(tensor, torch.Tensor):
                     found = storage_of(tensor, backend.device_type)
@@ -98,10 +106,10 @@ def stamping(packed_addresses: Any = lambda: frozenset()) -> Iterator[StampLog]:
             return result
 
     def enter(module: Any, _args: Any) -> None:
-        modules.append(type(module).__name__)
+        modules.append((f"{modules[-1][0]}/{type(module).__name__}", next(calls)))
 
     def leave(module: Any, _args: Any, _out: Any) -> None:
-        if modules:
+        if len(modules) > 1:
             modules.pop()
 
     def note_saved(tensor: Any) -> None:
@@ -116,7 +124,7 @@ def stamping(packed_addresses: Any = lambda: frozenset()) -> Iterator[StampLog]:
     class Recompute(checkpoint._recomputation_hook):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            keep = self.pack_hook
+            keep: Any = self.pack_hook  # type: ignore[has-type]
 
             def note_and_keep(tensor: Any) -> Any:
                 note_saved(tensor)
@@ -125,16 +133,20 @@ def stamping(packed_addresses: Any = lambda: frozenset()) -> Iterator[StampLog]:
             self.pack_hook = note_and_keep
 
         def __enter__(self) -> Any:
-            self._first = bump()
+            self._first = between()
             depth[0] += 1
             return super().__enter__()
 
         def __exit__(self, *error: Any) -> Any:
-            done = super().__exit__(*error)
             depth[0] -= 1
-            if not error or error[0] is None or not issubclass(error[0], RuntimeError):  # ended, or stopped early
-                log.recomputes.append((self._first, len(log.operators)))
-            return done
+            # Ended, or stopped early by an exception that still holds the recomputed function's locals.
+            if not error or error[0] is None or not issubclass(error[0], RuntimeError):
+                stopped(self._first)
+            return super().__exit__(*error)
+
+    def stopped(first: int) -> None:
+        log.recomputes.append((first, len(log.operators)))
+        between()
 
     original_hook = checkpoint._recomputation_hook
     original_backward = checkpoint.CheckpointFunction.backward
@@ -143,13 +155,13 @@ def stamping(packed_addresses: Any = lambda: frozenset()) -> Iterator[StampLog]:
         run = ctx.run_function
 
         def recompute(*args: Any) -> Any:
-            first = bump()
+            first = between()
             depth[0] += 1
             try:
                 out = run(*args)
             finally:
                 depth[0] -= 1
-            log.recomputes.append((first, len(log.operators)))
+            stopped(first)
             return out
 
         ctx.run_function = recompute
@@ -173,10 +185,13 @@ def stamping(packed_addresses: Any = lambda: frozenset()) -> Iterator[StampLog]:
 
 
 def _only_dispatch_frames(frame: Any) -> bool:
-    """Whether nothing but PyTorch's own dispatch machinery called the operator: the autograd engine summing gradients."""
+    """Whether the autograd engine itself called the operator, as it does to sum gradients.
+
+    Nothing but PyTorch's dispatch machinery stands between; a nested engine runs below the frame that started it.
+    """
     while frame is not None:
         name = frame.f_code.co_filename
         if not any(part in name for part in _MACHINERY):
-            return False
+            return bool(frame.f_code.co_name == "_engine_run_backward")
         frame = frame.f_back
     return True

@@ -1,12 +1,14 @@
 """Record runs with the truth behind every allocation.
 
     python3 tests/gpu/record_truth.py --out DIR [--only NAME…] [--workers 4] [--device cuda|cpu]
+    python3 tests/gpu/record_truth.py --relabel DIR
 
 For each configuration of ``truth_configs.py``: ``NAME.pickle.xz`` (the snapshot), ``NAME.info.json`` (configuration,
 phase marks in µs, memory statistics, versions, OOM) and ``NAME.labels.json.xz`` (the truth labels, see
-``memtrace.capture.truth``), packed into ``DIR/truth_N.tar``. Each configuration runs twice, each time in a process of its
-own: once as a user would record it, once under the operator stamps. With ``--device cpu`` the runs are tiny and a stand-in
-watches host memory, to test the script.
+``memtrace.capture.truth``; ``NAME.stamps.json.xz`` holds what they were derived from), packed into ``DIR/truth_N.tar``.
+With ``--relabel DIR`` the labels of recordings already made are derived anew. Each configuration runs twice, each time
+in a process of its own: once as a user would record it, once under the operator stamps. With ``--device cpu`` the runs
+are tiny and a stand-in watches host memory, to test the script.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ import argparse
 import contextlib
 import json
 import lzma
-import os
 import pickle
 import subprocess
 import sys
 import tarfile
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from truth_configs import ARCHITECTURES, RECORDINGS, TINY, Recording, shrunk  # 
 from memtrace.capture import backend as backend_module  # noqa: E402
 from memtrace.capture import identity, qlora, stamps  # noqa: E402
 from memtrace.capture.truth import FROM_IDENTITY, Run, truth  # noqa: E402
+from memtrace.capture.truth_files import pack_stamps, unpack_stamps  # noqa: E402
 
 MAX_TAR_BYTES = 14 << 20
 
@@ -122,7 +125,9 @@ def run_trainer(model: Any, cfg: qlora.StepConfig, device: str, notes: Notes, wo
         from trl import SFTConfig, SFTTrainer
 
         data = Dataset.from_list([{"input_ids": ids} for ids in tokens])
-        args = SFTConfig(**options, max_length=cfg.seq_len, packing=False, dataset_kwargs={"skip_prepare_dataset": True})
+        args = SFTConfig(
+            **options, max_length=cfg.seq_len, packing=False, dataset_kwargs={"skip_prepare_dataset": True}
+        )
         trainer = SFTTrainer(model=model, args=args, train_dataset=data, processing_class=_tokenizer())
     try:
         trainer.train()
@@ -202,7 +207,7 @@ def run_one(name: str, recording: Recording, mode: str, checkpoint: Path, work: 
                 run_trainer(notes.model, cfg, device, notes, work)
             dump("end")
     except torch.OutOfMemoryError as error:
-        record["oom"]["message"] = str(error)
+        record["oom"] = (record["oom"] or {}) | {"message": str(error)}
     record["log"] = record["log"].as_dict() if record["log"] is not None else None
     record.update(marks=notes.marks, identity=notes.identity, vocab=qlora.vocabulary(notes.model), cfg=cfg.as_dict())
     (work / f"{name}.{mode}.pickle").write_bytes(pickle.dumps(record))
@@ -214,8 +219,8 @@ def _live(snapshot: dict[str, Any]) -> dict[int, int]:
     return {block["address"]: block["requested_size"] for block in blocks if block["state"] != "inactive"}
 
 
-def finish(name: str, recording: Recording, work: Path, out: Path, seconds: list[float]) -> str:
-    """Derive the labels from both runs and write the three files; returns one line for the log."""
+def finish(name: str, recording: Recording, work: Path, out: Path) -> str:
+    """Derive the labels from both runs and write the four files; returns one line for the log."""
     clean, stamped = (pickle.loads((work / f"{name}.{mode}.pickle").read_bytes()) for mode in ("clean", "stamped"))
     runs = []
     for record in (clean, stamped):
@@ -224,24 +229,30 @@ def finish(name: str, recording: Recording, work: Path, out: Path, seconds: list
     before = clean["before"] if recording.late else {}
     labels = truth(runs[0], runs[1], stamped["log"], clean["vocab"], before)
     raw = pickle.dumps(clean["snapshot"], protocol=4)
-    raw = _portable(raw)
     info = {
         "name": name, "arch": recording.arch, "cfg": clean["cfg"], "late": recording.late, "stacks": recording.stacks,
         "kind": clean["kind"], "raw_bytes": len(raw), "events": len(runs[0].trace), "marks": clean["marks"],
         "versions": _versions(), "stats": clean["stats"], "oom": clean["oom"], "driver_total": clean["info"][1],
         "driver_used": clean["info"][1] - clean["info"][0], "stamped_kind": stamped["kind"],
-        "labelled_share_of_bytes": labels["labelled_share_of_bytes"], "seconds": seconds,
+        "labelled_share_of_bytes": labels["labelled_share_of_bytes"],
     }  # fmt: skip
     (out / f"{name}.pickle.xz").write_bytes(lzma.compress(raw))
     (out / f"{name}.labels.json.xz").write_bytes(lzma.compress(json.dumps(labels).encode()))
     (out / f"{name}.info.json").write_text(json.dumps(info, indent=1))
-    peak = sum(labels["peak_breakdown"].values())
-    return f"{name}: {info['events']} events, labelled {info['labelled_share_of_bytes']:.3%}, peak {peak / 2**30:.3f} GiB"
+    stamps_file = pack_stamps(runs[0], runs[1], stamped["log"], clean["vocab"], before)
+    (out / f"{name}.stamps.json.xz").write_bytes(stamps_file)
+    peak_gib = sum(labels["peak_breakdown"].values()) / 2**30
+    return f"{name}: {info['events']} events, labelled {labels['labelled_share_of_bytes']:.3%}, peak {peak_gib:.3f} GiB"
 
 
-def _portable(raw: bytes) -> bytes:
-    """The snapshot as it is; paths in frames stay (they are the recording machine's)."""
-    return raw
+def relabel(folder: Path) -> None:
+    """Derive the labels of every recording in a folder anew, from its snapshot and its stamps."""
+    for stamps_file in sorted(folder.glob("*.stamps.json.xz")):
+        name = stamps_file.name.removesuffix(".stamps.json.xz")
+        snapshot = pickle.loads(lzma.decompress((folder / f"{name}.pickle.xz").read_bytes()))
+        labels = truth(*unpack_stamps(stamps_file.read_bytes(), snapshot["device_traces"][0]))
+        (folder / f"{name}.labels.json.xz").write_bytes(lzma.compress(json.dumps(labels).encode()))
+        print(f"{name}: labelled {labels['labelled_share_of_bytes']:.3%}", flush=True)
 
 
 def _versions() -> dict[str, str]:
@@ -256,39 +267,39 @@ def _versions() -> dict[str, str]:
 
 def pack(out: Path) -> None:
     """Move the files into tar archives small enough to be carried around."""
-    files = sorted(p for p in out.iterdir() if p.suffix != ".tar")
-    archive, number, size = None, 0, 0
-    for path in files:
-        if archive is None or size + path.stat().st_size > MAX_TAR_BYTES:
-            if archive is not None:
-                archive.close()
-            archive, number, size = tarfile.open(out / f"truth_{number}.tar", "w"), number + 1, 0
-        archive.add(path, path.name)
+    number, size = 0, 0
+    for path in sorted(p for p in out.iterdir() if p.suffix != ".tar"):
+        number, size = (number, size) if size + path.stat().st_size <= MAX_TAR_BYTES else (number + 1, 0)
+        with tarfile.open(out / f"truth_{number}.tar", "a") as archive:
+            archive.add(path, path.name)
         size += path.stat().st_size + 2048
         path.unlink()
-    if archive is not None:
-        archive.close()
 
 
 def job(name: str, arguments: argparse.Namespace, recording: Recording, checkpoint: Path, work: Path) -> str:
-    """Both processes of one configuration, then the labels. Errors become the returned line."""
+    """One configuration; errors become the returned line, so that one failure does not lose the others."""
+    try:
+        return record_both(name, arguments, recording, checkpoint, work)
+    except Exception as error:
+        return f"{name}: FAILED: {error!r:.600}\n{traceback.format_exc()[-2000:]}"
+
+
+def record_both(name: str, arguments: argparse.Namespace, recording: Recording, checkpoint: Path, work: Path) -> str:
+    """Both processes of one configuration, then the labels."""
     began, cap, seconds = time.time(), 0, []
     if recording.cap_of is not None:
         other = json.loads((work / "files" / f"{recording.cap_of}.info.json").read_text())
         cap = int(other["stats"]["reserved_bytes.all.peak"] * recording.cap_factor)
-    for mode in ("clean", "stamped"):
+    line = ""
+    for mode in ("clean", "stamped", "labels"):
         command = [sys.executable, __file__, "--one", name, "--mode", mode, "--checkpoint", str(checkpoint)]
         command += ["--work", str(work), "--device", arguments.device, "--cap", str(cap)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.timeout)
         seconds.append(round(time.time() - began, 1))
         if done.returncode:
             return f"{name}: {mode} run FAILED\n{done.stderr[-3000:]}"
-    try:
-        return finish(name, recording, work, work / "files", seconds) + f" ({seconds[-1]} s)"
-    except Exception as error:  # one configuration's failure must not lose the others
-        import traceback
-
-        return f"{name}: labels FAILED: {error}\n{traceback.format_exc()[-2000:]}"
+        line = done.stdout.strip()
+    return f"{line} (seconds {seconds})"
 
 
 def main() -> None:
@@ -303,8 +314,15 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--work", type=Path, default=Path("/tmp/truth_work"))
     parser.add_argument("--cap", type=int, default=0)
+    parser.add_argument("--relabel", type=Path)
     arguments = parser.parse_args()
     choose = shrunk if arguments.device == "cpu" else lambda recording: recording
+    if arguments.relabel:
+        relabel(arguments.relabel)
+        return
+    if arguments.mode == "labels":
+        print(finish(arguments.one, choose(RECORDINGS[arguments.one]), arguments.work, arguments.work / "files"))
+        return
     if arguments.one:
         recording = choose(RECORDINGS[arguments.one])
         options = (arguments.one, recording, arguments.mode, arguments.checkpoint, arguments.work, arguments.device)
@@ -335,14 +353,15 @@ def main() -> None:
     for wave in (False, True):
         with ThreadPoolExecutor(arguments.workers) as pool:
             todo = [n for n in names if (recordings[n].cap_of is not None) == wave]
-            args = [(n, arguments, recordings[n], arguments.work / "checkpoints" / recordings[n].arch, arguments.work) for n in todo]
-            for line in pool.map(lambda a: job(*a), args):
+            folders = {n: arguments.work / "checkpoints" / recordings[n].arch for n in todo}
+            for line in pool.map(lambda n, f=folders: job(n, arguments, recordings[n], f[n], arguments.work), todo):
                 print(line, flush=True)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for path in files.iterdir():
         (arguments.out / path.name).write_bytes(path.read_bytes())
     pack(arguments.out)
-    print(f"done after {time.time() - began:.0f} s: {', '.join(os.listdir(arguments.out))}")
+    names = sorted(path.name for path in arguments.out.iterdir())
+    print(f"done after {time.time() - began:.0f} s: {', '.join(names)}")
 
 
 if __name__ == "__main__":

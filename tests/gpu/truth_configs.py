@@ -1,4 +1,4 @@
-"""The configurations that ``record_truth.py`` records, and the architectures they use (published shapes, fewer layers)."""
+"""The configurations that ``record_truth.py`` records; the architectures are published ones with fewer layers."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ RECORDINGS: dict[str, Recording] = {
     "llama2-7b_qv-only": Recording(
         "llama2-7b", {"targets": ("q_proj", "v_proj"), "checkpointing": False, **_PLAIN, "optim": "adamw_torch"}
     ),
-    "qwen2-7b_late-cpp": Recording(
-        "qwen2-7b", {"accumulate": 2, "optim": "adamw_torch"}, late=True, stacks="all"
-    ),
+    "qwen2-7b_late-cpp": Recording("qwen2-7b", {"accumulate": 2, "optim": "adamw_torch"}, late=True, stacks="all"),
     "llama2-7b_lora-bf16-base": Recording(
         "llama2-7b", {"quant": "none", **_PLAIN, "adapter_dtype": "bf16", "optim": "adamw_torch_fused"}
     ),
