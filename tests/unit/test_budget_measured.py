@@ -1,0 +1,102 @@
+"""Predicted peaks against peaks measured on an H200: every row, every phase, both steps."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memtrace.budget.options import RunOptions
+from memtrace.budget.peaks import backward_peak, forward_peak, optimizer_peak
+from memtrace.budget.placement import Placement, place
+from memtrace.budget.presets import gpu_preset, model_preset
+from memtrace.budget.step import Stream, simulate_run
+from memtrace.budget.symbols import symbols
+
+TRUTH = Path(__file__).parent.parent / "truth" / "measured"
+DEVICE = gpu_preset("h200").device
+FILES = ("llama2-7b_r16", "mistral-7b_r16")
+PHASES = ("forward", "backward", "optimizer")
+_OF_MARK = {"inputs": "forward", "loss": "forward", "recompute": "backward", "zero_grad": "optimizer"}
+
+
+def rows(file: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((TRUTH / f"{file}.json").read_text())["rows"]
+    return found
+
+
+def options(row: dict[str, Any]) -> RunOptions:
+    return RunOptions(
+        sequence=row["L"],
+        batch=row["B"],
+        rank=row["rank"],
+        dropout=row["dropout"],
+        optimizer=row["optim"],
+        attention=row["attn"],
+        checkpointing=row["ckpt"],
+        prepare_kbit=row["prepare"],
+    )
+
+
+def phase_peaks(stream: Stream, placement: Placement) -> dict[str, tuple[int, int, int]]:
+    """Requested, allocated, reserved by ``step{k}_{phase}``, phases as they were measured."""
+    peaks: dict[str, tuple[int, int, int]] = {}
+    ends = [mark.event for mark in stream.marks[1:]] + [len(stream.events)]
+    for mark, end in zip(stream.marks, ends, strict=True):
+        low = max(mark.event - 1, 0)
+        if mark.step < 0 or end <= low:
+            continue
+        key = f"step{mark.step}_{_OF_MARK.get(mark.name, mark.name)}"
+        here = tuple(
+            int(curve[low:end].max()) for curve in (placement.requested, placement.allocated, placement.reserved)
+        )
+        old = peaks.get(key, (0, 0, 0))
+        peaks[key] = (max(old[0], here[0]), max(old[1], here[1]), max(old[2], here[2]))
+    return peaks
+
+
+@lru_cache(maxsize=None)
+def predicted(file: str) -> tuple[dict[str, tuple[int, int, int]], ...]:
+    found = []
+    for number, row in enumerate(rows(file)):
+        stream = simulate_run(model_preset(row["arch"]), options(row), DEVICE, warm=number > 0)
+        found.append(phase_peaks(stream, place(stream)))
+    return tuple(found)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_requested_peak_of_every_phase_is_exact(file: str) -> None:
+    for row, peaks in zip(rows(file), predicted(file), strict=True):
+        for key in (f"step{step}_{phase}" for step in (0, 1) for phase in PHASES):
+            assert peaks[key][0] == row[key]["requested"], (row["L"], row["B"], row["ckpt"], row["attn"], key)
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(
+    ("level", "name", "median_percent", "worst_percent"), [(1, "alloc", 0.1, 0.8), (2, "reserved", 1.0, 3.0)]
+)
+def test_allocated_and_reserved_peaks(
+    file: str, level: int, name: str, median_percent: float, worst_percent: float
+) -> None:
+    errors = []
+    for row, peaks in zip(rows(file), predicted(file), strict=True):
+        measured = max(row[f"step1_{phase}"][name] for phase in PHASES)
+        mine = max(peaks[f"step1_{phase}"][level] for phase in PHASES)
+        errors.append(100 * abs(mine / measured - 1))
+    assert statistics.median(errors) <= median_percent
+    assert max(errors) <= worst_percent
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_closed_formulas_give_the_same_peaks(file: str) -> None:
+    for number, row in enumerate(rows(file)):
+        if number == 0:
+            continue  # the process was cold: the second workspace comes during the first backward
+        x = symbols(model_preset(row["arch"]), options(row), DEVICE)
+        assert forward_peak(x) == row["step1_forward"]["requested"]
+        assert backward_peak(x) == row["step1_backward"]["requested"]
+        assert optimizer_peak(x) == row["step1_optimizer"]["requested"]
