@@ -357,6 +357,8 @@ def _activation(op: str, site: str, layer: int, last_layer: int) -> str:
         return "norms' inputs"
     module = site.removesuffix(".lora")
     values = module in ("self_attn.v_proj", "self_attn.qkv_proj")  # v is not rotated: the projection's own output
+    if module == "self_attn" and op == "contiguous":  # a copy of the output, saved only as o's shared input
+        return "o input"
     if module == "self_attn" or (values and (op == "add_adapter" or module == site)):
         return "attention"
     return _BY_MODULE.get(module if module != "mlp" else f"mlp/{op}", "other activations")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def phase_peaks(stream: Stream, placement: Placement) -> dict[str, tuple[int, in
     return peaks
 
 
-@lru_cache(maxsize=None)
+@cache
 def predicted(file: str) -> tuple[dict[str, tuple[int, int, int]], ...]:
     found = []
     for number, row in enumerate(rows(file)):

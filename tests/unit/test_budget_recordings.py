@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ COMPLETE = [name for name, run in RECORDED.items() if not run["out_of_memory"]]
 GIB = 1 << 30
 
 
-@lru_cache(maxsize=None)
+@cache
 def stream_of(name: str) -> Stream:
     run = RECORDED[name]
     options = RunOptions(**run["options"])

@@ -11,6 +11,19 @@ from memtrace.forensics.oom_text import Kind, parse_log
 MIB, GIB = 1 << 20, 1 << 30
 
 GPU = [
+    ("RuntimeError: NPU out of memory. NPUWorkspaceAllocator tried to allocate 1.50 GiB (NPU 3; 60.97 GiB total capacity; 57.45 GiB already allocated; 57.45 GiB current active; 1.25 GiB free; 57.50 GiB reserved in total by PyTorch)",
+     Kind.ALLOCATOR, "npu", None, {"tried_bytes": 1536 * MIB, "device": 3, "free_bytes": 1280 * MIB}),
+    ("RuntimeError: XPU out of memory. Tried to allocate 896.00 MiB (GPU 0; 15.50 GiB total capacity; 13.00 GiB already allocated; 13.25 GiB reserved in total by PyTorch)",
+     Kind.ALLOCATOR, "xpu", None, {"tried_bytes": 896 * MIB, "device": 0, "free_bytes": None, "reserved_bytes": 13568 * MIB}),
+    ("RuntimeError: Could not allocate tensor with 1207959552 bytes. There is not enough GPU video memory available!",
+     Kind.ALLOCATOR, "dml", None, {"tried_bytes": 1207959552}),
+    ("RuntimeError: Unable to find a valid cuDNN algorithm to run convolution", Kind.LIBRARY, "cuda", "cudnn", {}),
+    ("RuntimeError: NVML_SUCCESS == DriverAPI::get()->nvmlDeviceGetHandleByPciBusId_v2_( pci_id, &nvml_device) INTERNAL ASSERT FAILED at \"../c10/cuda/CUDACachingAllocator.cpp\":1154, please report a bug to PyTorch.",
+     Kind.HIDDEN, "cuda", None, {}),
+    ("CUDA failure 2: out of memory ; GPU=1 ; hostname=box ; expr=cudaMalloc", Kind.FOREIGN, "cuda", "onnxruntime",
+     {"device": 1}),
+    ("CUDA error 2 at ggml-cuda.cu:359: out of memory", Kind.FOREIGN, "cuda", "llama.cpp", {}),
+    ("Cuda error in file 'src/gpu.cu' in line 31 : out of memory.", Kind.DRIVER, "cuda", None, {}),
     ("RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58", Kind.DRIVER,
      "cuda", None, {}),
     ("torch.AcceleratorError: CUDA error: out of memory", Kind.DRIVER, "cuda", None, {}),
@@ -69,6 +82,7 @@ def test_gpu_texts(log: str, kind: Kind, backend: str | None, component: str | N
 
 
 LOOK_ALIKES = [
+    "E tensorflow/stream_executor/cuda/cuda_driver.cc:802] failed to alloc 245638656 bytes on host: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
     "RuntimeError: [enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: not enough memory: you tried to allocate "
     "1073741824 bytes.",
     "RuntimeError: [enforce fail at CPUAllocator.cpp:64] . DefaultCPUAllocator: can't allocate memory: you tried to allocate "

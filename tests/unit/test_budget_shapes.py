@@ -1,0 +1,161 @@
+"""Model shapes from presets and config.json files, kernels by GPU, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memtrace.budget.kernels import Device, attention_kernel, fused_4bit_product
+from memtrace.budget.options import RunOptions
+from memtrace.budget.presets import gpu_names, gpu_preset, model_names, model_preset, model_shape
+from memtrace.budget.shapes import shape_from_config
+from memtrace.errors import UsageError
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "vocab_size": 32000,
+    "tie_word_embeddings": False,
+}
+
+PUBLISHED = {
+    "tinyllama-1.1b": 1_100_048_384,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama3.1-8b": 8_030_261_248,
+    "mistral-7b": 7_241_732_096,
+    "qwen2-7b": 7_615_616_512,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "gemma2-9b": 9_241_705_984,
+    "phi3-mini": 3_821_079_552,
+}
+
+
+@pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
+def test_presets_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
+    assert model_preset(name).parameters == parameters
+
+
+def test_required_presets_exist() -> None:
+    assert {"tiny-llama", *PUBLISHED} <= set(model_names())
+    required = "rtx3090 rtx4090 a10 l4 t4 v100-32g a100-40g a100-80g h100 h200"
+    assert set(required.split()) <= set(gpu_names())
+    assert gpu_preset("H200").total_bytes > 139 << 30
+
+
+def test_config_file_equals_the_preset(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    for where in (str(tmp_path), str(tmp_path / "config.json")):
+        shape = model_shape(where)
+        assert shape.linears == model_preset("llama2-7b").linears
+        assert shape.parameters == PUBLISHED["llama2-7b"]
+
+
+def test_families() -> None:
+    qwen2 = shape_from_config({**LLAMA, "model_type": "qwen2"}, "x")
+    assert qwen2.attention_bias and not qwen2.output_bias and qwen2.sliding_window is None
+    qwen3 = shape_from_config({**LLAMA, "model_type": "qwen3", "head_dim": 128}, "x")
+    assert qwen3.qk_norm and ("self_attn.q_norm", 128) in qwen3.norms
+    gemma = shape_from_config({**LLAMA, "model_type": "gemma2", "head_dim": 256, "sliding_window": 4096}, "x")
+    assert gemma.sandwich_norms and gemma.query == 8192 and gemma.logit_softcap and gemma.sliding_window == 4096
+    phi = shape_from_config({**LLAMA, "model_type": "phi3"}, "x")
+    assert [name for name, *_ in phi.linears][1] == "self_attn.qkv_proj"
+    no_heads = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    assert shape_from_config(no_heads, "x").kv_heads == 32
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_local_experts": 8, "model_type": "mixtral"}, "mixture of experts"),
+        ({"num_experts": 128, "model_type": "qwen3_moe"}, "mixture of experts"),
+        ({"model_type": "mamba"}, "not covered"),
+        ({"model_type": None}, "not covered"),
+        ({"hidden_size": "big"}, "hidden_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_key_value_heads": 5}, "do not divide"),
+    ],
+)
+def test_refusals_say_why(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        shape_from_config({**LLAMA, **change}, "model")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "not json", '{"text_config": {}}'])
+def test_bad_config_files(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(UsageError):
+        model_shape(str(path))
+
+
+def test_unknown_names() -> None:
+    for call in (lambda: model_shape("llama9"), lambda: gpu_preset("tpu"), lambda: model_shape("/nowhere/config.json")):
+        with pytest.raises(UsageError):
+            call()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"sequence": 0},
+        {"batch": -1},
+        {"rank": 0},
+        {"dropout": 1.0},
+        {"optimizer": "lion"},
+        {"attention": "xformers"},
+        {"loss": "mse"},
+        {"quant": "fp4x"},
+        {"adapter_dtype": "fp8"},
+        {"sequence": 1},
+        {"accumulation": 0},
+    ],
+)
+def test_bad_options(bad: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        RunOptions(**{"sequence": 128, **bad})
+
+
+def test_unknown_target_layer() -> None:
+    with pytest.raises(UsageError, match="no layer"):
+        RunOptions(128, targets=("query_key_value",)).adapted(model_preset("llama2-7b"))
+
+
+def test_the_fused_4bit_product_on_an_h200() -> None:
+    """The cases measured: every 7B product dequantises; a 1376 × 512 weight at 256 tokens is fused."""
+    device = gpu_preset("h200").device
+    assert not fused_4bit_product(device, 512, 4096, 4096)
+    assert fused_4bit_product(device, 4, 4096, 4096)
+    assert fused_4bit_product(device, 256, 1376, 512)
+    assert not fused_4bit_product(device, 256, 512, 1376)
+    assert not fused_4bit_product(device, 2048, 1376, 512)
+    assert not fused_4bit_product(device, 4, 4096, 4095)
+
+
+@pytest.mark.parametrize(
+    ("capability", "requested", "width", "shared", "kernel"),
+    [
+        ((9, 0), "sdpa", 4, False, "efficient"),
+        ((9, 0), "sdpa", 4, True, "math"),
+        ((9, 0), "sdpa", 2, True, "cudnn"),
+        ((8, 9), "sdpa", 2, True, "flash"),
+        ((7, 5), "sdpa", 2, False, "efficient"),
+        ((9, 0), "eager", 2, True, "eager"),
+        ((9, 0), "flash", 2, True, "flash"),
+    ],
+)
+def test_attention_kernels(capability: tuple[int, int], requested: str, width: int, shared: bool, kernel: str) -> None:
+    assert attention_kernel(Device(capability, 100), requested, width, shared, 128) == kernel
+
+
+def test_workspace_by_capability() -> None:
+    assert gpu_preset("h100").device.cublas_workspace_bytes == 32 << 20
+    assert gpu_preset("rtx4090").device.cublas_workspace_bytes == 8_519_680

@@ -1,0 +1,161 @@
+"""Each term against a value worked out by hand, and against the engine's live tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from memtrace.budget import terms
+from memtrace.budget.estimate import live_at
+from memtrace.budget.options import RunOptions
+from memtrace.budget.peaks import backward_peak, forward_peak, optimizer_peak
+from memtrace.budget.presets import gpu_preset, model_preset
+from memtrace.budget.step import simulate_run
+from memtrace.budget.symbols import Symbols, symbols
+from memtrace.errors import UsageError
+
+DEVICE = gpu_preset("h200").device
+MIB = 1 << 20
+
+
+def letters(model: str = "llama2-7b", **options: object) -> Symbols:
+    return symbols(model_preset(model), RunOptions(**{"sequence": 1024, **options}), DEVICE)  # type: ignore[arg-type]
+
+
+# Llama-2-7B: h 4096, f 11008, L 32, a = k = 32, d 128, V 32000. Elements of a layer: 4·4096² + 3·4096·11008.
+LAYER = 4 * 16_777_216 + 3 * 45_088_768
+
+
+@pytest.mark.parametrize(
+    ("term", "expected"),
+    [
+        (terms.packed_weights, 32 * LAYER // 2),
+        (
+            terms.quantisation_state,
+            # a 4096 × 4096 matrix: 262144 + 4·1024 + 4 + 64 + 1024; a 4096 × 11008 one: 704512 + 4·2752 + 1092
+            32 * (4 * (262_144 + 4_096 + 1_092) + 3 * (704_512 + 11_008 + 1_092)),
+        ),
+        (terms.quantisation_map, 1_024),
+        (terms.embedding, 524_288_000),
+        (terms.head, 524_288_000),
+        (terms.norms, 65 * 4096 * 4),
+        (terms.biases, 0),
+        (terms.plain_weights, 0),
+        (terms.rotary_buffers, 512),
+        (terms.adapters, 159_907_840),  # 39,976,960 adapter parameters, as PEFT prints them
+        (terms.gradients, 159_907_840),
+        (terms.optimizer_state, 319_815_680),
+        (terms.optimizer_temporaries, 159_907_840),
+        (terms.cublas_workspaces, 67_108_864),
+        (terms.cublaslt_workspaces, 0),
+        (terms.token_ids, 8_192),
+        (terms.position_ids, 8_192),
+        (terms.rotary_tables, 1_048_576),
+        (terms.attention_mask, 0),
+        (terms.layer_inputs, 32 * 16 * MIB),
+        (terms.final_norm, 16 * MIB + 4_096),
+        (terms.saved_norms, 2 * (16 * MIB + 4_096)),
+        (terms.saved_qkv, 3 * (20 * MIB + 65_536)),  # a dropped-out copy, a 1-byte mask, the rank-16 product
+        (terms.saved_attention, 64 * MIB + 131_072),
+        (terms.saved_output, 20 * MIB + 65_536),
+        (terms.saved_gate, 20 * MIB + 65_536 + 2 * 43 * MIB),
+        (terms.saved_up, 20 * MIB + 65_536 + 43 * MIB),
+        (terms.saved_down, 11_272_192 + 43 * MIB + 65_536),
+        (terms.log_probabilities, 131_072_000),
+        (terms.loss_gradients, 262_144_000),
+    ],
+)
+def test_llama2_7b_by_hand(term: terms.Formula, expected: int) -> None:
+    assert term(letters()) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "term", "expected"),
+    [
+        ({"quant": "nf4"}, terms.quantisation_state, 32 * (4 * (1_048_576 + 64) + 3 * (2_818_048 + 64))),
+        ({"quant": "nf4"}, terms.quantisation_map, 0),
+        ({"quant": "int8"}, terms.packed_weights, 32 * LAYER),
+        ({"quant": "int8"}, terms.quantisation_state, 4 * 32 * (5 * 4096 + 2 * 11008)),
+        ({"quant": "none"}, terms.plain_weights, 32 * LAYER * 4),
+        ({"prepare_kbit": False}, terms.embedding, 262_144_000),
+        ({"prepare_kbit": False}, terms.saved_attention, 4 * 8 * MIB + 131_072 + 16),  # cuDNN: 16 bits, two seeds
+        ({"adapter_dtype": "bf16"}, terms.adapters, 79_953_920),
+        ({"optimizer": "adamw_torch_fused"}, terms.optimizer_state, 319_815_680 + 4 * 14 * 32),
+        ({"optimizer": "adamw_bnb"}, terms.optimizer_state, 319_815_680),
+        # 8 bits: 65,536-element matrices 2·65536 + 8·256, 176,128-element ones 2·176128 + 8·688; two maps
+        (
+            {"optimizer": "adamw_8bit"},
+            terms.optimizer_state,
+            32 * (11 * (131_072 + 2_048) + 3 * (352_256 + 5_504)) + 2_048,
+        ),
+        # paged: the states of the 176,128-element matrices are in managed memory
+        (
+            {"optimizer": "paged_adamw_8bit"},
+            terms.optimizer_state,
+            32 * (11 * (131_072 + 2_048) + 3 * 5_504) + 2_048,
+        ),
+        ({"optimizer": "sgd"}, terms.optimizer_state, 0),
+        ({"attention": "eager"}, terms.attention_mask, 4 * MIB),
+        ({"attention": "eager"}, terms.saved_attention, 48 * MIB + 128 * MIB),
+        ({"dropout": 0.0}, terms.saved_qkv, 16 * MIB + 3 * 65_536),  # the three adapters share their input
+        ({"targets": ("q_proj", "v_proj")}, terms.saved_qkv, 2 * (20 * MIB + 65_536)),
+        ({"targets": ("q_proj", "v_proj")}, terms.saved_down, 0),
+        ({"loss": "fused"}, terms.log_probabilities, None),
+        ({"autocast": True}, terms.saved_gate, None),
+    ],
+)
+def test_variants_by_hand(options: dict[str, object], term: terms.Formula, expected: int | None) -> None:
+    assert term(letters(**options)) == expected
+
+
+def test_biases_and_fused_bias_products_of_qwen2() -> None:
+    x = letters("qwen2-7b")
+    assert terms.biases(x) == 2 * (3584 + 2 * 512) * 28
+    assert terms.cublaslt_workspaces(x) == 2 * MIB
+    assert terms.saved_attention(x) == (12 * 3584 + 4 * 28 * 1024) * 1024  # fp32, shared heads: the math path
+
+
+def test_every_group_of_live_tensors_has_its_formula() -> None:
+    """Live bytes when the backward pass begins, by term, equal the formulas (no checkpointing: L times a layer)."""
+    per_layer = {"norms' inputs", "qkv inputs", "attention", "o input", "gate", "up", "down input"}
+    skip = {"gradients", "optimizer states", "optimizer temporaries", "gradients of the loss", "layer inputs"}
+    skip |= {"position ids", "attention mask", "cuBLAS workspaces", "cuBLASLt workspaces"}
+    for model in ("tiny-llama", "tinyllama-1.1b", "qwen2-7b"):
+        for prepare in (True, False):
+            for dropout in (0.0, 0.05):
+                shape = replace(model_preset(model), layers=3)
+                options = RunOptions(256, 2, dropout=dropout, prepare_kbit=prepare, checkpointing=False)
+                stream = simulate_run(shape, options, DEVICE, steps=1)
+                begin = next(mark.event for mark in stream.marks if mark.name == "backward")
+                found: Counter[str] = Counter()
+                for i in live_at(stream, begin - 1):
+                    name = terms.term_name(stream.labels[i], stream.ops[i], stream.sites[i], stream.layers[i], 2)
+                    name = "attention" if name == "attention matrices" else name
+                    found["norms' inputs" if name == "embedding output" and prepare else name] += stream.sizes[i]
+                x = symbols(shape, options, DEVICE)
+                for name, spec in terms.TERMS.items():
+                    if spec.function is None or name in skip:
+                        continue
+                    expected = (spec.function(x) or 0) * (3 if name in per_layer else 1)
+                    assert found[name] == expected, (model, prepare, dropout, name)
+
+
+def test_every_name_is_registered() -> None:
+    """Whatever the engine keeps, its term is in the table."""
+    for model in ("gemma2-2b", "phi3-mini", "qwen3-4b"):
+        shape = replace(model_preset(model), layers=2)
+        options = RunOptions(192, attention="eager", loss="fused", autocast=True)
+        stream = simulate_run(shape, options, DEVICE)
+        for i, label in enumerate(stream.labels):
+            assert terms.term_name(label, stream.ops[i], stream.sites[i], stream.layers[i], 1) in terms.TERMS
+
+
+@pytest.mark.parametrize(
+    "options", [{"autocast": True}, {"loss": "fused"}, {"targets": ("q_proj",)}, {"quant": "int8"}]
+)
+def test_closed_peaks_refuse_what_they_do_not_cover(options: dict[str, object]) -> None:
+    for peak in (forward_peak, backward_peak, optimizer_peak):
+        with pytest.raises(UsageError):
+            peak(letters(**options))
