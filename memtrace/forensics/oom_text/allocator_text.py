@@ -24,7 +24,7 @@ HEAD = re.compile(
     _I,
 )
 """Where a message begins; the second form is one whose first words were cut off."""
-_TRIED = re.compile(rf"Triedtoallocate(?:(?P<huge>morethan1EB)|{SIZE})", _I)
+_TRIED = re.compile(rf"(?:[A-Za-z]{{0,30}}Allocator)?Triedtoallocate(?:(?P<huge>morethan1EB)|{SIZE})", _I)
 _TRIED_OPEN = re.compile(r"Triedtoallocat?e?", _I)
 _PREEMPTIVE = re.compile(r"Allocationwaspreemptivelyrejected", _I)
 _REQUESTED = re.compile(rf"Requestedsize:{SIZE}", _I)

@@ -35,6 +35,14 @@ LOOK_ALIKES: tuple[Text, ...] = (
         is_gpu_oom=False,
     ),
     text(
+        "bytesonhost:",
+        r"failedtoalloc(?:ate)?(?P<tried>\d+)bytesonhost:CUDA_ERROR_OUT_OF_MEMORY(?::outofmemory)?",
+        Kind.HOST,
+        "pinned memory of the machine (RAM) ran out; WSL and containers cap it",
+        component="host",
+        is_gpu_oom=False,
+    ),
+    text(
         "foranarraywithshape",
         rf"Unabletoallocate{size_groups('tried')}foranarraywithshape",
         Kind.HOST,

@@ -10,7 +10,8 @@ from .allocator_text import exception_before
 from .clean import Flow, clean_lines, flows
 from .collect import Collector
 from .draft import Draft
-from .gpu_texts import DRIVER, FOREIGN, LAST, PYTORCH
+from .foreign_texts import FOREIGN
+from .gpu_texts import DRIVER, LAST, PYTORCH
 from .host_texts import LAST_LOOK_ALIKES, LOOK_ALIKES
 from .message import OomMessage
 from .summary_table import MemorySummary, read_summaries
@@ -20,7 +21,7 @@ from .windows import Readable, Tally, Window, windows
 
 _TABLES: tuple[Text, ...] = (*PYTORCH, *FOREIGN, *DRIVER, *LOOK_ALIKES)
 _RANKS = (
-    re.compile(r"\[?\b(?:global_?rank|rank)\W{1,3}(\d{1,5})", re.IGNORECASE),
+    re.compile(r"\[?\b(?:global_?rank|rank)\W{1,12}(\d{1,5})", re.IGNORECASE),
     re.compile(r"\blocal_rank\W{1,3}(\d{1,5})", re.IGNORECASE),
     re.compile(r"(?:^|[\[\s])rank\s?(\d{1,5})\]", re.IGNORECASE),
     re.compile(r":\d+:\d+ \[(\d{1,4})\]"),  # NCCL: host:pid:thread [device]

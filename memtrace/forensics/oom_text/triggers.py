@@ -26,6 +26,7 @@ _TRIGGERS: tuple[re.Pattern[bytes], ...] = tuple(
         rb"kill(?:(?<=sigkill)|ed(?=\s|$|\W))",
         rb"exit ?(?:code|status)\W{0,12}(?:-9|137)\b",
         rb"_not_initialized",
+        rb"valid cudnn algo",
         rb"resource(?:(?<=of_resource)|(?<=ofresource))",
         rb"nvml_success",
         rb"invalid buffer size",
