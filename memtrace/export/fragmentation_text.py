@@ -16,7 +16,7 @@ _PINS = 2
 def render_fragmentation(f: Fragmentation, width: int = 80) -> list[Text]:
     """Kinds with bars, the verdict on the failing request, pools, and the segments whose holes are largest."""
     lines = [
-        Text.assemble((when(f.at), "bold"), f": {format_bytes(f.reserved_bytes)} reserved, "),
+        Text.assemble((when(f.at), "bold"), f": {format_bytes(f.reserved_bytes)} reserved,"),
         Text(
             f"{format_bytes(f.total_bytes)} of it in nobody's hands; utilisation {f.utilisation:.1%} here, "
             f"{f.peak_utilisation:.1%} at the peaks"
@@ -73,8 +73,8 @@ def _segments(f: Fragmentation, width: int) -> list[Text]:
     for segment in f.pinned_segments[:_SEGMENTS]:
         lines.append(
             Text(
-                f"  0x{segment.address:x}  {format_bytes(segment.free_bytes)} free of {format_bytes(segment.total_bytes)}, "
-                "pinned by"
+                f"  0x{segment.address:x}  {format_bytes(segment.free_bytes)} free of "
+                f"{format_bytes(segment.total_bytes)}, pinned by"
             )
         )
         for pin in segment.pinned_by[:_PINS]:

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 from memtrace.errors import SnapshotError
 
@@ -118,11 +118,21 @@ def _open_raw(source: str | os.PathLike[str]) -> tuple[BinaryIO, str, int]:
     return cast(BinaryIO, raw), str(path), os.fstat(raw.fileno()).st_size
 
 
+class Source(NamedTuple):
+    """An opened file: its uncompressed content from the start, that content's first bytes, and what it is on disk."""
+
+    stream: BinaryIO
+    head: bytes
+    name: str
+    size_bytes: int
+    is_compressed: bool
+
+
 @contextmanager
 def open_stream(
     source: str | os.PathLike[str], on_progress: Callable[[float], None] | None = None
-) -> Iterator[tuple[BinaryIO, bytes, str, int]]:
-    """Yield (stream at its start, first bytes, name, size on disk in bytes) of the uncompressed content.
+) -> Iterator[Source]:
+    """Yield the file's uncompressed content.
 
     ``on_progress`` is called with the share (0 to 1) of the file on disk that has been read.
     Raises SnapshotError for what is no snapshot, is too large once unpacked, or can't be opened.
@@ -154,4 +164,4 @@ def open_stream(
             except SnapshotError as error:
                 raise SnapshotError(f"{name}: {error}") from None
             _refuse_foreign(head, name, io.BytesIO())
-        yield cast(BinaryIO, stream), head, name, size_bytes
+        yield Source(cast(BinaryIO, stream), head, name, size_bytes, bool(kind))

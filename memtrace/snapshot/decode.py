@@ -13,6 +13,7 @@ from memtrace.errors import SnapshotError
 
 # Python objects take 5 to 10 times the bytes of their pickle; hostile opcodes ask for thousands of times.
 _MEMORY_PER_BYTE = 32
+_MEMORY_PER_COMPRESSED_BYTE = 400
 _MEMORY_FLOOR_BYTES = 768 << 20
 
 
@@ -70,9 +71,9 @@ def without_gc() -> Iterator[None]:
             gc.enable()
 
 
-def memory_allowance_bytes(size_bytes: int) -> int:
-    """How much memory decoding ``size_bytes`` of uncompressed content may take."""
-    return _MEMORY_FLOOR_BYTES + _MEMORY_PER_BYTE * size_bytes
+def memory_allowance_bytes(size_bytes: int, is_compressed: bool) -> int:
+    """How much memory decoding a file of ``size_bytes`` may take."""
+    return _MEMORY_FLOOR_BYTES + (_MEMORY_PER_COMPRESSED_BYTE if is_compressed else _MEMORY_PER_BYTE) * size_bytes
 
 
 def decode(stream: BinaryIO, head: bytes, name: str) -> Any:
@@ -126,7 +127,7 @@ def _decode_json(stream: BinaryIO, name: str) -> Any:
     except RecursionError:
         raise SnapshotError(f"{name}: JSON nested too deeply for a snapshot") from None
     except Exception as error:
-        if isinstance(error, ValueError) and getattr(error, "pos", None) == len(data):
+        if isinstance(error, json.JSONDecodeError) and ("Unterminated" in error.msg or error.pos >= len(data) - 1):
             raise SnapshotError(f"{name}: JSON that ends in the middle; the file was cut short") from None
         raise SnapshotError(f"{name}: damaged JSON ({_one_line(error)})") from None
 

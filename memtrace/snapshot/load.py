@@ -31,17 +31,16 @@ def load(source: str | os.PathLike[str], on_progress: Callable[[float], None] | 
     """
     # While decoding, only the stream knows how far it is; columns take about as long as decoding does.
     halfway = (lambda share: on_progress(share / 2)) if on_progress else None
-    with open_stream(source, halfway) as (stream, head, name, size_bytes), without_gc():
-        with bounded_memory(memory_allowance_bytes(size_bytes)):
-            raw = decode(stream, head, name)
+    with open_stream(source, halfway) as opened, without_gc():
+        name = opened.name
+        with bounded_memory(memory_allowance_bytes(opened.size_bytes, opened.is_compressed)):
+            raw = decode(opened.stream, opened.head, name)
             try:
                 snapshot = from_raw(raw, name, (lambda share: on_progress(0.5 + share / 2)) if on_progress else None)
             except SnapshotError as error:
                 raise SnapshotError(f"{name}: {error}") from None
             except MemoryError:
-                raise SnapshotError(
-                    f"{name}: needs far more memory than a snapshot of its size; damaged or hostile"
-                ) from None
+                raise SnapshotError(f"{name}: needs far more memory than a snapshot of its size; damaged") from None
             except RecursionError:
                 raise SnapshotError(f"{name}: nested too deeply for a snapshot") from None
         del raw
@@ -144,7 +143,8 @@ def _samples(
     trace = next((trace for trace in traces if isinstance(trace, list) and trace), [])
     events = [event for event in trace[:200] + trace[-200:] if type(event) is dict]
     event = {key: None for event in events for key in event} if events else None
-    block = next((b for s in segments for b in (s.get("blocks") or ()) if type(b) is dict), None)
+    lists = (s["blocks"] for s in segments if isinstance(s.get("blocks"), list))
+    block = next((b for blocks in lists for b in blocks if type(b) is dict), None)
     return {
         "top": top,
         "segment": segments[0] if segments else None,

@@ -57,7 +57,7 @@ def read_trace(device: int, raw: Any, stacks: StackInterner, warn: Any) -> Devic
         address=addresses(entries, "addr", what, 0),
         size=sizes(entries, "size", what, size_default),
         stream=stream,
-        streams=tuple(value if isinstance(value, int) else 0 for value in stream_values),
+        streams=tuple(_handle(value) for value in stream_values),
         time_us=integers(entries, "time_us", what, 0) if entries and "time_us" in entries[0] else None,
         stack=stack,
         context=context,
@@ -82,6 +82,11 @@ def _sample(count: int) -> range:
     return range(0, count, max(1, count // 2000))
 
 
+def _handle(value: Any) -> int:
+    """A stream handle as signed 64 bits; 0 (the default stream) for anything that is none."""
+    return value if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else 0
+
+
 def _free(entry: dict[str, Any]) -> int:
     value = entry.get("device_free")
     return value if isinstance(value, int) and 0 <= value < 1 << 60 else -1
@@ -89,7 +94,7 @@ def _free(entry: dict[str, Any]) -> int:
 
 def pool_id(value: Any) -> PoolId:
     """A recorded pool id (a tuple, or a list after a JSON round trip); the default pool for anything else."""
-    if isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(part, int) for part in value):
+    if isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(part, int) and abs(part) < 1 << 63 for part in value):
         return int(value[0]), int(value[1])
     return DEFAULT_POOL
 

@@ -60,7 +60,7 @@ def release_range(samples: Mapping[str, Mapping[str, Any] | None]) -> tuple[str 
             below = feature.release
     block = samples.get("block")
     if block is not None and "history" in block:
-        at_least, below = at_least or "1.13", "2.1"
+        at_least, below = at_least or "1.13", below or "2.1"
     if at_least and below and _order(at_least) >= _order(below):
         return None, None
     return at_least, below

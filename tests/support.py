@@ -1,0 +1,58 @@
+"""What many tests need: the bundled recordings, loaded once a process, and the truth about them."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from memtrace.report import Analysis, analyse
+from memtrace.snapshot.load import load
+from memtrace.snapshot.model import Snapshot
+from memtrace.timeline import Timeline, build
+
+ROOT = Path(__file__).parents[1]
+TRACES = ROOT / "sample_traces"
+TRUTH = Path(__file__).parent / "truth"
+MANIFEST = json.loads((TRACES / "manifest.json").read_text())
+NAMES: list[str] = [trace["name"] for trace in MANIFEST["traces"]]
+LABELLED: list[str] = sorted(path.name.removesuffix(".labels.json.xz") for path in (TRUTH / "labels").glob("*.xz"))
+WHOLE = [name for name in NAMES if name not in ("llama2-7b_ring-truncated", "llama2-7b_recorded-after-load")]
+SMALL = ["tiny-llama_3-steps", "llama2-7b_oom-first-step", "llama2-7b_ring-truncated", "llama2-7b_oom-at-load"]
+
+
+def trace_path(name: str) -> Path:
+    """A bundled recording, or one of the labelled ones made for the tests."""
+    bundled = TRACES / f"{name}.pickle.xz"
+    return bundled if bundled.exists() else TRUTH / "recordings" / f"{name}.pickle.xz"
+
+
+@lru_cache(maxsize=4)
+def snapshot(name: str) -> Snapshot:
+    """A recording, loaded."""
+    return load(trace_path(name))
+
+
+@lru_cache(maxsize=4)
+def timeline(name: str) -> Timeline:
+    """A recording's (first) device, replayed."""
+    loaded = snapshot(name)
+    return build(loaded, loaded.devices[0])
+
+
+@lru_cache(maxsize=4)
+def analysis(name: str) -> Analysis:
+    """A recording's (first) device, attributed."""
+    return analyse(timeline(name))
+
+
+def info(name: str) -> dict[str, Any]:
+    """Configuration and statistics of the recorded process."""
+    return json.loads((TRUTH / "info" / f"{name}.info.json").read_text())
+
+
+def labels(name: str) -> dict[str, Any]:
+    """The truth about every allocation of a labelled recording."""
+    return json.loads(lzma.open(TRUTH / "labels" / f"{name}.labels.json.xz").read())

@@ -1,0 +1,102 @@
+"""The rebuilt history against the recorded process's own statistics, to the byte."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import NAMES, WHOLE, analysis, info, timeline
+
+from memtrace.layout import State, layout_at
+from memtrace.report import report
+from memtrace.snapshot.model import Action
+from memtrace.timeline import At, choose_event
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replay_is_exact(name: str) -> None:
+    replay = timeline(name).replay
+    assert replay.exact, replay.why
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_peaks_equal_the_process_statistics(name: str) -> None:
+    stats = info(name)["stats"]
+    levels = ("requested_bytes", "allocated_bytes", "reserved_bytes")
+    assert [peak.size_bytes for peak in timeline(name).peaks()] == [stats[f"{level}.all.peak"] for level in levels]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_end_equals_the_final_segments(name: str) -> None:
+    made = timeline(name)
+    device = made.device
+    allocated = device.blocks.state == State.ALLOCATED
+    requested, blocks, reserved = made.curve_at(len(made) - 1)
+    assert reserved == int(device.segments.total_size.sum())
+    assert blocks == int(device.blocks.size[allocated].sum())
+    assert requested == int(device.blocks.requested_size.sum())
+
+
+def test_what_was_live_before_a_late_recording() -> None:
+    made = timeline("llama2-7b_recorded-after-load")
+    assert round(made.curve_at(-1)[0] / GIB, 3) == 4.238
+
+
+@pytest.mark.parametrize("name", ["tiny-llama_3-steps", "llama2-7b_oom-fragmentation", "llama2-7b_baseline-expandable"])
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_every_byte_is_in_one_category_at_any_event(name: str, data: st.DataObject) -> None:
+    made = analysis(name)
+    event = data.draw(st.integers(-1, len(made.timeline) - 1))
+    budget = report(made, At("event", event, None))
+    _, allocated, reserved = made.timeline.curve_at(event)
+    assert budget.reserved_bytes == reserved
+    assert sum(budget.categories.values()) == reserved
+    assert min(budget.categories.values()) >= 0
+    for category, size in budget.categories.items():
+        assert size == sum(v for k, v in budget.subcategories.items() if k.split("/")[0] == category)
+    f = budget.fragmentation
+    assert f.total_bytes == budget.categories["fragmentation"]
+    assert (f.allocated_bytes, f.reserved_bytes) == (allocated, reserved)
+    assert sum(pool.free_bytes for pool in f.by_pool) == f.holes_bytes + f.cached_segments_bytes
+    assert budget.attribution.attributed_bytes + budget.attribution.unattributed_bytes == f.requested_bytes
+
+
+@pytest.mark.parametrize("name", ["tiny-llama_3-steps", "llama2-7b_oom-fragmentation", "llama2-7b_baseline-expandable"])
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_blocks_tile_segments_without_overlap(name: str, data: st.DataObject) -> None:
+    made = timeline(name)
+    event = data.draw(st.integers(-1, len(made) - 1))
+    layout = layout_at(made, event)
+    ends = layout.block_address + layout.block_bytes
+    for segment in range(len(layout)):
+        first, last = int(layout.first_block[segment]), int(layout.first_block[segment + 1])
+        assert layout.block_address[first] == layout.address[segment]
+        assert ends[last - 1] == layout.address[segment] + layout.total_bytes[segment]
+        assert np.array_equal(ends[first : last - 1], layout.block_address[first + 1 : last])
+    free = layout.block_state == State.FREE
+    neighbours = free[1:] & free[:-1] & (layout.segment[1:] == layout.segment[:-1])
+    assert not neighbours.any()  # the allocator merges free neighbours
+
+
+def test_the_final_layout_is_the_recorded_one() -> None:
+    made = timeline("llama2-7b_oom-fragmentation")
+    layout, blocks = layout_at(made, len(made) - 1), made.device.blocks
+    assert np.array_equal(layout.block_address, blocks.address)
+    assert np.array_equal(layout.block_bytes, blocks.size)
+    assert np.array_equal(layout.block_state, blocks.state)
+
+
+def test_choosing_the_event() -> None:
+    oom, plain = timeline("llama2-7b_oom-fragmentation"), timeline("tiny-llama_3-steps")
+    assert oom.trace.action[choose_event(oom, None).event] == Action.OOM
+    assert choose_event(plain, None).kind == "peak"
+    peak = choose_event(plain, "peak").event
+    assert plain.allocated_bytes[peak] == plain.allocated_bytes.max()
+    assert (plain.allocated_bytes[:peak] < plain.allocated_bytes[peak]).all()
+    assert choose_event(plain, "end").event == len(plain) - 1
+    assert choose_event(plain, "17").event == 17
