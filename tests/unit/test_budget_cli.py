@@ -1,0 +1,92 @@
+"""``memtrace estimate``: contract keys, width, exit codes, files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memtrace.cli import main
+
+BASE = ["estimate", "--model", "tiny-llama", "--seq-len", "256"]
+CONTRACT = {
+    "peak_requested_bytes", "peak_allocated_bytes", "peak_phase", "categories", "terms", "affine", "fits", "against",
+}  # fmt: skip
+
+
+def run_json(capsysbinary: pytest.CaptureFixture[bytes], *extra: str) -> dict[str, object]:
+    assert main([*BASE, "--json", *extra]) == 0
+    out, err = capsysbinary.readouterr()
+    assert err == b""
+    found: dict[str, object] = json.loads(out)
+    return found
+
+
+def test_json_has_the_contract_keys(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    found = run_json(capsysbinary)
+    assert set(found) >= CONTRACT
+    assert found["against"] is None
+    fits = found["fits"]
+    assert isinstance(fits, dict) and {"capacity_bytes", "margin_bytes"} <= set(fits)
+    affine = found["affine"]
+    assert isinstance(affine, dict) and {"constant_bytes", "per_token_bytes"} <= set(affine)
+    terms = found["terms"]
+    assert isinstance(terms, list) and all({"name", "bytes", "formula", "category"} <= set(term) for term in terms)
+
+
+def test_every_option_is_taken(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    plain = run_json(capsysbinary)
+    for extra in (
+        ["--rank", "64"], ["--targets", "q_proj,v_proj"], ["--dropout", "0"], ["--optim", "adamw_8bit"],
+        ["--attn", "eager"], ["--no-checkpointing"], ["--no-prepare-kbit"], ["--autocast"],
+        ["--adapter-dtype", "bf16"], ["--reentrant"], ["--keep-logits"], ["--loss", "fused"], ["--quant", "none"],
+        ["--batch", "2"],
+    ):  # fmt: skip
+        assert run_json(capsysbinary, *extra)["phases"] != plain["phases"], extra
+
+
+def test_text_is_at_most_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    for extra in ([], ["--batch", "64", "--no-checkpointing", "--capacity", "4GiB"], ["--gpu", "t4", "--autocast"]):
+        assert main([*BASE, *extra]) == 0
+        text = capsys.readouterr().out
+        assert max(map(len, text.splitlines())) <= 80
+        assert "FIT" in text and "base_weights" in text
+
+
+def test_trace_and_against(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    out = tmp_path / "predicted.pickle"
+    first = run_json(capsysbinary, "--trace", str(out))
+    assert out.stat().st_size > 0
+    assert main([*BASE, "--trace", str(out)]) == 2  # exists; --force overwrites it
+    capsysbinary.readouterr()
+    found = run_json(capsysbinary, "--against", str(out))
+    against = found["against"]
+    assert isinstance(against, dict)
+    assert against["signed_error_bytes"] == 0 and against["signed_error_percent"] == 0
+    assert {"by_category", "budget_distortion"} <= set(against)
+    assert first["categories"] == found["categories"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--model", "no-such-model", "--seq-len", "128"], 2),
+        (["--model", "tiny-llama", "--seq-len", "0"], 2),
+        (["--model", "tiny-llama", "--seq-len", "128", "--gpu", "abacus"], 2),
+        (["--model", "tiny-llama", "--seq-len", "128", "--capacity", "much"], 2),
+        (["--model", "tiny-llama", "--seq-len", "128", "--targets", "nope"], 2),
+        (["--model", "tiny-llama", "--seq-len", "128", "--against", "/nowhere.pickle"], 3),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", *arguments]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.strip().splitlines()) == 1 and "Traceback" not in err
+
+
+def test_moe_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "mixtral", "num_local_experts": 8, "hidden_size": 4096}))
+    assert main(["estimate", "--model", str(config), "--seq-len", "128"]) == 2
+    assert "mixture of experts" in capsys.readouterr().err
