@@ -1,0 +1,69 @@
+"""Browse a snapshot in the terminal: budget, timeline, segment map, allocations, stacks and events at one shared cursor.
+
+Two files open the comparison of the two. With --serve the same screens are served to a web browser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+
+from memtrace.cli.common import add_input
+from memtrace.errors import MissingDependencyError, UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """FILE [FILE2], --device, --at, --serve."""
+    add_input(parser)
+    parser.add_argument("other", metavar="FILE2", nargs="?", help="a second snapshot to compare with")
+    parser.add_argument("--serve", action="store_true", help="serve to a web browser instead (extra: torch-memtrace[serve])")
+    parser.add_argument("--host", default="localhost", help="address to serve on (default: localhost, this machine only)")
+    parser.add_argument("--port", type=int, default=8000, help="port to serve on (default: 8000)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Open the browser; returns its exit code."""
+    if args.serve:
+        return _serve(args)
+    if not sys.stdout.isatty() and not os.environ.get("TEXTUAL_DRIVER"):
+        raise UsageError("browse needs a terminal; memtrace report FILE prints the same numbers")
+    from memtrace_tui.app import BrowseApp
+    from memtrace_tui.provider import Recording
+
+    if args.file != "-":
+        return BrowseApp(args.file, args.other, args.device, args.at).run() or 0
+    if args.other is not None:
+        raise UsageError("a second file can't be compared with standard input")
+    from memtrace.cli.common import progress
+
+    with progress("reading") as on_progress:
+        recording = Recording.open("-", args.device, args.at, on_progress)
+    _keys_from_terminal()
+    return BrowseApp("stdin", recording=recording).run() or 0
+
+
+def _keys_from_terminal() -> None:
+    """Standard input was the snapshot; the keys come from the terminal itself."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        raise UsageError("no terminal to read keys from; save the snapshot to a file and browse that") from None
+    os.dup2(terminal, 0)
+    os.close(terminal)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    try:
+        from textual_serve.server import Server
+    except ImportError:
+        raise MissingDependencyError("--serve needs textual-serve: pip install 'torch-memtrace[serve]'") from None
+    if args.file == "-":
+        raise UsageError("--serve needs a file: every visitor loads it anew")
+    command = [sys.executable, "-m", "memtrace", "browse", args.file]
+    command += [args.other] if args.other else []
+    command += ["--device", str(args.device)] if args.device is not None else []
+    command += ["--at", args.at] if args.at else []
+    Server(shlex.join(command), host=args.host, port=args.port, title="memtrace").serve()
+    return 0

@@ -1,0 +1,213 @@
+"""The application: loading, palettes, errors, the command palette."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from memtrace.errors import MemtraceError
+from memtrace_tui.data.lines import BLANK, clean, line, wrap
+from memtrace_tui.dialogs import Details
+from memtrace_tui.loading import LoadingScreen
+from memtrace_tui.look import THEMES, Look
+from memtrace_tui.main_screen import MainScreen
+from memtrace_tui.palette import DARK, PALETTES, SIXTEEN
+from memtrace_tui.provider import Cancelled, Recording
+from memtrace_tui.session import Session
+from memtrace_tui.settings import Settings
+from memtrace_tui.views import all_views
+
+
+class BrowseApp(App[int]):
+    """``memtrace browse``: over files that it loads itself, or recordings that are loaded already.
+
+    ``run`` returns the exit code: 0, or 130 when loading was given up, or what a file that can't be read gives.
+    """
+
+    CSS_PATH = "browse.tcss"
+    TITLE = "memtrace"
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "Quit", show=False, priority=True)]
+
+    def __init__(
+        self,
+        source: str = "",
+        other: str | None = None,
+        device: int | None = None,
+        at: str | None = None,
+        recording: Recording | None = None,
+        settings: Settings | None = None,
+        plain: bool | None = None,
+        remember: bool = True,
+    ) -> None:
+        is_plain = bool(os.environ.get("NO_COLOR")) if plain is None else plain
+        super().__init__()
+        self.source, self.other = source, other
+        self.device, self.at = device, at
+        self.settings = settings or Settings.load()
+        self.remember = remember
+        self.error: Exception | None = None  # the last one that was shown
+        self._recording = recording
+        self._is_cancelled = False
+        self._plain = is_plain
+        self.look = Look(PALETTES.get(self.settings.theme, DARK), is_plain)
+
+    # -- starting
+
+    def on_mount(self) -> None:
+        """Choose colours, then load in a thread."""
+        for theme in THEMES:
+            self.register_theme(theme)
+        few = self.console.color_system in ("standard", "windows")
+        self.set_look(SIXTEEN.name if few else self.look.palette.name)
+        if self._recording is not None:
+            self._start(self._recording, None)
+        else:
+            self.push_screen(LoadingScreen(self.source))
+            self.run_worker(self._load, thread=True, exit_on_error=False)
+
+    def _load(self) -> None:
+        """In the worker thread. Only messages go back to the screen."""
+        files = [self.source] + ([self.other] if self.other else [])
+        recordings: list[Recording] = []
+        shown = -1.0
+
+        def progress(share: float) -> None:
+            nonlocal shown
+            if self._is_cancelled:
+                raise Cancelled
+            total = (len(recordings) + share) / len(files)
+            if total - shown >= 0.01:
+                shown = total
+                self.call_later(self._progress, total)
+
+        try:
+            for number, file in enumerate(files):
+                recordings.append(Recording.open(file, self.device, self.at if number == 0 else None, progress))
+            first, second = recordings[0], recordings[1] if len(recordings) > 1 else None
+            if second is None:  # what the first screen needs is worked out here, off the interface's thread
+                first.provider().report(first.provider().start.event)
+        except Exception as error:
+            if not self._is_cancelled:
+                self.call_later(self._loading_failed, error)
+            return
+        if not self._is_cancelled:
+            self.call_later(self._start, first, second)
+
+    def _progress(self, share: float) -> None:
+        if isinstance(self.screen, LoadingScreen):
+            self.screen.show(share)
+
+    def cancel_loading(self) -> None:
+        """The thread stops at its next report of progress; the application leaves at once."""
+        self._is_cancelled = True
+        self.exit(130)
+
+    def _loading_failed(self, error: Exception) -> None:
+        self.error = error
+        code = error.exit_code if isinstance(error, MemtraceError) else 1
+        self.push_screen(self._error_dialog(error, "loading"), lambda _: self.exit(code))
+
+    def _start(self, recording: Recording, other: Recording | None) -> None:
+        session = Session(recording, other, self.settings)
+        views = all_views(session)
+        first = "diff" if other is not None and any(view.view == "diff" for view in views) else "overview"
+        main = MainScreen(session, views, first)
+        if isinstance(self.screen, LoadingScreen):
+            self.switch_screen(main)
+        else:
+            self.push_screen(main)
+        if recording.why_device:
+            self.notify(recording.why_device, timeout=6)
+
+    # -- colours
+
+    def set_look(self, name: str) -> None:
+        """Use a palette."""
+        self.look = Look(PALETTES[name], self._plain)
+        self.theme = name
+        if isinstance(self.screen, MainScreen):
+            for view in self.screen.query("View"):
+                view.changed_look()  # type: ignore[attr-defined]
+            self.screen.refresh(repaint=True, layout=False)
+            for bar in ("#tabs", "#cursor", "#scrubber", "#keys"):
+                self.screen.query_one(bar).refresh()
+
+    def next_theme(self) -> None:
+        """The next palette in the list."""
+        names = list(PALETTES)
+        name = names[(names.index(self.look.palette.name) + 1) % len(names)]
+        self.set_look(name)
+        self.settings.theme = name
+        self.notify(f"Theme: {PALETTES[name].title}", timeout=1.5)
+
+    # -- errors
+
+    def fail(self, error: Exception, where: str) -> None:
+        """Show an error in a dialog and go on. The same error again, while its dialog is open, adds nothing."""
+        if isinstance(self.screen, Details) and self.error is not None and str(self.error) == str(error):
+            return
+        self.error = error
+        self.push_screen(self._error_dialog(error, where))
+
+    def _error_dialog(self, error: Exception, where: str) -> Details:
+        width = min(self.size.width - 8, 80)
+        if isinstance(error, MemtraceError):
+            return Details("Error", wrap([(clean(str(error)), "text")], width), "error")
+        trail = traceback.extract_tb(error.__traceback__)
+        lines = [
+            *wrap([(f"{type(error).__name__} in {where}: {clean(str(error))}", "strong")], width),
+            BLANK,
+            *wrap([("This is a fault of memtrace, not of the recording. Other screens go on working. "
+                    "A report should name these places:", "text")], width),
+            *[line((f"  {frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}", "dim")) for frame in trail[-6:]],
+        ]  # fmt: skip
+        return Details("Something went wrong", lines, "error")
+
+    async def run_action(self, *args: object, **kwargs: object) -> bool:
+        """Every key passes here: what an action raises becomes a dialog."""
+        try:
+            return await super().run_action(*args, **kwargs)  # type: ignore[arg-type]
+        except Exception as error:
+            self.fail(error, str(args[0]) if args else "action")
+            return True
+
+    # -- the rest
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The command palette: every screen, jump, palette and export by name."""
+        if not isinstance(screen, MainScreen):
+            return
+        for name, view in screen.view_types.items():
+            yield SystemCommand(f"Show {view.title}", view.about, self._doing(f"view('{name}')"))
+        for node in (screen.view.main(), screen.view, screen):
+            for bindings in node._bindings.key_to_bindings.values():
+                for binding in bindings:
+                    if binding.action.startswith(("view(", "app.focus", "step(", "dismiss")) or binding.system:
+                        continue
+                    title = f"{binding.description}  [{binding.key_display or binding.key}]"
+                    yield SystemCommand(title, f"{type(node).__name__}: {binding.action}", self._doing(binding.action, node))
+        for palette in PALETTES.values():
+            yield SystemCommand(f"Theme: {palette.title}", "colours", lambda name=palette.name: self._choose(name))
+
+    def _choose(self, name: str) -> None:
+        self.settings.theme = name
+        self.set_look(name)
+
+    def _doing(self, action: str, node: object = None):  # type: ignore[no-untyped-def]
+        async def run() -> None:
+            await self.run_action(action, node or self.screen)
+
+        return run
+
+    async def action_quit(self) -> None:
+        """Leave, remembering the choices."""
+        if self.remember:
+            self.settings.save()
+        self.exit(0)

@@ -1,0 +1,123 @@
+"""Memory over time in as many columns as the screen has, without losing an extreme.
+
+Each column covers a range of events. It knows the highest and the lowest total of live bytes in that range, the
+categories at the highest one, and the highest reserved bytes; so a peak of a single event is as tall on an 80-column
+screen as in the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.attribution.categories import Category
+from memtrace_tui.provider import Provider
+
+I8 = NDArray[np.int64]
+U1 = NDArray[np.uint8]
+LAYERS: tuple[Category, ...] = tuple(c for c in Category if c is not Category.FRAGMENTATION)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """``start[i] <= event < stop[i]`` is column i (an empty range: the state before it holds on).
+
+    ``layers`` has one row a category of ``LAYERS``, bytes at ``high_event``; ``low`` and ``high`` are extremes of
+    their sum within the column, ``reserved`` the highest reserved bytes.
+    """
+
+    start: I8
+    stop: I8
+    high_event: I8
+    layers: I8
+    low: I8
+    high: I8
+    reserved: I8
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def column_of(self, event: int) -> int | None:
+        """The column that shows an event; None outside the window."""
+        if not len(self) or event < int(self.start[0]) or event >= max(int(self.stop[-1]), int(self.start[-1]) + 1):
+            return None
+        return max(int(np.searchsorted(self.start, event, side="right")) - 1, 0)
+
+
+def window_edges(provider: Provider, start: int, stop: int, width: int, by_time: bool) -> I8:
+    """``width + 1`` events that cut ``start:stop`` into columns of equal numbers of events, or of equal time."""
+    times = provider.timeline.trace.time_us
+    if by_time and times is not None and stop - start > 1:
+        clock = np.maximum.accumulate(times[start:stop])  # threads may log a little out of order
+        cuts = np.linspace(int(clock[0]), int(clock[-1]) + 1, width + 1)
+        edges = start + np.searchsorted(clock, cuts, side="left")
+        edges[0], edges[-1] = start, stop
+        return edges.astype(np.int64)
+    return np.floor(np.linspace(start, stop, width + 1)).astype(np.int64)
+
+
+def columns(provider: Provider, start: int, stop: int, width: int, by_time: bool = False) -> Columns:
+    """Cut events ``start:stop`` into ``width`` columns."""
+    curves = provider.curves
+    rest = list(Category).index(Category.FRAGMENTATION)
+    edges = window_edges(provider, start, stop, width, by_time)
+    low_edge, high_edge = edges[:-1], edges[1:]
+    # An empty column shows the state just before it; in front of everything, that of the first event.
+    first = np.where(high_edge > low_edge, low_edge, np.maximum(low_edge - 1, start))
+    last = np.maximum(high_edge, first + 1)
+    live = curves.reserved_bytes[start:stop] - curves.categories[rest, start:stop]
+    reserved = curves.reserved_bytes[start:stop]
+    high_event, low, high, top = (np.zeros(width, dtype=np.int64) for _ in range(4))
+    for i, (a, b) in enumerate(zip((first - start).tolist(), (last - start).tolist(), strict=True)):
+        piece = live[a:b]
+        at = int(piece.argmax())
+        high_event[i] = start + a + at
+        high[i], low[i], top[i] = piece[at], piece.min(), reserved[a:b].max()
+    rows = [i for i, category in enumerate(Category) if category is not Category.FRAGMENTATION]
+    return Columns(low_edge, high_edge, high_event, curves.categories[rows][:, high_event], low, high, top)
+
+
+@dataclass(frozen=True, slots=True)
+class Raster:
+    """Cells of a stacked area, bottom row first: ``under`` fills ``eighths`` of a cell from below, ``over`` the rest.
+
+    Codes: 0..5 a layer held throughout its column, 8..13 the same only reached within it, ``UNUSED`` reserved but
+    not live, ``EMPTY`` nothing.
+    """
+
+    under: U1
+    over: U1
+    eighths: U1
+
+
+FADED, UNUSED, EMPTY = 8, 20, 21
+
+
+def raster(data: Columns, height: int, top_bytes: int) -> Raster:
+    """Draw the columns into ``height`` rows with ``top_bytes`` at the upper edge."""
+    scale = height * 8 / max(top_bytes, 1)
+    levels = np.cumsum(data.layers, axis=0) * scale
+    grid = np.arange(height * 8)[:, None] + 0.5
+    codes = np.full((height * 8, len(data)), EMPTY, dtype=np.uint8)
+    codes[grid < data.reserved[None, :] * scale] = UNUSED
+    faded = grid >= data.low[None, :] * scale
+    for layer in reversed(range(len(LAYERS))):
+        inside = grid < levels[layer][None, :]
+        codes[inside] = layer
+        codes[inside & faded] = layer + FADED
+    cells = codes.reshape(height, 8, len(data))
+    under = cells[:, 0, :]
+    same = cells == under[:, None, :]
+    eighths = np.cumprod(same, axis=1).sum(axis=1).astype(np.uint8)
+    return Raster(under, cells[:, 7, :], eighths)
+
+
+def ticks(top_bytes: int, height: int) -> list[int]:
+    """Round sizes for an axis of ``height`` rows, about one every four rows, 0 left out."""
+    wanted = max(height // 4, 1)
+    step = 1  # powers of two stay round in KiB, MiB and GiB
+    while top_bytes / step > wanted:
+        step *= 2
+    return [step * i for i in range(1, int(top_bytes // step) + 1)]

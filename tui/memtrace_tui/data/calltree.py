@@ -1,0 +1,133 @@
+"""Live bytes as a call tree: outermost caller first, or inverted with the allocating frame first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.attribution.sites import frame_label
+from memtrace_tui.data.lines import clean
+from memtrace_tui.data.source import is_library
+from memtrace_tui.provider import Provider
+
+I8 = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Node:
+    """A frame reached one way. ``frame`` is -1 for the root and for purposes shown where no stack was recorded."""
+
+    label: str
+    frame: int
+    depth: int
+    bytes: int = 0
+    count: int = 0
+    self_bytes: int = 0
+    children: dict[object, Node] = field(default_factory=dict)
+    by_category: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def category(self) -> str:
+        """The category with most bytes."""
+        return max(self.by_category, key=self.by_category.__getitem__, default="unattributed")
+
+    def ordered(self) -> list[Node]:
+        """Children, most bytes first."""
+        return sorted(self.children.values(), key=lambda node: -node.bytes)
+
+
+def call_tree(provider: Provider, rows: I8, inverted: bool = False, fold: bool = True) -> Node:
+    """The tree of some rows. ``fold`` leaves out frames that only pass the call on."""
+    table, attribution = provider.timeline.allocations, provider.analysis.attribution
+    stacks = provider.timeline.snapshot.stacks
+    key = (table.stack[rows].astype(np.int64) + 1) * len(attribution.rules) + attribution.rule[rows]
+    found, inverse, counts = np.unique(key, return_inverse=True, return_counts=True)
+    sums = np.zeros(len(found), dtype=np.int64)
+    np.add.at(sums, inverse, table.requested_bytes[rows])
+    hidden = [fold and is_library(frame) for frame in stacks.frames]
+    labels: dict[int, str] = {}
+    root = Node("all live memory", -1, 0)
+    for group, total, count in zip(found.tolist(), sums.tolist(), counts.tolist(), strict=True):
+        stack, rule = group // len(attribution.rules) - 1, attribution.rules[group % len(attribution.rules)]
+        category = str(rule.category)
+        frames = stacks.frame_ids(stack).tolist()
+        shown = [frame for frame in frames if not hidden[frame]] or frames[:1]
+        path: list[tuple[object, int, str]] = []
+        for frame in shown if inverted else reversed(shown):
+            if frame not in labels:
+                labels[frame] = clean(frame_label(stacks.frames[frame]))
+            path.append((frame, frame, labels[frame]))
+        if not frames:
+            path = [("none", -1, "no stack recorded"), (group, -1, f"{category}/{rule.subcategory}")]
+        node = root
+        _add(node, total, count, category)
+        for step, frame, label in path:
+            below = node.children.get(step)
+            if below is None:
+                below = node.children[step] = Node(label, frame, node.depth + 1)
+            node = below
+            _add(node, total, count, category)
+        node.self_bytes += total
+    return root
+
+
+def _add(node: Node, total: int, count: int, category: str) -> None:
+    node.bytes += total
+    node.count += count
+    node.by_category[category] = node.by_category.get(category, 0) + total
+
+
+def visible(root: Node, opened: set[int]) -> list[Node]:
+    """The nodes on screen, in order: children of opened ones (by ``id``)."""
+    result: list[Node] = []
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        result.append(node)
+        if id(node) in opened:
+            stack.extend(reversed(node.ordered()))
+    return result
+
+
+def open_hot(root: Node, limit: int = 24) -> set[int]:
+    """Nodes to open at first: the ways that lead to most bytes, until about ``limit`` lines show."""
+    opened = {id(root)}
+    shown = 1 + len(root.children)
+    queue = sorted(root.children.values(), key=lambda n: -n.bytes)
+    while queue and shown < limit:
+        node = queue.pop(0)
+        if node.children and (len(node.children) == 1 or shown + len(node.children) <= limit):
+            opened.add(id(node))
+            shown += len(node.children)
+            queue = sorted([*queue, *node.children.values()], key=lambda n: -n.bytes)
+    return opened
+
+
+@dataclass(frozen=True, slots=True)
+class Brick:
+    """A node of an icicle: ``x`` and ``width`` in cells on row ``depth``."""
+
+    node: Node
+    depth: int
+    x: int
+    width: int
+
+
+def icicle(root: Node, width: int, height: int) -> list[Brick]:
+    """Rows of bricks under ``root``, each as wide as its share of bytes; what is narrower than a cell is left out."""
+    bricks: list[Brick] = []
+    pending: list[tuple[Node, int, float, float]] = [(root, 0, 0.0, float(width))]
+    while pending:
+        node, depth, left, span = pending.pop()
+        x = round(left)
+        cells = round(left + span) - x
+        if depth >= height or cells < 1:
+            continue
+        bricks.append(Brick(node, depth, x, cells))
+        for child in node.ordered():
+            share = child.bytes / node.bytes * span if node.bytes else 0.0
+            pending.append((child, depth + 1, left, share))
+            left += share
+    return bricks

@@ -1,0 +1,107 @@
+"""What the colour of a block in the segment map can mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.attribution.categories import Category
+from memtrace.layout import Layout, State
+from memtrace.units import format_bytes, format_count
+from memtrace_tui.provider import Provider
+
+U1 = NDArray[np.uint8]
+HOLE, PENDING, FIRST = 0, 1, 2  # codes of free and pending blocks; the rest follows
+MODES = ("category", "age", "stream", "size", "pins")
+RAMP = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Coloring:
+    """``codes`` has one entry a block; code ``i`` has role ``roles[i]`` and means ``labels[i]`` (hole and pending first).
+
+    ``letters`` stand for the colours where there are none.
+    """
+
+    mode: str
+    codes: U1
+    roles: tuple[str, ...]
+    labels: tuple[str, ...]
+    letters: str
+
+
+def coloring(provider: Provider, layout: Layout, mode: str) -> Coloring:
+    """Colour the blocks of a layout by one of ``MODES``."""
+    codes, roles, labels, letters = _MODES[mode](provider, layout)
+    codes = (codes + FIRST).astype(np.uint8)
+    codes[layout.block_state == State.PENDING_FREE] = PENDING
+    codes[layout.block_state == State.FREE] = HOLE
+    return Coloring(
+        mode, codes, ("hole", "pending", *roles), ("free", "pending free", *labels), "·p" + letters
+    )
+
+
+_Answer = tuple[NDArray[np.int64], list[str], list[str], str]
+
+
+def _category(provider: Provider, layout: Layout) -> _Answer:
+    names = list(Category)
+    attribution = provider.analysis.attribution
+    code = np.array([names.index(rule.category) for rule in attribution.rules])
+    letters = "BLATRF?"
+    return (
+        code[attribution.rule[layout.row]] if len(attribution.rule) else np.zeros(len(layout.row), np.int64),
+        [f"cat:{name}" for name in names],
+        [str(name).replace("_", " ") for name in names],
+        letters,
+    )
+
+
+def _ramp(values: NDArray[np.int64], edges: list[int], labels: Callable[[int, int], str]) -> _Answer:
+    codes = np.searchsorted(np.array(edges[1:-1]), values, side="right")
+    return (
+        codes,
+        [f"ramp:{i}" for i in range(len(edges) - 1)],
+        [labels(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)],
+        "012345"[: len(edges) - 1],
+    )
+
+
+def _age(provider: Provider, layout: Layout) -> _Answer:
+    born = provider.timeline.allocations.alloc_event
+    values = layout.event - born[layout.row] if len(born) else np.zeros(len(layout.row), np.int64)
+    edges = [0, 10, 100, 1_000, 10_000, 100_000, 1 << 62]
+    return _ramp(values, edges, lambda a, b: f"< {format_count(b)} events" if b < 1 << 62 else "older")
+
+
+def _size(provider: Provider, layout: Layout) -> _Answer:
+    edges = [0, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 62]
+    return _ramp(layout.block_bytes, edges, lambda a, b: f"< {format_bytes(b)}" if b < 1 << 62 else "larger")
+
+
+def _stream(provider: Provider, layout: Layout) -> _Answer:
+    streams = sorted(set(layout.stream.tolist()))
+    number = {stream: min(i, 7) for i, stream in enumerate(streams)}
+    per_segment = np.array([number[stream] for stream in layout.stream.tolist()], dtype=np.int64)
+    codes = per_segment[layout.segment] if len(layout) else np.zeros(0, np.int64)
+    shown = streams[:8]
+    labels = [f"stream {stream:#x}" if stream > 9 else f"stream {stream}" for stream in shown]
+    return codes, [f"hue:{i}" for i in range(len(shown))], labels, "01234567"[: len(shown)]
+
+
+def _pins(provider: Provider, layout: Layout) -> _Answer:
+    """Free bytes of the segment for each byte that is live in it: few live bytes that hold much free space burn."""
+    used, free = layout.used_bytes() + layout.pending_bytes(), layout.free_bytes()
+    leverage = np.divide(free, np.maximum(used, 1), dtype=np.float64)
+    step = np.searchsorted(np.array([1e-9, 0.1, 0.3, 1.0, 3.0]), leverage, side="right")
+    labels = ["holds nothing free", "< 0.1 free per live byte", "< 0.3", "< 1", "< 3", "≥ 3: pins it"]
+    codes = step[layout.segment].astype(np.int64) if len(layout) else np.zeros(0, np.int64)
+    return codes, [f"heat:{i}" for i in range(RAMP)], labels, "012345"
+
+
+_MODES: dict[str, Callable[[Provider, Layout], _Answer]] = {
+    "category": _category, "age": _age, "stream": _stream, "size": _size, "pins": _pins,
+}  # fmt: skip

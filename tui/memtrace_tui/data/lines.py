@@ -1,0 +1,124 @@
+"""Lines of text with roles instead of colours: what the data side hands to the drawing side.
+
+A *role* is a name the palette turns into a style: ``text``, ``dim``, ``strong``, ``title``, ``good``, ``warn``, ``bad``,
+``accent``, ``hole``, ``cat:lora``, ``phase:forward``, ``ramp:3``, ``hue:2``.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Span = tuple[str, str]
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line; ``target`` is what Enter opens (None: the line can't be selected)."""
+
+    spans: tuple[Span, ...]
+    target: object | None = None
+
+    @property
+    def plain(self) -> str:
+        """The text alone."""
+        return "".join(text for text, _ in self.spans)
+
+
+def line(*spans: Span | str, target: object | None = None) -> Line:
+    """A line from (text, role) pairs; a bare string has the role ``text``."""
+    return Line(tuple((span, "text") if isinstance(span, str) else span for span in spans), target)
+
+
+BLANK = Line(())
+
+
+def clean(text: str) -> str:
+    """Text from a file, safe to print: control characters (escape sequences among them) become ``·``."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("·" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else c for c in text)
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of ``share`` (0 to 1) of ``width`` cells in eighths; anything above 0 shows at least an eighth."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    if share > 0 and width > 0:
+        eighths = max(eighths, 1)
+    full, part = divmod(eighths, 8)
+    return "█" * full + (_EIGHTHS[part] if part else "")
+
+
+def stacked(parts: Sequence[tuple[int, str]], total: int, width: int) -> list[Span]:
+    """Cells of a stacked bar: (size, role) parts scaled to ``total``; remainders go to the largest fractions.
+
+    Every part above 0 gets at least one cell where there is room for all of them.
+    """
+    if total <= 0 or width <= 0:
+        return []
+    exact = [size / total * width for size, _ in parts]
+    cells = [int(x) for x in exact]
+    for i, (size, _) in enumerate(parts):
+        if size > 0 and cells[i] == 0:
+            cells[i] = 1
+    goal = min(width, round(sum(exact)))
+    while sum(cells) > max(goal, 0):
+        largest = max(range(len(cells)), key=cells.__getitem__)
+        if cells[largest] <= 1:
+            break
+        cells[largest] -= 1
+    order = sorted(range(len(parts)), key=lambda i: exact[i] - int(exact[i]), reverse=True)
+    for i in order:
+        if sum(cells) >= goal:
+            break
+        if parts[i][0] > 0:
+            cells[i] += 1
+    return [("█" * n, role) for n, (_, role) in zip(cells, parts, strict=True) if n]
+
+
+def clip(text: str, width: int, keep_end: bool = False) -> str:
+    """At most ``width`` characters, with ``…`` where something was cut (at the start with ``keep_end``)."""
+    if len(text) <= width:
+        return text
+    if width <= 0:
+        return ""
+    return "…" + text[len(text) - width + 1 :] if keep_end else text[: width - 1] + "…"
+
+
+def wrap(spans: Iterable[Span], width: int, indent: int = 0) -> list[Line]:
+    """Break at spaces into lines of at most ``width``; later lines are indented. Roles are kept."""
+    words: list[Span] = []
+    for text, role in spans:
+        for number, word in enumerate(text.split(" ")):
+            if number:
+                words.append((" ", role))
+            if word:
+                words.append((word, role))
+    lines: list[Line] = []
+    now: list[Span] = []
+    used = 0
+    for word, role in words:
+        if used + len(word) > width and used > indent:
+            lines.append(Line(tuple(now)))
+            now, used = [(" " * indent, "text")], indent
+            if word == " ":
+                continue
+        if word == " " and used == indent and lines:
+            continue
+        while len(word) > max(width - used, 1):
+            piece = max(width - used, 1)
+            now.append((word[:piece], role))
+            lines.append(Line(tuple(now)))
+            word, now, used = word[piece:], [(" " * indent, "text")], indent
+        now.append((word, role))
+        used += len(word)
+    if now:
+        lines.append(Line(tuple(now)))
+    return lines
+
+
+def indented(lines: Iterable[Line], by: int) -> list[Line]:
+    """The lines, moved to the right."""
+    return [Line(((" " * by, "text"), *each.spans), each.target) for each in lines]

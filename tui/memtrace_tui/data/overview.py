@@ -1,0 +1,130 @@
+"""The overview: what happened, the gauge, the budget by category, peaks, sites, warnings. All of it from one Report."""
+
+from __future__ import annotations
+
+from memtrace.attribution.categories import Category
+from memtrace.report import Report
+from memtrace.units import format_bytes, format_count
+from memtrace_tui.data.details import event_text
+from memtrace_tui.data.goto import Goto
+from memtrace_tui.data.lines import BLANK, Line, Span, bar, clean, clip, line, stacked, wrap
+from memtrace_tui.provider import Provider
+
+_NAMES = {"oom": "Out of memory", "peak": "Peak of allocated memory", "reserved-peak": "Peak of reserved memory"}
+
+
+def banner_lines(provider: Provider, report: Report, width: int) -> list[Line]:
+    """What this moment is, in two or three lines of facts."""
+    at, unused = report.at, report.fragmentation
+    where = event_text(provider, at.event)
+    if at.kind == "oom" and unused.asked_bytes is not None:
+        spans: list[Span] = [
+            (" OUT OF MEMORY ", "alarm"), ("  ", "text"), (format_bytes(unused.asked_bytes), "strong"),
+            (" refused at event ", "text"), (where, "text"),
+        ]  # fmt: skip
+    else:
+        title = _NAMES.get(at.kind, "End of the recording" if at.kind == "end" else "State after")
+        spans = [(title, "title"), ("  event ", "dim"), (where, "text")]
+    lines = wrap(spans, width, 2)
+    free = unused.holes_bytes + unused.cached_segments_bytes
+    if free:
+        fact: list[Span] = [
+            (format_bytes(free), "strong"), (f" of reserved memory is free, in {format_count(unused.free_block_count)} "
+             f"pieces, the largest ", "text"), (format_bytes(unused.largest_free_block_bytes), "strong"),
+        ]  # fmt: skip
+        if unused.asked_bytes is not None and unused.asked_bytes > unused.largest_free_block_bytes:
+            fact.append((": too small for the request", "bad"))
+        lines += wrap(fact, width, 2)
+    return lines
+
+
+def gauge_lines(provider: Provider, report: Report, width: int) -> list[Line]:
+    """One stacked bar of the device's memory, or of the highest reserved where its size isn't known."""
+    outside = report.outside_allocator or {}
+    elsewhere = outside.get("not_this_allocator_bytes") or 0
+    capacity = provider.capacity_bytes
+    total = max(capacity or report.peaks["reserved_bytes"], report.reserved_bytes + max(elsewhere, 0), 1)
+    parts = [(report.categories[str(c)], f"cat:{c}") for c in Category]
+    if elsewhere > 0:
+        parts.append((elsewhere, "outside"))
+    parts.append((max(total - sum(size for size, _ in parts), 0), "empty"))
+    words: list[Span] = [
+        (format_bytes(report.reserved_bytes), "strong"), (" reserved   ", "dim"),
+        (format_bytes(report.allocated_bytes), "strong"), (" allocated   ", "dim"),
+    ]  # fmt: skip
+    if elsewhere > 0:
+        words += [(format_bytes(elsewhere), "strong"), (" outside this allocator   ", "dim")]
+    if capacity:
+        words += [(format_bytes(capacity), "strong"), (" capacity", "dim")]
+    else:
+        words += [(format_bytes(report.peaks["reserved_bytes"]), "strong"), (" peak reserved = full width", "dim")]
+    free = outside.get("device_free_bytes")
+    if free is not None:
+        words += [("   ", "text"), (format_bytes(free), "strong"), (" free on the device", "dim")]
+    return [Line(tuple(stacked(parts, total, width))), *wrap(words, width)]
+
+
+def budget_lines(report: Report, width: int) -> list[Line]:
+    """A line a category and a subcategory, with bars; Enter shows the allocations behind it."""
+    label = 20
+    bars = max(width - label - 10 - 8, 6)
+    reserved = max(report.reserved_bytes, 1)
+    lines = []
+    for category in Category:
+        size = report.categories[str(category)]
+        if category is Category.UNATTRIBUTED and not size:
+            continue
+        role = f"cat:{category}"
+        lines.append(line(
+            (f"{str(category).replace('_', ' '):<{label}}", role), (f"{format_bytes(size):>10}", "strong"),
+            (f"{size / reserved:>7.1%} ", "dim"), (bar(size / reserved, bars), role), target=_target(str(category), ""),
+        ))  # fmt: skip
+        for key, part in report.subcategories.items():
+            owner, _, name = key.partition("/")
+            if owner == category and name != owner:
+                cells = round(part / reserved * bars)
+                lines.append(line(
+                    (f"  {name.replace('_', ' '):<{label - 2}}", "dim"), (f"{format_bytes(part):>10}", "text"),
+                    (f"{part / reserved:>7.1%} ", "dim"), ("━" * cells or "╸", role), target=_target(owner, name),
+                ))  # fmt: skip
+    return lines
+
+
+def _target(category: str, sub: str) -> Goto:
+    if category == Category.FRAGMENTATION:
+        return Goto("segments")
+    return Goto("allocations", filter=f"category:{category}" + (f" sub:/^{sub}$/" if sub else ""))
+
+
+def facts_lines(provider: Provider, report: Report, width: int, sites: int = 8) -> list[Line]:
+    """Peaks, the biggest sites, devices, warnings."""
+    lines = [line(("peaks over the recording", "title"))]
+    for name, peak in zip(("requested", "allocated", "reserved"), provider.timeline.peaks(), strict=True):
+        lines.append(line((f"  {name:<10}", "dim"), (f"{format_bytes(report.peaks[f'{name}_bytes']):>10}", "strong"),
+                          ("  " + clip(event_text(provider, peak.event), width - 24), "dim"),
+                          target=Goto("timeline", peak.event)))  # fmt: skip
+    for number, event in enumerate(provider.ooms[:3]):
+        asked = format_bytes(int(provider.timeline.trace.size[event]))
+        lines.append(line((f"  {'OOM' if number == 0 else '':<10}", "bad"), (f"{asked:>10}", "strong"),
+                          ("  " + clip(event_text(provider, event), width - 24), "dim"),
+                          target=Goto("segments", event)))  # fmt: skip
+    if len(provider.ooms) > 3:
+        lines.append(line((f"            and {len(provider.ooms) - 3} more refused requests", "dim")))
+    lines += [BLANK, line(("largest call sites", "title"))]
+    for site in report.top[:sites]:
+        purpose = f"{site.category}/{site.subcategory}".replace("_", " ")
+        lines.append(line((f"{format_bytes(site.bytes):>12} ", "strong"), (clip(purpose, width - 13), f"cat:{site.category}"),
+                          target=Goto("allocations", filter=f"category:{site.category} sub:/^{site.subcategory}$/")))  # fmt: skip
+        where = clean(site.frame) or "no stack recorded"
+        lines.append(line((" " * 13, "text"), (clip(where, max(width - 13, 8), keep_end=True), "dim")))
+    lost = report.attribution
+    if lost.unattributed_bytes:
+        lines += [BLANK, line(("not attributed", "title"), (f"  {format_bytes(lost.unattributed_bytes)}", "strong"))]
+        for reason in lost.unattributed:
+            text = f"{format_bytes(reason.bytes)} in {format_count(reason.count)}: {reason.reason}"
+            lines += wrap([("  " + text, "dim")], width, 4)
+    if report.warnings:
+        lines += [BLANK, line(("be aware", "warn"))]
+        for warning in report.warnings:
+            lines += wrap([("  ! ", "warn"), (clean(warning), "text")], width, 4)
+    return lines

@@ -1,0 +1,103 @@
+"""Dialogs: help, go to, export, details, errors. Escape closes every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+from memtrace.errors import MemtraceError
+from memtrace_tui.data.goto import Goto
+from memtrace_tui.data.lines import Line
+from memtrace_tui.messages import Open
+from memtrace_tui.widgets.lines import Lines
+
+
+class Dialog(ModalScreen[str | None]):
+    """A box in the middle; Escape, q and a click outside close it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss_none", "Close")]
+
+    def action_dismiss_none(self) -> None:
+        """Close without an answer."""
+        self.dismiss(None)
+
+    def on_click(self, event: events.Click) -> None:
+        """A click outside the box closes it."""
+        if event.widget is self:
+            self.dismiss(None)
+
+
+class Details(Dialog):
+    """Lines to read; those that lead somewhere can be opened."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("question_mark,f1", "dismiss_none", "Close", show=False)]
+
+    def __init__(self, title: str, lines: Sequence[Line], role: str = "") -> None:
+        super().__init__()
+        self.heading = title
+        self.lines = lines
+        self.role = role
+
+    def compose(self) -> ComposeResult:
+        """Title and lines."""
+        box = Vertical(classes=f"box {self.role}".strip())
+        box.border_title = self.heading
+        box.border_subtitle = "esc closes"
+        with box:
+            yield Lines(id="dialog-lines")
+
+    def on_mount(self) -> None:
+        """As high as the text, as far as there is room."""
+        lines = self.query_one("#dialog-lines", Lines)
+        room = max(self.app.size.height - 4, 3)
+        lines.styles.height = max(min(len(self.lines), room), 1)
+        lines.show(self.lines)
+        lines.focus()
+
+    def on_open(self, message: Open) -> None:
+        """Close, then go there."""
+        message.stop()
+        goto: Goto = message.goto
+        self.dismiss(None)
+        self.app.screen_stack[-2 if self.app.screen is self else -1].post_message(Open(goto))
+
+
+class Ask(Dialog):
+    """One line to write. The answer is tried at once; what is wrong with it is said here, and it can be changed."""
+
+    def __init__(self, title: str, hint: str, value: str, accept: Callable[[str], None]) -> None:
+        super().__init__()
+        self.heading, self.hint, self.value = title, hint, value
+        self._accept = accept
+
+    def compose(self) -> ComposeResult:
+        """Title, line, hint."""
+        box = Vertical(classes="box ask")
+        box.border_title = self.heading
+        box.border_subtitle = "enter: do it   esc: leave"
+        with box:
+            yield Input(self.value, id="answer", compact=True)
+            yield Static(self.hint, id="hint", markup=False)
+
+    def on_mount(self) -> None:
+        """Ready to write."""
+        self.query_one("#answer", Input).focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Try the answer."""
+        event.stop()
+        try:
+            self._accept(event.value)
+        except (MemtraceError, OSError) as error:
+            hint = self.query_one("#hint", Static)
+            hint.update(str(error))
+            hint.add_class("-wrong")
+            return
+        self.dismiss(event.value)

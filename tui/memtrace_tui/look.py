@@ -1,0 +1,83 @@
+"""Roles to Rich styles, for the palette in use, and lines to strips."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+from textual.theme import Theme
+
+from memtrace_tui.data.lines import Line
+from memtrace_tui.palette import PALETTES, Palette, colour
+
+_BOLD = {"strong", "title", "alarm", "key", "accent"}
+
+
+class Look:
+    """The palette as styles. ``plain`` (NO_COLOR): no colours at all, letters and attributes stand in for them."""
+
+    def __init__(self, palette: Palette, plain: bool = False) -> None:
+        self.palette = palette
+        self.plain = plain
+        self._styles: dict[tuple[str, str], Style] = {}
+
+    def style(self, role: str, behind: str = "background") -> Style:
+        """Style of a role in front of another role's colour."""
+        key = (role, behind)
+        style = self._styles.get(key)
+        if style is None:
+            style = self._styles[key] = self._plain(role, behind) if self.plain else self._coloured(role, behind)
+        return style
+
+    def _coloured(self, role: str, behind: str) -> Style:
+        palette = self.palette
+        back = colour(palette, behind)
+        if role == "alarm":
+            return Style(color=palette.background, bgcolor=palette.bad, bold=True)
+        return Style(color=colour(palette, role), bgcolor=back, bold=role in _BOLD or behind == "select" or None)
+
+    @staticmethod
+    def _plain(role: str, behind: str) -> Style:
+        return Style(
+            bold=role in _BOLD or role in ("warn", "bad") or None,
+            dim=role in ("dim", "hole") or None,
+            reverse=role == "alarm" or behind == "select" or None,
+            underline=behind == "mark" or None,
+        )
+
+    def strip(self, line: Line, width: int, behind: str = "background") -> Strip:
+        """A line as a strip of exactly ``width`` cells."""
+        return self.spans(line.spans, width, behind)
+
+    def spans(self, spans: Iterable[tuple[str, str]], width: int, behind: str = "background") -> Strip:
+        """Spans as a strip of exactly ``width`` cells."""
+        segments = [Segment(text, self.style(role, behind)) for text, role in spans if text]
+        return Strip(segments).adjust_cell_length(width, self.style("text", behind))
+
+
+def textual_theme(palette: Palette) -> Theme:
+    """The palette for Textual's own widgets (dialogs, inputs, command palette)."""
+    return Theme(
+        name=palette.name,
+        primary=palette.accent,
+        secondary=palette.select,
+        accent=palette.accent,
+        foreground=palette.text,
+        background=palette.background,
+        surface=palette.surface,
+        panel=palette.panel,
+        success=palette.good,
+        warning=palette.warn,
+        error=palette.bad,
+        dark=palette.dark,
+        variables={
+            "block-cursor-background": palette.select,
+            "block-cursor-foreground": palette.strong,
+            "input-selection-background": palette.select,
+        },
+    )
+
+
+THEMES = [textual_theme(palette) for palette in PALETTES.values()]

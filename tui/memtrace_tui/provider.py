@@ -1,0 +1,239 @@
+"""One recording for the screens: the analysis of each device, what it says at the cursor, and where to jump.
+
+Nothing here imports Textual. Every number comes from the dataclasses that ``--json`` prints: :class:`memtrace.report.Report`,
+:class:`memtrace.fragmentation.Fragmentation`, :class:`memtrace.layout.Layout`, :class:`memtrace.curves.Curves`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.attribution.phases import Phase
+from memtrace.curves import Curves, category_curves
+from memtrace.errors import UsageError
+from memtrace.layout import Layout, layout_at
+from memtrace.report import Analysis, Moment, Report, analyse, moment_of, report
+from memtrace.snapshot.load import load
+from memtrace.snapshot.model import Snapshot
+from memtrace.timeline import At, Timeline, build, choose_device, choose_event
+from memtrace_tui.data.cache import Cache
+from memtrace_tui.data.lines import clean
+
+I8 = NDArray[np.int64]
+
+
+class Cancelled(Exception):
+    """Raised inside a loading thread once the user has given up on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of one phase: ``start <= event < stop``; ``step`` is -1 while the model is loaded."""
+
+    start: int
+    stop: int
+    phase: str
+    step: int
+
+
+class Provider:
+    """Everything the browser shows of one device. The cursor is an event; -1 is the state before the first one."""
+
+    def __init__(self, analysis: Analysis, at: str | None = None) -> None:
+        self.analysis = analysis
+        self.start = choose_event(analysis.timeline, at)
+        self._reports: Cache[int, Report] = Cache(32)
+        self._layouts: Cache[int, Layout] = Cache(8)
+        self._live: Cache[int, I8] = Cache(8)
+
+    @property
+    def timeline(self) -> Timeline:
+        """The device's history."""
+        return self.analysis.timeline
+
+    @property
+    def device(self) -> int:
+        """The device's number."""
+        return self.timeline.device.device
+
+    @property
+    def source(self) -> str:
+        """Where the snapshot came from, safe to print."""
+        return clean(self.timeline.snapshot.source)
+
+    @property
+    def count(self) -> int:
+        """Number of events."""
+        return len(self.timeline)
+
+    def clamp(self, event: int) -> int:
+        """The nearest event that exists."""
+        return max(min(event, self.count - 1), -1)
+
+    # -- at the cursor
+
+    def at(self, event: int) -> At:
+        """The event with the name it deserves: oom, peak, reserved-peak, end, or plain event."""
+        peaks = self.timeline.peaks()
+        if event in self.ooms:
+            kind = "oom"
+        elif event == peaks[1].event:
+            kind = "peak"
+        elif event == peaks[2].event:
+            kind = "reserved-peak"
+        elif event == self.count - 1:
+            kind = "end"
+        else:
+            kind = "event"
+        return At(kind, event, self.timeline.time_us(event))
+
+    def report(self, event: int) -> Report:
+        """The budget there."""
+        return self._reports.get(event, lambda: report(self.analysis, self.at(event)))
+
+    def layout(self, event: int) -> Layout:
+        """Segments and blocks there."""
+        return self._layouts.get(event, lambda: layout_at(self.timeline, event))
+
+    def live(self, event: int) -> I8:
+        """Rows of the allocation table that the program held there (pending frees are no longer the program's)."""
+
+        def make() -> I8:
+            rows = self.timeline.live_rows(event)
+            return rows[~self.timeline.pending(rows, event)]
+
+        return self._live.get(event, make)
+
+    def moment(self, event: int) -> Moment:
+        """Phase and step there."""
+        return moment_of(self.analysis, event)
+
+    def seconds(self, event: int) -> float | None:
+        """Seconds since the first event; None where the file has no times."""
+        times = self.timeline.trace.time_us
+        if times is None or not len(times):
+            return None
+        return int(times[max(event, 0)] - times[0]) / 1e6
+
+    # -- the whole recording
+
+    @cached_property
+    def curves(self) -> Curves:
+        """Memory by category at every event."""
+        return category_curves(self.analysis)
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """The phases in order."""
+        phases = self.analysis.attribution.facts.phases
+        start = phases.start.tolist()
+        return tuple(
+            Span(start[i], start[i + 1], Phase(int(phases.phase[i])).label, int(phases.step[i]))
+            for i in range(len(phases))
+        )
+
+    @cached_property
+    def ooms(self) -> tuple[int, ...]:
+        """Events at which a request was refused."""
+        return tuple(self.timeline.oom_events)
+
+    @cached_property
+    def capacity_bytes(self) -> int | None:
+        """What the process could have had, where the file tells: its limit or the device's memory."""
+        outside = self.report(self.start.event).outside_allocator or {}
+        known = [size for size in (outside.get("limit_bytes"), outside.get("device_total_bytes")) if size]
+        return min(known) if known else None
+
+    # -- jumps
+
+    @cached_property
+    def _phase_starts(self) -> I8:
+        return np.array([span.start for span in self.spans], dtype=np.int64)
+
+    @cached_property
+    def _step_starts(self) -> I8:
+        steps = [span.start for i, span in enumerate(self.spans) if i == 0 or span.step != self.spans[i - 1].step]
+        return np.array(steps, dtype=np.int64)
+
+    def neighbour(self, event: int, direction: int, what: str) -> int:
+        """The next (1) or previous (-1) start of a ``phase`` or ``step``, or ``oom``; the event itself if none."""
+        stops = {
+            "phase": self._phase_starts,
+            "step": self._step_starts,
+            "oom": np.array(self.ooms, dtype=np.int64),
+        }[what]
+        if direction > 0:
+            later = stops[stops > event]
+            return int(later[0]) if len(later) else event
+        earlier = stops[stops < event]
+        return int(earlier[-1]) if len(earlier) else event
+
+    def named(self, where: str) -> int:
+        """The event that a person names: peak, reserved-peak, oom, end, start, a number, ``50%`` or ``step 7``.
+
+        Raises UsageError (or NoAnswerError where there was no OOM).
+        """
+        text = where.strip().lower().replace(",", "").replace("_", "")
+        if text in ("start", "begin", "first"):
+            return min(0, self.count - 1)
+        try:
+            if text.endswith("%"):
+                return self.clamp(round(float(text[:-1]) / 100 * (self.count - 1)))
+            if text.startswith("step"):
+                step = int(text[4:].strip(" :="))
+                for span in self.spans:
+                    if span.step == step:
+                        return span.start
+                raise UsageError(f"no step {step} in this recording")
+        except ValueError:
+            raise UsageError(f"not a place in the trace: {where!r}") from None
+        return choose_event(self.timeline, text or None).event
+
+
+class Recording:
+    """A file: its snapshot, and one provider a device, built when first asked for."""
+
+    def __init__(self, snapshot: Snapshot, device: int | None = None, at: str | None = None) -> None:
+        self.snapshot = snapshot
+        chosen, self.why_device = choose_device(snapshot, device)
+        self._at = at
+        self.device = chosen.device
+        self._providers: dict[int, Provider] = {}
+
+    @classmethod
+    def open(
+        cls,
+        source: str | os.PathLike[str],
+        device: int | None = None,
+        at: str | None = None,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> Recording:
+        """Load and analyse a file. ``on_progress`` gets shares 0 to 1 and may raise to cancel. Raises MemtraceError."""
+        snapshot = load(source, (lambda share: on_progress(share * 0.7)) if on_progress else None)
+        recording = cls(snapshot, device, at)
+        if on_progress:
+            on_progress(0.75)
+        recording.provider()
+        if on_progress:
+            on_progress(1.0)
+        return recording
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Devices with data."""
+        return tuple(device.device for device in self.snapshot.devices)
+
+    def provider(self, device: int | None = None) -> Provider:
+        """The provider of a device (default: the chosen one)."""
+        number = self.device if device is None else device
+        if number not in self._providers:
+            timeline = build(self.snapshot, self.snapshot.device(number))
+            at = self._at if number == self.device else None
+            self._providers[number] = Provider(analyse(timeline), at)
+        return self._providers[number]

@@ -1,0 +1,53 @@
+"""What the browser remembers between runs, in ``$XDG_CONFIG_HOME/memtrace/browser.json``. Failing is never an error."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class Settings:
+    """Choices that last. ``view`` is the screen last used; all others are what their keys toggle."""
+
+    theme: str = "memtrace-dark"
+    coloring: str = "category"
+    segment_sort: str = "address"
+    axis: str = "event"
+    group: str = "none"
+    fold: bool = True
+    inverted: bool = False
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> Settings:
+        """The remembered choices; what is missing, unknown or of the wrong type takes its default."""
+        settings = cls()
+        try:
+            stored = json.loads((path or config_path()).read_text("utf-8"))
+        except (OSError, ValueError):
+            return settings
+        if isinstance(stored, dict):
+            for each in fields(cls):
+                value = stored.get(each.name)
+                if type(value) is type(getattr(settings, each.name)):
+                    setattr(settings, each.name, value)
+        return settings
+
+    def save(self, path: Path | None = None) -> None:
+        """Write them down, replacing the file in one go; a disk that refuses is ignored."""
+        target = path or config_path()
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            draft = target.with_suffix(f".{os.getpid()}.tmp")
+            draft.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
+            draft.replace(target)
+        except OSError:
+            return
+
+
+def config_path() -> Path:
+    """``$XDG_CONFIG_HOME/memtrace/browser.json``, ``~/.config`` where the variable isn't set."""
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
+    return Path(base) / "memtrace" / "browser.json"

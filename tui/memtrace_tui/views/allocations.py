@@ -1,0 +1,275 @@
+"""Allocations: the live set at the cursor, or everything ever allocated, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Input
+
+from memtrace.errors import UsageError
+from memtrace.units import format_bytes, format_count
+from memtrace_tui.data.details import allocation_lines
+from memtrace_tui.data.goto import Goto
+from memtrace_tui.data.lines import Line, line
+from memtrace_tui.data.query import Term, parse
+from memtrace_tui.data.rows import GROUPS, Group
+from memtrace_tui.dialogs import Details
+from memtrace_tui.session import Session
+from memtrace_tui.views.base import View
+from memtrace_tui.widgets.filterbar import FilterBar
+from memtrace_tui.widgets.lines import Lines
+from memtrace_tui.widgets.table import Column, Table
+
+ROWS = (
+    Column("size", "size", 10, right=True, rank=0),
+    Column("purpose", "purpose", 25, rank=1),
+    Column("site", "call site", 0, keep_end=True),
+    Column("module", "module", 9, rank=8),
+    Column("phase", "born in", 10, rank=4),
+    Column("step", "step", 5, right=True, rank=5),
+    Column("born", "born", 9, right=True, rank=3),
+    Column("freed", "freed", 9, right=True, rank=6),
+    Column("life", "life", 9, right=True, rank=9),
+    Column("block", "block", 10, right=True, rank=10),
+    Column("evidence", "evidence", 10, rank=7),
+    Column("rule", "rule", 20, rank=11),
+    Column("address", "address", 14, rank=12),
+    Column("pool", "pool", 6, rank=13),
+    Column("stream", "stream", 6, rank=14),
+)
+SUMS = (
+    Column("bytes", "bytes", 11, right=True, rank=0),
+    Column("share", "share", 7, right=True, rank=1),
+    Column("count", "count", 9, right=True, rank=2),
+    Column("largest", "largest", 11, right=True, rank=3),
+    Column("label", "group", 0, keep_end=True),
+)
+
+
+class AllocationsView(View):
+    """A virtual table with filter, sort and groups; details of the selected row beside it where there is room."""
+
+    view = "allocations"
+    title = "Allocations"
+    about = (
+        "Filter words: lora  /regex/  category:… sub:… site:… module:… phase:… step:… rule:… evidence:… pool:… stream:… "
+        " size>1MiB  -word for what must not fit. Click a title to sort."
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "filter", "Filter"),
+        Binding("s", "sort", "Sort"),
+        Binding("r", "reverse", "Reverse", show=False),
+        Binding("g", "group", "Group"),
+        Binding("a", "scope", "Live/all"),
+        Binding("escape", "clear", "Clear", show=False),
+        Binding("tab", "app.focus_next", "Pane", show=False),
+    ]
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.everything = False
+        self.filter = ""
+        self.terms: tuple[Term, ...] = ()
+        self.sort, self.descending = "size", True
+        self.rows: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.groups: list[Group] = []
+        self._total = 0
+        self._key: tuple[object, ...] = ()
+
+    def compose(self) -> ComposeResult:
+        """Filter, summary, table and details."""
+        with Horizontal():
+            with Vertical(id="allocations-list"):
+                yield FilterBar("filter: lora  /regex/  category:activations  size>1MiB  -word")
+                yield Lines(id="allocations-summary", classes="summary")
+                yield Table(ROWS, id="allocations-table")
+            yield Lines(id="allocation", classes="side")
+
+    @property
+    def grouping(self) -> str:
+        """What rows are grouped by."""
+        return self.session.settings.group if self.session.settings.group in GROUPS else "none"
+
+    def table(self) -> Table:
+        """The table."""
+        return self.query_one("#allocations-table", Table)
+
+    def main(self) -> Table:
+        return self.table()
+
+    def show(self) -> None:
+        session = self.session
+        self.query_one("#allocation", Lines).display = self.wide
+        key = (session.provider.device, None if self.everything else session.event, self.filter, self.sort,
+               self.descending, self.grouping)  # fmt: skip
+        if key != self._key:
+            self._key = key
+            self._choose()
+        self._summary()
+        self._side()
+
+    def _choose(self) -> None:
+        session, table = self.session, self.table()
+        data = session.table
+        rows = data.filtered(data.chosen(None if self.everything else session.event), self.terms)
+        self._total = int(data.table.requested_bytes[rows].sum())
+        if self.grouping == "none":
+            self.rows, self.groups = data.sorted(rows, self.sort, self.descending), []
+            table.sort = (self.sort, self.descending)
+            table.set_columns(ROWS)
+            table.show(len(self.rows), lambda row, column: data.cell(int(self.rows[row]), column))
+        else:
+            self.rows, self.groups = rows, data.grouped(rows, self.grouping)
+            table.sort = None
+            table.set_columns(SUMS)
+            table.show(len(self.groups), self._group_cell)
+
+    def _group_cell(self, row: int, column: str) -> tuple[str, str]:
+        group = self.groups[row]
+        if column == "label":
+            return group.label, group.role
+        if column == "share":
+            return f"{group.bytes / max(self._total, 1):.1%}", "dim"
+        if column == "count":
+            return format_count(group.count), "text"
+        return format_bytes(group.bytes if column == "bytes" else group.largest), "strong" if column == "bytes" else "text"
+
+    def _summary(self) -> None:
+        what = "ever allocated" if self.everything else f"live at event {format_count(self.session.event)}"
+        spans = [
+            (f" {format_count(len(self.rows))}", "strong"), (f" {what}, ", "dim"), (format_bytes(self._total), "strong"),
+        ]  # fmt: skip
+        if self.grouping != "none":
+            spans += [("  by ", "dim"), (self.grouping, "accent")]
+        if self.filter:
+            spans += [("  filter ", "dim"), (self.filter, "accent")]
+        self.query_one("#allocations-summary", Lines).show([line(*spans)])
+
+    def selected_row(self) -> int | None:
+        """Row of the allocation table; None in groups or an empty list."""
+        at = self.table().selected
+        return int(self.rows[at]) if self.grouping == "none" and at < len(self.rows) else None
+
+    def _details(self, width: int) -> list[Line]:
+        row = self.selected_row()
+        if row is None:
+            return [line(("Enter shows the group's allocations.", "dim"))] if self.groups else []
+        return allocation_lines(self.session.provider, row, self.session.event, width)
+
+    def _side(self) -> None:
+        side = self.query_one("#allocation", Lines)
+        if self.wide:
+            side.show(self._details(max(self.app.size.width * 2 // 5 - 4, 20)), keep=False)
+
+    # -- actions
+
+    def action_filter(self) -> None:
+        """Write a filter."""
+        self.query_one(FilterBar).begin(self.filter)
+
+    def action_clear(self) -> None:
+        """No filter, no groups."""
+        self.set_filter("")
+        self.session.settings.group = "none"
+        self.show()
+
+    def set_filter(self, text: str) -> None:
+        """Filter by a text. Raises UsageError for one that makes no sense."""
+        self.terms = parse(text)
+        self.filter = text.strip()
+        self.table().selected = self.table().top = 0
+        self.show()
+
+    def action_sort(self) -> None:
+        """Sort by the next column on screen."""
+        if self.grouping != "none":
+            return
+        names = [column.name for column, _ in self.table().fitted(self.table().size.width)]
+        at = names.index(self.sort) if self.sort in names else -1
+        self._sort_by(names[(at + 1) % len(names)])
+
+    def _sort_by(self, column: str) -> None:
+        if column == self.sort:
+            self.descending = not self.descending
+        else:
+            self.sort, self.descending = column, column in ("size", "block", "life")
+        self.table().selected = self.table().top = 0
+        self.show()
+
+    def action_reverse(self) -> None:
+        """The other way round."""
+        self._sort_by(self.sort)
+
+    def action_group(self) -> None:
+        """Group by the next property."""
+        self.session.settings.group = GROUPS[(GROUPS.index(self.grouping) + 1) % len(GROUPS)]
+        self.table().selected = self.table().top = 0
+        self.show()
+
+    def action_scope(self) -> None:
+        """What is live at the cursor, or everything."""
+        self.everything = not self.everything
+        self.show()
+
+    def on_table_head_clicked(self, message: Table.HeadClicked) -> None:
+        """Sort by the column."""
+        if self.grouping == "none":
+            self._sort_by(message.column)
+
+    def on_table_moved(self) -> None:
+        """Details of another row."""
+        self._side()
+
+    def on_table_opened(self, message: Table.Opened) -> None:
+        """A group: its rows. A row: everything about it."""
+        if self.groups:
+            word = self.groups[message.row].key
+            self.session.settings.group = "none"
+            self.set_filter(f"{self.filter} {word}".strip())
+        else:
+            width = min(self.app.size.width - 8, 100)
+            self.app.push_screen(Details("Allocation", self._details(width)))
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while writing; a half-written expression waits."""
+        event.stop()
+        try:
+            self.set_filter(event.value)
+            self.query_one(FilterBar).complain("")
+        except UsageError as error:
+            self.query_one(FilterBar).complain(str(error))
+
+    def arrive(self, goto: Goto) -> None:
+        if goto.filter is not None:
+            self.everything = False
+            self.session.settings.group = "none"
+            self.set_filter(goto.filter)
+
+    def csv(self) -> Iterable[Sequence[str]]:
+        table = self.table()
+        columns = [column.name for column in table.columns]
+        yield columns
+        for row in range(table.row_count):
+            yield [self._raw(row, column) for column in columns]
+
+    def _raw(self, row: int, column: str) -> str:
+        data = self.session.table
+        if self.groups:
+            group = self.groups[row]
+            if column == "share":
+                return f"{group.bytes / max(self._total, 1):.6f}"
+            return str(getattr(group, column))
+        at = int(self.rows[row])
+        exact = {
+            "size": data.table.requested_bytes, "block": data.table.block_bytes, "born": data.table.alloc_event,
+        }.get(column)  # fmt: skip
+        return str(int(exact[at])) if exact is not None else data.cell(at, column)[0].replace(",", "")
+
+    def copy_text(self) -> str:
+        return "\n".join(each.plain.rstrip() for each in self._details(120))

@@ -1,0 +1,65 @@
+"""What the main screen asks of every view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual.widget import Widget
+
+from memtrace_tui.data.goto import Goto
+from memtrace_tui.look import Look
+from memtrace_tui.session import Session
+from memtrace_tui.widgets.base import Drawn, Rows
+
+if TYPE_CHECKING:
+    from memtrace_tui.app import BrowseApp
+
+
+class View(Widget):
+    """A screen below the tabs. ``show`` is called whenever it is visible and something it shows has changed."""
+
+    view: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    about: ClassVar[str] = ""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(id=f"view-{self.view}")
+        self.session = session
+
+    @property
+    def look(self) -> Look:
+        """The styles in use."""
+        return cast("BrowseApp", self.app).look
+
+    @property
+    def wide(self) -> bool:
+        """Whether there is room for two panes side by side."""
+        return self.app.size.width >= 118
+
+    def show(self) -> None:
+        """Show the state at the cursor."""
+
+    def main(self) -> Widget:
+        """The widget that takes the keys when the view comes up."""
+        raise NotImplementedError
+
+    def arrive(self, goto: Goto) -> None:
+        """Come here by a jump; the cursor is already there."""
+
+    def csv(self) -> Iterable[Sequence[str]]:
+        """What is on screen as rows of a table, the head first."""
+        return ()
+
+    def copy_text(self) -> str:
+        """What ``y`` puts on the clipboard."""
+        return ""
+
+    def changed_look(self) -> None:
+        """Other colours."""
+        for widget in self.query(Drawn):
+            if isinstance(widget, Rows):
+                widget.changed_look()
+            else:
+                widget.refresh()
+        self.show()

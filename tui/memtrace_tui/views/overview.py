@@ -1,0 +1,62 @@
+"""Overview: what happened, and where every reserved byte is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+
+from memtrace_tui.data.lines import BLANK
+from memtrace_tui.data.overview import banner_lines, budget_lines, facts_lines, gauge_lines
+from memtrace_tui.views.base import View
+from memtrace_tui.widgets.lines import Lines
+
+
+class OverviewView(View):
+    """The budget at the cursor with its subcategories; peaks, call sites and warnings beside or below it."""
+
+    view = "overview"
+    title = "Overview"
+    about = "Every reserved byte at the cursor by purpose. Enter on a line shows the allocations behind it."
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("tab", "app.focus_next", "Pane", show=False)]
+
+    def compose(self) -> ComposeResult:
+        """Two panes; the second only where there is room."""
+        with Horizontal():
+            yield Lines(id="budget")
+            yield Lines(id="facts", classes="side")
+
+    def main(self) -> Lines:
+        return self.query_one("#budget", Lines)
+
+    def show(self) -> None:
+        provider, report = self.session.provider, self.session.report
+        facts = self.query_one("#facts", Lines)
+        facts.display = self.wide
+        width = max(self.app.size.width - 2, 20)
+        if self.wide:
+            width = width * 3 // 5 - 2
+        lines = [
+            *banner_lines(provider, report, width),
+            BLANK,
+            *gauge_lines(provider, report, width),
+            BLANK,
+            *budget_lines(report, width),
+        ]
+        side = facts_lines(provider, report, max(self.app.size.width - width - 5, 20) if self.wide else width)
+        if not self.wide:
+            lines += [BLANK, *side]
+        self.main().show(lines)
+        facts.show(side if self.wide else [])
+
+    def csv(self) -> Iterable[Sequence[str]]:
+        report = self.session.report
+        yield "category", "subcategory", "bytes"
+        for key, size in report.subcategories.items():
+            yield (*key.split("/"), str(size))
+
+    def copy_text(self) -> str:
+        return self.main().text

@@ -1,0 +1,197 @@
+"""Segments: the map of segments and blocks at the cursor, and inside one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Vertical
+from textual.strip import Strip
+
+from memtrace.layout import State
+from memtrace_tui.data.coloring import MODES
+from memtrace_tui.data.details import block_lines, segment_lines
+from memtrace_tui.data.flow import SORTS
+from memtrace_tui.data.goto import Goto
+from memtrace_tui.data.lines import Span
+from memtrace_tui.session import Session
+from memtrace_tui.views.base import View
+from memtrace_tui.widgets.base import Drawn
+from memtrace_tui.widgets.blockmap import BlockMap
+from memtrace_tui.widgets.lines import Lines
+from memtrace_tui.widgets.segmap import SegmentMap
+
+
+class Legend(Drawn):
+    """What the colours mean; it only names those that are on screen."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(id="legend")
+        self.session = session
+
+    def draw_line(self, y: int) -> Strip:
+        view = self.parent.parent if self.parent is not None else None
+        owner = self.screen.query_one(SegmentMap)
+        colours = owner.colours
+        present = set(colours.codes.tolist())
+        settings = self.session.settings
+        spans: list[Span] = [(f" {settings.coloring} ", "title")]
+        for code, (role, label) in enumerate(zip(colours.roles, colours.labels, strict=True)):
+            if code in present:
+                mark = colours.letters[code] if self.look.plain else "█"
+                spans += [(" " + mark, role), (" " + label, "text")]
+        order = {"address": "by address", "free": "most free first", "size": "largest first", "hole": "largest hole first"}
+        tail = f"  {order[settings.segment_sort]} "
+        used = sum(len(text) for text, _ in spans)
+        width = self.size.width
+        if view is not None and used + len(tail) <= width:
+            spans.append((f"{tail:>{width - used}}", "dim"))
+        return self.look.spans(spans, width)
+
+
+class SegmentsView(View):
+    """The map at the left or above, the details of what is selected at the right or below."""
+
+    view = "segments"
+    title = "Segments"
+    about = (
+        "Each segment is as long as it is large. A cell's colour is what most of it holds, its height how much of it "
+        "is in use, and the rest of it is the hole. Play the cursor (space) and watch the layout move."
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("c", "coloring", "Colour"),
+        Binding("s", "sort", "Sort"),
+        Binding("w", "pins", "What pins"),
+        Binding("tab", "app.focus_next", "Pane", show=False),
+    ]
+
+    def compose(self) -> ComposeResult:
+        """Legend, map and details."""
+        with Container(id="segments-split"):
+            with Vertical(id="maps"):
+                yield Legend(self.session)
+                yield SegmentMap(self.session)
+                blocks = BlockMap(self.session)
+                blocks.display = False
+                yield blocks
+            yield Lines(id="details", classes="pane")
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether one segment is looked into."""
+        return bool(self.query_one(BlockMap).display)
+
+    def main(self) -> SegmentMap | BlockMap:
+        return self.query_one(BlockMap) if self.is_inside else self.query_one(SegmentMap)
+
+    def show(self) -> None:
+        segments, blocks = self.query_one(SegmentMap), self.query_one(BlockMap)
+        if segments.address < 0 and len(segments.layout_now):
+            segments.address = self._worst()
+        if self.is_inside:
+            blocks.show()
+        segments.show()
+        self.query_one(Legend).refresh()
+        self._details()
+
+    def _worst(self) -> int:
+        """Address of the segment to begin with: the one with most free bytes that something pins, else the first."""
+        pinned = self.session.report.fragmentation.pinned_segments
+        return pinned[0].address if pinned else int(self.query_one(SegmentMap).layout_now.address[0])
+
+    def _details(self) -> None:
+        details = self.query_one("#details", Lines)
+        segments, blocks = self.query_one(SegmentMap), self.query_one(BlockMap)
+        layout, provider = segments.layout_now, self.session.provider
+        width = max((min(self.app.size.width * 2 // 5, 64) if self.wide else self.app.size.width) - 3, 20)
+        if self.is_inside and blocks.block >= 0:
+            details.show(block_lines(provider, layout, blocks.block, width), keep=False)
+        elif not self.is_inside and segments.segment >= 0:
+            details.show(segment_lines(provider, layout, segments.segment, width), keep=False)
+        else:
+            details.show([])
+
+    # -- actions
+
+    def action_coloring(self) -> None:
+        """The next meaning of the colours."""
+        settings = self.session.settings
+        settings.coloring = MODES[(MODES.index(settings.coloring) + 1) % len(MODES)] if settings.coloring in MODES else MODES[0]
+        self.show()
+
+    def action_pins(self) -> None:
+        """Colour by what pins holes, most free segments first; again for what was before."""
+        settings = self.session.settings
+        is_on = settings.coloring == "pins"
+        settings.coloring = "category" if is_on else "pins"
+        settings.segment_sort = "address" if is_on else "free"
+        self.show()
+
+    def action_sort(self) -> None:
+        """The next order of segments."""
+        settings = self.session.settings
+        at = SORTS.index(settings.segment_sort) if settings.segment_sort in SORTS else -1
+        settings.segment_sort = SORTS[(at + 1) % len(SORTS)]
+        self.show()
+        self.query_one(SegmentMap).choose(self.query_one(SegmentMap).segment)
+
+    def _look_inside(self, address: int | None = None) -> None:
+        segments, blocks = self.query_one(SegmentMap), self.query_one(BlockMap)
+        layout, segment = segments.layout_now, segments.segment
+        if segment < 0:
+            return
+        first, end = int(layout.first_block[segment]), int(layout.first_block[segment + 1])
+        if address is None:  # begin at the largest hole
+            free = layout.block_bytes[first:end] * (layout.block_state[first:end] == State.FREE)
+            address = int(layout.block_address[first + int(free.argmax())])
+        segments.display, blocks.display = False, True
+        blocks.enter(int(layout.address[segment]), address)
+        blocks.focus()
+        self._details()
+
+    def on_segment_map_chosen(self) -> None:
+        """Details of another segment."""
+        self._details()
+
+    def on_segment_map_inside(self) -> None:
+        """Look inside."""
+        self._look_inside()
+
+    def on_block_map_chosen(self) -> None:
+        """Details of another block."""
+        self._details()
+
+    def on_block_map_leave(self) -> None:
+        """Back to all segments."""
+        segments, blocks = self.query_one(SegmentMap), self.query_one(BlockMap)
+        segments.display, blocks.display = True, False
+        segments.focus()
+        self.show()
+
+    def arrive(self, goto: Goto) -> None:
+        if goto.address is not None:
+            self.query_one(SegmentMap).address = goto.address
+            self.show()
+            self._look_inside(goto.address)
+
+    def csv(self) -> Iterable[Sequence[str]]:
+        provider = self.session.provider
+        layout = provider.layout(self.session.event)
+        yield "segment", "stream", "pool", "address", "bytes", "state", "category", "subcategory", "frame"
+        table = self.session.table
+        for block in range(len(layout.block_address)):
+            segment, row = int(layout.segment[block]), int(layout.row[block])
+            purpose = table.purposes[int(table.rule[row])].split("/") if row >= 0 else ["", ""]
+            frame = table.site_labels[int(table.table.stack[row])] if row >= 0 else ""
+            yield (
+                f"{int(layout.address[segment]):#x}", str(int(layout.stream[segment])),
+                "small" if layout.is_small[segment] else "large", f"{int(layout.block_address[block]):#x}",
+                str(int(layout.block_bytes[block])), State(int(layout.block_state[block])).name.lower(), *purpose, frame,
+            )  # fmt: skip
+
+    def copy_text(self) -> str:
+        return self.query_one("#details", Lines).text
+
+

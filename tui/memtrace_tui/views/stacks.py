@@ -1,0 +1,125 @@
+"""Stacks: live bytes by who called whom, as a tree and as an icicle, with the source where it is at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Vertical
+
+from memtrace.units import format_bytes
+from memtrace_tui.data.calltree import Node, call_tree
+from memtrace_tui.data.lines import Line, clean, line
+from memtrace_tui.data.source import source_lines
+from memtrace_tui.session import Session
+from memtrace_tui.views.base import View
+from memtrace_tui.widgets.icicle import Icicle
+from memtrace_tui.widgets.lines import Lines
+from memtrace_tui.widgets.tree import CallTree
+
+
+class StacksView(View):
+    """The tree at the left, the icicle at the right (or in its place), the source below."""
+
+    view = "stacks"
+    title = "Stacks"
+    about = "Bytes live at the cursor under each caller; inverted, by the frame that allocated them first."
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("v", "invert", "Invert"),
+        Binding("f", "fold", "Fold"),
+        Binding("i", "icicle", "Icicle"),
+        Binding("tab", "app.focus_next", "Pane", show=False),
+    ]
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.on_icicle = False
+        self.root: Node | None = None
+        self._key: tuple[object, ...] = ()
+
+    def compose(self) -> ComposeResult:
+        """Summary, tree and icicle, source."""
+        with Vertical():
+            yield Lines(id="stacks-summary", classes="summary")
+            with Container(id="stacks-split"):
+                yield CallTree()
+                yield Icicle()
+            yield Lines(id="source", classes="below")
+
+    def main(self) -> CallTree | Icicle:
+        return self.query_one(Icicle) if self.on_icicle else self.query_one(CallTree)
+
+    def show(self) -> None:
+        session, tree, bricks = self.session, self.query_one(CallTree), self.query_one(Icicle)
+        tree.display, bricks.display = self.wide or not self.on_icicle, self.wide or self.on_icicle
+        settings = session.settings
+        key = (session.provider.device, session.event, settings.inverted, settings.fold)
+        if key != self._key:
+            self._key = key
+            rows = session.provider.live(session.event)
+            self.root = call_tree(session.provider, rows, settings.inverted, settings.fold)
+            tree.show(self.root)
+            bricks.show(self.root)
+        assert self.root is not None
+        order = "allocating frame first" if settings.inverted else "outermost caller first"
+        self.query_one("#stacks-summary", Lines).show([line(
+            (f" {format_bytes(self.root.bytes)}", "strong"), (f" live in {self.root.count:,} allocations, ", "dim"),
+            (order, "accent"), (", library frames folded" if settings.fold else ", every frame", "dim"),
+        )])  # fmt: skip
+        self._source(tree.node)
+
+    def _source(self, node: Node | None) -> None:
+        below = self.query_one("#source", Lines)
+        room = max(min(self.app.size.height // 3, 12), 5)
+        lines: list[Line] = []
+        if node is not None and node.frame >= 0:
+            frame = self.session.provider.timeline.snapshot.stacks.frames[node.frame]
+            lines = source_lines(frame, room - 1)
+            if lines or self.app.size.height >= 36:
+                where = clean(f"{frame.filename}:{frame.line}")
+                note = "" if lines else "   (the file is not on this machine)"
+                lines = [line((f" {where}", "title"), (note, "dim")), *lines]
+        below.display = bool(lines)
+        below.show(lines, keep=False)
+
+    # -- actions
+
+    def action_invert(self) -> None:
+        """Callers or callees first."""
+        self.session.settings.inverted = not self.session.settings.inverted
+        self.show()
+
+    def action_fold(self) -> None:
+        """Hide or show frames that only pass the call on."""
+        self.session.settings.fold = not self.session.settings.fold
+        self.show()
+
+    def action_icicle(self) -> None:
+        """Tree or icicle."""
+        self.on_icicle = not self.on_icicle
+        self.show()
+        self.main().focus()
+
+    def on_call_tree_chosen(self, message: CallTree.Chosen) -> None:
+        """The same frame in the icicle, and its source."""
+        self.query_one(Icicle).choose(message.node)
+        self._source(message.node)
+
+    def on_icicle_chosen(self, message: Icicle.Chosen) -> None:
+        """The same frame in the tree, and its source."""
+        self.query_one(CallTree).choose(message.node)
+        self._source(message.node)
+
+    def csv(self) -> Iterable[Sequence[str]]:
+        yield "depth", "bytes", "self_bytes", "count", "category", "frame"
+        pending = [self.root] if self.root is not None else []
+        while pending:
+            node = pending.pop()
+            yield str(node.depth), str(node.bytes), str(node.self_bytes), str(node.count), node.category, node.label
+            pending += reversed(node.ordered())
+
+    def copy_text(self) -> str:
+        node = self.query_one(CallTree).node
+        return f"{node.bytes} B  {node.label}" if node is not None else ""

@@ -1,0 +1,70 @@
+"""Timeline: memory by category over events or time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+
+from memtrace.attribution.categories import Category
+from memtrace.curves import pick_events
+from memtrace_tui.data.details import allocation_lines, event_text, stack_lines
+from memtrace_tui.data.lines import BLANK, Line, line
+from memtrace_tui.views.base import View
+from memtrace_tui.widgets.chart import Chart
+from memtrace_tui.widgets.lines import Lines
+
+
+class TimelineView(View):
+    """The chart; on tall screens also what the event at the cursor did."""
+
+    view = "timeline"
+    title = "Timeline"
+    about = (
+        "Live memory by category, the highest state of each column; paler where the column also went lower. "
+        "Above it what is reserved but not live. ◆ peak of allocated, ◇ of reserved, ▼ refused request."
+    )
+
+    def compose(self) -> ComposeResult:
+        """Chart above, event below."""
+        with Vertical():
+            yield Chart(self.session)
+            yield Lines(id="event", classes="below")
+
+    def main(self) -> Chart:
+        return self.query_one(Chart)
+
+    def show(self) -> None:
+        self.main().show()
+        below = self.query_one("#event", Lines)
+        below.display = self.app.size.height >= 36
+        if below.display:
+            below.show(self._event_lines(max(self.app.size.width - 4, 20)), keep=False)
+
+    def _event_lines(self, width: int) -> list[Line]:
+        log, event = self.session.log, self.session.event
+        if event < 0:
+            return [line(("state before the first event", "dim"))]
+        action, role = log.cell(event, "action")
+        size = log.cell(event, "size")[0]
+        head = line((f"event {event_text(self.session.provider, event)}   ", "title"), (action, role), f"  {size}")
+        row = int(log.row_of_event[event])
+        if row < 0:
+            stack = int(self.session.provider.timeline.trace.stack[event])
+            return [head, BLANK, *stack_lines(self.session.provider, stack, width)]
+        return [head, *allocation_lines(self.session.provider, row, event, width)]
+
+    def csv(self) -> Iterable[Sequence[str]]:
+        chart, curves, provider = self.main(), self.session.provider.curves, self.session.provider
+        yield "event", "time_us", "requested_bytes", "allocated_bytes", "reserved_bytes", *map(str, Category)
+        for event in pick_events(curves, 4000, chart.start, chart.stop).tolist() if provider.count else ():
+            row = [event, provider.timeline.time_us(event), curves.requested_bytes[event]]
+            row += [curves.allocated_bytes[event], curves.reserved_bytes[event], *curves.categories[:, event]]
+            yield ["" if value is None else str(value) for value in row]
+
+    def copy_text(self) -> str:
+        provider, event = self.session.provider, self.session.event
+        requested, allocated, reserved = provider.timeline.curve_at(event)
+        where = event_text(provider, event)
+        return f"event {where}: requested {requested} B, allocated {allocated} B, reserved {reserved} B"

@@ -1,0 +1,354 @@
+"""The timeline: memory by category as a stacked area, with phases, steps, out-of-memory marks and the cursor."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.segment import Segment
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.strip import Strip
+
+from memtrace.attribution.categories import Category
+from memtrace.units import format_bytes, format_count
+from memtrace_tui.data.buckets import EMPTY, FADED, LAYERS, UNUSED, Columns, Raster, columns, raster, ticks
+from memtrace_tui.data.goto import Goto
+from memtrace_tui.data.lines import Span, clip
+from memtrace_tui.messages import MoveCursor, Open
+from memtrace_tui.palette import LETTERS, PHASE_LETTERS
+from memtrace_tui.session import Session
+from memtrace_tui.widgets.base import Drawn
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_AXIS = 10  # width of the labels at the left
+_LEAST = 4  # events in the closest view
+_SHORT = {"base_weights": "base", "activations": "act", "temporary": "temp", "runtime": "run", "fragmentation": "frag",
+          "unattributed": "?"}  # fmt: skip
+
+
+def role_of(code: int) -> str:
+    """Role of a raster code."""
+    if code == EMPTY:
+        return "background"
+    if code == UNUSED:
+        return "unused"
+    return f"faded:cat|{LAYERS[code - FADED]}" if code >= FADED else f"cat:{LAYERS[code]}"
+
+
+def letter_of(code: int) -> str:
+    """What stands for a code where there are no colours."""
+    if code >= UNUSED:
+        return "·" if code == UNUSED else " "
+    return LETTERS[LAYERS[code - FADED]].lower() if code >= FADED else LETTERS[LAYERS[code]]
+
+
+class Chart(Drawn, can_focus=True):
+    """Stacked area of ``start:stop``; left and right move the cursor by columns."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left,h", "move(-1)", "Cursor", key_display="←→"),
+        Binding("right,l", "move(1)", "Cursor", show=False),
+        Binding("plus,equals_sign,up,k", "zoom(0.5)", "Zoom", key_display="+-"),
+        Binding("minus,down,j", "zoom(2.0)", "Zoom out", show=False),
+        Binding("shift+left,H", "pan(-1)", "Pan", key_display="⇧←→"),
+        Binding("shift+right,L", "pan(1)", "Pan right", show=False),
+        Binding("0,f", "fit", "Fit"),
+        Binding("z", "zoom_step", "Zoom to step", show=False),
+        Binding("m", "axis", "Time/events"),
+        Binding("enter", "live_set", "Live set"),
+    ]
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(id="chart")
+        self.session = session
+        self.start, self.stop = 0, max(session.provider.count, 1)
+        self._provider_id = id(session.provider)
+        self._key: tuple[object, ...] = ()
+        self._data: Columns | None = None
+        self._raster: Raster | None = None
+        self._strips: dict[int, Strip] = {}
+
+    # -- geometry
+
+    @property
+    def by_time(self) -> bool:
+        """Whether columns are equal stretches of time."""
+        times = self.session.provider.timeline.trace.time_us
+        return self.session.settings.axis == "time" and times is not None
+
+    @property
+    def chart_height(self) -> int:
+        """Rows of the area itself: without legend, marks, two bands and the axis."""
+        return max(self.size.height - 5, 1)
+
+    @property
+    def top_bytes(self) -> int:
+        """Upper edge of the scale: room for the highest reserved bytes, and for the capacity if that is near."""
+        provider = self.session.provider
+        peak = max(provider.timeline.peaks()[2].size_bytes, 1)
+        capacity = provider.capacity_bytes or 0
+        return round((capacity if peak < capacity <= peak * 1.6 else peak) * 1.03)
+
+    def _prepare(self) -> tuple[Columns, Raster]:
+        provider = self.session.provider
+        width, height = max(self.size.width - _AXIS, 1), self.chart_height
+        key = (id(provider), self.start, self.stop, width, height, self.by_time, id(self.look))
+        if self._data is None or self._raster is None or key != self._key:
+            self._data = columns(provider, self.start, self.stop, width, self.by_time)
+            self._raster = raster(self._data, height, self.top_bytes)
+            self._strips = {}
+            self._key = key
+        return self._data, self._raster
+
+    def show(self) -> None:
+        """The cursor or the device changed."""
+        provider = self.session.provider
+        if id(provider) != self._provider_id:
+            self._provider_id = id(provider)
+            self.start, self.stop = 0, max(provider.count, 1)
+        event = max(self.session.event, 0)
+        if not self.start <= event < self.stop:
+            half = (self.stop - self.start) // 2
+            self._window(event - half, event - half + self.stop - self.start)
+        self.refresh()
+
+    def _window(self, start: int, stop: int) -> None:
+        count = max(self.session.provider.count, 1)
+        size = max(min(stop - start, count), min(_LEAST, count))
+        self.start = max(min(start, count - size), 0)
+        self.stop = self.start + size
+        self.refresh()
+
+    # -- actions
+
+    def action_move(self, by: int) -> None:
+        """The cursor to the highest point of the next column."""
+        if not self.session.provider.count:
+            return
+        data, _ = self._prepare()
+        here = data.column_of(max(self.session.event, 0))
+        at = len(data) // 2 if here is None else here
+        event = self.session.event
+        while 0 <= at + by < len(data):
+            at += by
+            target = int(data.high_event[at])
+            if (target > event) == (by > 0) and target != event:
+                self.post_message(MoveCursor(target))
+                return
+        edge = self.session.provider.clamp(self.stop if by > 0 else self.start - 1)
+        self.post_message(MoveCursor(max(edge, 0)))
+
+    def action_zoom(self, factor: float) -> None:
+        """Show fewer or more events, the cursor staying where it is."""
+        event = max(self.session.event, 0)
+        size = max(round((self.stop - self.start) * factor), _LEAST)
+        share = (event - self.start) / max(self.stop - self.start, 1)
+        start = round(event - share * size)
+        self._window(start, start + size)
+
+    def action_pan(self, by: int) -> None:
+        """Half a screen along; the cursor comes with it."""
+        size = self.stop - self.start
+        self._window(self.start + by * size // 2, self.stop + by * size // 2)
+        if not self.start <= self.session.event < self.stop:
+            self.post_message(MoveCursor(self.start if by > 0 else self.stop - 1))
+
+    def action_fit(self) -> None:
+        """The whole recording."""
+        self._window(0, self.session.provider.count)
+
+    def action_zoom_step(self) -> None:
+        """The step the cursor is in."""
+        event = max(self.session.event, 0)
+        spans = self.session.provider.spans
+        inside = next((span for span in spans if span.start <= event < span.stop), None)
+        if inside is not None:
+            step = [span for span in spans if span.step == inside.step]
+            self._window(step[0].start, step[-1].stop)
+
+    def action_axis(self) -> None:
+        """Columns of equal time, or of equal numbers of events."""
+        if self.session.provider.timeline.trace.time_us is None:
+            self.notify("This file has no times.", severity="warning")
+            return
+        self.session.settings.axis = "event" if self.session.settings.axis == "time" else "time"
+        self.refresh()
+
+    def action_live_set(self) -> None:
+        """What is alive at the cursor."""
+        self.post_message(Open(Goto("allocations", self.session.event)))
+
+    def on_click(self, event: events.Click) -> None:
+        """Move the cursor to the column."""
+        self._go(event.x)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        """Drag the cursor."""
+        if event.button == 1:
+            self._go(event.x)
+
+    def _go(self, x: int) -> None:
+        if self.session.provider.count and x >= _AXIS:
+            data, _ = self._prepare()
+            self.post_message(MoveCursor(int(data.high_event[min(x - _AXIS, len(data) - 1)])))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Wheel zooms."""
+        event.stop()
+        self.action_zoom(1.25)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Wheel zooms."""
+        event.stop()
+        self.action_zoom(0.8)
+
+    # -- drawing
+
+    def draw_line(self, y: int) -> Strip:
+        width, height = self.size.width, self.chart_height
+        if y == 0:
+            return self._legend()
+        if not self.session.provider.count:
+            text = " no trace was recorded: only the final state is known" if y == 2 else ""
+            return self.look.spans([(text, "dim")], width)
+        data, cells = self._prepare()
+        if y == 1:
+            return self._marks(data)
+        if y <= 1 + height:
+            return self._area(height + 1 - y, data, cells)
+        if y == height + 2:
+            return self._phases(data)
+        if y == height + 3:
+            return self._steps(data)
+        return self._axis_line(data) if y == height + 4 else self.blank()
+
+    def _legend(self) -> Strip:
+        provider, event, width = self.session.provider, self.session.event, self.size.width
+        report = provider.report(event)
+        is_short = width < 132
+        spans: list[Span] = [(" ", "text")]
+        for category in Category:
+            size = report.categories[str(category)]
+            if category is Category.UNATTRIBUTED and not size:
+                continue
+            name = _SHORT.get(category, str(category)) if is_short else str(category).replace("_", " ")
+            mark = LETTERS[category] if self.look.plain else "■"
+            text = format_bytes(size)
+            if is_short:
+                text = text.replace(" GiB", "G").replace(" MiB", "M").replace(" KiB", "K").replace(" B", "")
+            spans += [(mark + " ", f"cat:{category}"), (f"{name} ", "text"), (text + "  ", "strong")]
+        return self.look.spans(spans, width)
+
+    def _marks(self, data: Columns) -> Strip:
+        provider = self.session.provider
+        marks = [(" ", "text")] * len(data)
+        _, allocated, reserved = provider.timeline.peaks()
+        notes = [(reserved.event, "◇", "accent"), (allocated.event, "◆", "accent")]
+        notes += [(event, "▼", "bad") for event in provider.ooms[:500]]
+        for event, mark, role in notes:
+            column = data.column_of(event)
+            if event >= 0 and column is not None:
+                marks[column] = (mark, role)
+        here = data.column_of(max(self.session.event, 0))
+        if here is not None and marks[here][0] == " ":
+            marks[here] = ("┃", "strong")
+        return self.look.spans([(" " * _AXIS, "dim"), *marks], self.size.width)
+
+    def _area(self, row: int, data: Columns, cells: Raster) -> Strip:
+        """Row 0 is the lowest."""
+        row = max(row - 0, 0)
+        if row not in self._strips:
+            self._strips[row] = self._draw_area(row, cells)
+        strip = self._strips[row]
+        here = data.column_of(max(self.session.event, 0))
+        if here is None:
+            return strip
+        x = _AXIS + here
+        code = int(cells.under[row, here]) if cells.eighths[row, here] >= 4 else int(cells.over[row, here])
+        mark = Segment("┃", self.look.style("strong", role_of(code)))
+        return Strip([*strip.crop(0, x), mark, *strip.crop(x + 1, self.size.width)], self.size.width)
+
+    def _draw_area(self, row: int, cells: Raster) -> Strip:
+        look = self.look
+        segments = list(look.spans([(self._label(row), "dim")], _AXIS))
+        capacity = self.session.provider.capacity_bytes
+        is_capacity = capacity is not None and self._row_of(capacity) == row
+        under, over = cells.under[row].tolist(), cells.over[row].tolist()
+        eighths = cells.eighths[row].tolist()
+        run, run_style = "", None
+        for below, above, part in zip(under, over, eighths, strict=True):
+            if look.plain:
+                glyph, style = letter_of(below if part >= 4 else above), look.style("text")
+            elif part == 8 or below == above:
+                glyph, style = " ", look.style("text", role_of(below))
+            else:
+                glyph, style = _EIGHTHS[part], look.style(role_of(below), role_of(above))
+            if is_capacity and below == above == EMPTY:
+                glyph, style = "╌", look.style("bad")
+            if style is run_style:
+                run += glyph
+                continue
+            if run:
+                segments.append(Segment(run, run_style))
+            run, run_style = glyph, style
+        segments.append(Segment(run, run_style))
+        return Strip(segments, self.size.width)
+
+    def _row_of(self, size_bytes: int) -> int:
+        return min(int(size_bytes / self.top_bytes * self.chart_height), self.chart_height - 1)
+
+    def _label(self, row: int) -> str:
+        capacity = self.session.provider.capacity_bytes
+        if capacity is not None and capacity <= self.top_bytes and self._row_of(capacity) == row:
+            return " capacity "
+        for tick in ticks(self.top_bytes, self.chart_height):
+            if self._row_of(tick) == row:
+                return f"{format_bytes(tick).replace('.00 ', ' ').replace('.0 ', ' '):>9}┤"
+        return " " * 9 + "│"
+
+    def _phases(self, data: Columns) -> Strip:
+        look = self.look
+        segments = list(look.spans([("   phase  ", "dim")], _AXIS))
+        for span, cells in self._runs(data, lambda span: (span.start, span.phase)):
+            name = span.phase if cells >= len(span.phase) + 2 else PHASE_LETTERS[span.phase] if cells > 2 else ""
+            text = f"{name:^{cells}}"
+            if look.plain:
+                text = f"{name or PHASE_LETTERS[span.phase]:·^{cells}}"[:cells]
+            segments += list(look.spans([(text, "strong")], cells, f"phase:{span.phase}"))
+        return Strip(segments).adjust_cell_length(self.size.width, look.style("text"))
+
+    def _steps(self, data: Columns) -> Strip:
+        look = self.look
+        segments = list(look.spans([("    step  ", "dim")], _AXIS))
+        for span, cells in self._runs(data, lambda span: (span.step, "")):
+            name = str(span.step) if span.step >= 0 else "load" if cells > 5 else ""
+            shown = f"{name:^{cells}}" if len(name) < cells else " " * cells
+            segments += list(look.spans([(shown, "text")], cells, "panel" if span.step % 2 else "surface"))
+        return Strip(segments).adjust_cell_length(self.size.width, look.style("text"))
+
+    def _runs(self, data: Columns, key):  # type: ignore[no-untyped-def]
+        """(span, cells) for neighbouring columns whose spans have the same key."""
+        spans = self.session.provider.spans
+        if not spans:
+            return []
+        runs: list[tuple[object, int]] = []
+        at = 0
+        for first in data.start.tolist():
+            while at + 1 < len(spans) and spans[at + 1].start <= first:
+                at += 1
+            if runs and key(runs[-1][0]) == key(spans[at]):
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((spans[at], 1))
+        return runs
+
+    def _axis_line(self, data: Columns) -> Strip:
+        provider, width = self.session.provider, self.size.width - _AXIS
+        if self.by_time:
+            left = f"+{provider.seconds(self.start) or 0:.3f} s"
+            right = f"+{provider.seconds(self.stop - 1) or 0:.3f} s"
+        else:
+            left, right = format_count(self.start), format_count(self.stop - 1)
+        middle = f"{format_count(self.stop - self.start)} events, {'time' if self.by_time else 'event'} axis"
+        text = f"{left}{middle:^{max(width - len(left) - len(right), 0)}}{right}"
+        return self.look.spans([(" " * _AXIS, "dim"), (clip(text, width), "dim")], self.size.width)

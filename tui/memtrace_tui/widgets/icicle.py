@@ -1,0 +1,150 @@
+"""An icicle: the call tree as rows of bricks, each as wide as its bytes."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.segment import Segment
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.strip import Strip
+
+from memtrace.units import format_bytes
+from memtrace_tui.data.calltree import Brick, Node, icicle
+from memtrace_tui.data.lines import clip
+from memtrace_tui.palette import LETTERS
+from memtrace_tui.widgets.base import Drawn
+
+
+class Icicle(Drawn, can_focus=True):
+    """Bricks under a root; the selected one can become the root."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left,h", "side(-1)", "Brick", key_display="←→↑↓"),
+        Binding("right,l", "side(1)", "Right", show=False),
+        Binding("up,k", "depth(-1)", "Up", show=False),
+        Binding("down,j", "depth(1)", "Down", show=False),
+        Binding("enter", "into", "Zoom in"),
+        Binding("escape", "out", "Zoom out"),
+    ]
+
+    class Chosen(Message):
+        """Another brick is selected."""
+
+        def __init__(self, node: Node) -> None:
+            super().__init__()
+            self.node = node
+
+    def __init__(self) -> None:
+        super().__init__(id="icicle")
+        self.root: Node | None = None
+        self.trail: list[Node] = []
+        self.node: Node | None = None
+        self._key: tuple[object, ...] = ()
+        self._bricks: list[list[Brick]] = []
+
+    def show(self, root: Node) -> None:
+        """Another tree."""
+        self.root, self.trail, self.node = root, [], root
+        self._key = ()
+        self.refresh()
+
+    def choose(self, node: Node) -> None:
+        """Select a brick."""
+        self.node = node
+        self.refresh()
+
+    def _rows(self) -> list[list[Brick]]:
+        if self.root is None:
+            return []
+        key = (id(self.root), self.size.width, self.size.height)
+        if key != self._key:
+            self._bricks = [[] for _ in range(self.size.height)]
+            for brick in icicle(self.root, self.size.width, self.size.height):
+                self._bricks[brick.depth].append(brick)
+            for row in self._bricks:
+                row.sort(key=lambda brick: brick.x)
+            self._key = key
+        return self._bricks
+
+    def _place(self) -> tuple[int, int] | None:
+        for depth, row in enumerate(self._rows()):
+            for at, brick in enumerate(row):
+                if brick.node is self.node:
+                    return depth, at
+        return None
+
+    def _select(self, brick: Brick) -> None:
+        self.node = brick.node
+        self.refresh()
+        self.post_message(self.Chosen(brick.node))
+
+    def action_side(self, by: int) -> None:
+        """A neighbour on the same row."""
+        place = self._place()
+        if place is not None:
+            row = self._rows()[place[0]]
+            self._select(row[max(min(place[1] + by, len(row) - 1), 0)])
+
+    def action_depth(self, by: int) -> None:
+        """The caller, or the largest callee."""
+        place = self._place()
+        if place is None:
+            return
+        depth, at = place
+        rows = self._rows()
+        brick = rows[depth][at]
+        if not 0 <= depth + by < len(rows):
+            return
+        near = [b for b in rows[depth + by] if b.x < brick.x + brick.width and b.x + b.width > brick.x]
+        if near:
+            self._select(max(near, key=lambda b: b.node.bytes))
+
+    def action_into(self) -> None:
+        """The selected brick becomes as wide as the screen."""
+        if self.root is not None and self.node is not None and self.node is not self.root:
+            self.trail.append(self.root)
+            self.root = self.node
+            self.refresh()
+
+    def action_out(self) -> None:
+        """Back to the wider view."""
+        if self.trail:
+            self.root = self.trail.pop()
+            self.refresh()
+
+    def on_click(self, event: events.Click) -> None:
+        """Select; a second click zooms in."""
+        rows = self._rows()
+        if event.y < len(rows):
+            for brick in rows[event.y]:
+                if brick.x <= event.x < brick.x + brick.width:
+                    if brick.node is self.node:
+                        self.action_into()
+                    else:
+                        self._select(brick)
+
+    def draw_line(self, y: int) -> Strip:
+        rows = self._rows()
+        if y >= len(rows) or not rows[y]:
+            return self.blank()
+        look = self.look
+        segments: list[Segment] = []
+        at = 0
+        for number, brick in enumerate(rows[y]):
+            if brick.x > at:
+                segments.append(Segment(" " * (brick.x - at), look.style("text")))
+            name = brick.node.label.rpartition(" ")[2] if brick.node.frame >= 0 else brick.node.label
+            text = f"{name}  {format_bytes(brick.node.bytes)}" if brick.width > len(name) + 12 else name
+            if look.plain:
+                text = f"{LETTERS.get(brick.node.category, '?')} {text}"
+            body = f"{clip(' ' + text, brick.width - 1):<{brick.width - 1}}"
+            role = f"cat:{brick.node.category}" if number % 2 else f"shade:cat|{brick.node.category}"
+            is_selected = brick.node is self.node
+            style = look.style("background", "strong" if is_selected else role)
+            if look.plain:
+                style = look.style("text", "select" if is_selected else "background")
+            segments.append(Segment(body + ("▕" if brick.width > 1 else " ")[: brick.width - len(body)], style))
+            at = brick.x + brick.width
+        return Strip(segments).adjust_cell_length(self.size.width, look.style("text"))
