@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from memtrace._version import __version__
 from memtrace.errors import MemtraceError
@@ -30,6 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("export", "files for other tools: Perfetto, speedscope, HTML, a cut snapshot"),
     "run": ("run", "run an unchanged training script with recording on"),
     "estimate": ("estimate", "the memory of a QLoRA run before it runs: fits or not, and why"),
+    "browse": ("browse", "walk through all of it in the terminal (also plain: memtrace FILE)"),
     "demo": ("demo", "the main job on a bundled recording of a real OOM"),
 }
 
@@ -77,6 +79,8 @@ def _dispatch(args: list[str]) -> int:
         parser.print_help()
         return 2
     name = args[0]
+    if name not in VERBS and Path(name).is_file():  # memtrace FILE
+        name, args = "browse", ["browse", *args]
     if name not in VERBS:
         close = [verb for verb in VERBS if verb.startswith(name[:3])]
         hint = f"; did you mean {' or '.join(close)}?" if close else f" (verbs: {', '.join(VERBS)})"
