@@ -1,0 +1,138 @@
+"""Files that other tools open.
+
+perfetto     Perfetto's own format: counters by category, phases (ui.perfetto.dev)
+chrome       the same as Trace Event JSON (chrome://tracing, also Perfetto)
+speedscope   call stacks weighted by live bytes at the event, or by all bytes with --volume (speedscope.app)
+collapsed    the same as one line a stack (flamegraph.pl, inferno)
+html         one self-contained page to share: budget, timeline, segment map, call sites; opens offline
+snapshot     a plain PyTorch snapshot cut to --events A:B or --steps A:B, pickle protocol 4 (pytorch.org/memory_viz)
+
+Tables for DuckDB and pandas come from memtrace allocations, GraphML and DOT from memtrace graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path, PurePath
+
+from memtrace.cli.common import (
+    add_force,
+    add_input,
+    add_output,
+    add_rules,
+    check_target,
+    open_analysis,
+    output_stream,
+)
+from memtrace.errors import UsageError
+
+FORMATS = ("perfetto", "chrome", "speedscope", "collapsed", "html", "snapshot")
+_BINARY = ("perfetto", "snapshot")
+_POINTS = 20_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_input(parser)
+    add_rules(parser)
+    parser.add_argument("--format", "-f", choices=FORMATS, required=True, help="see above")
+    parser.add_argument(
+        "--volume", action="store_true", help="speedscope, collapsed: all bytes allocated, freed or not"
+    )
+    parser.add_argument(
+        "--points",
+        type=int,
+        metavar="N",
+        help=f"perfetto, chrome: about N samples a curve, every extreme kept (default {_POINTS}; 0: every event)",
+    )
+    parser.add_argument("--events", metavar="A:B", help="snapshot: keep events A to B")
+    parser.add_argument("--steps", metavar="A:B", help="snapshot: keep steps A to B")
+    add_output(parser)
+    add_force(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    _check(args)
+    if args.output is not None:
+        check_target(Path(args.output), args.force)
+    if args.format == "snapshot":
+        return _snapshot(args)
+    analysis, at = open_analysis(args)
+    name = PurePath(analysis.timeline.snapshot.source).name
+    with output_stream(args) as out:
+        if args.format in ("perfetto", "chrome"):
+            from memtrace.export.chrome import write_chrome
+            from memtrace.export.perfetto import write_perfetto
+            from memtrace.export.tracks import build_tracks
+
+            tracks = build_tracks(analysis, _POINTS if args.points is None else args.points)
+            (write_perfetto if args.format == "perfetto" else write_chrome)(tracks, name, out)
+        elif args.format in ("speedscope", "collapsed"):
+            import orjson
+
+            from memtrace.export.flame import live_stacks, volume_stacks
+            from memtrace.export.speedscope import to_collapsed, to_speedscope
+
+            stacks = volume_stacks(analysis) if args.volume else live_stacks(analysis, at)
+            is_text = args.format == "collapsed"
+            out.write(to_collapsed(stacks).encode() if is_text else orjson.dumps(to_speedscope(stacks, name)))
+        else:
+            from memtrace.export.html.page import html_report
+
+            out.write(html_report(analysis, at).encode())
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse options that the chosen format would ignore."""
+    takes = {
+        "--volume": (args.volume, ("speedscope", "collapsed")),
+        "--points": (args.points is not None, ("perfetto", "chrome")),
+        "--events": (args.events is not None, ("snapshot",)),
+        "--steps": (args.steps is not None, ("snapshot",)),
+        "--at": (args.at is not None, ("speedscope", "collapsed", "html")),
+        "--rules": (args.rules is not None, ("perfetto", "chrome", "speedscope", "collapsed", "html")),
+    }
+    for option, (given, formats) in takes.items():
+        if given and args.format not in formats:
+            raise UsageError(f"{option} goes with {', '.join(formats)}, not with {args.format}")
+    if args.volume and args.at is not None:
+        raise UsageError("--volume counts the whole recording; --at has no place in it")
+    if args.points is not None and args.points < 0:
+        raise UsageError("--points takes a number of samples, 0 for every event")
+    if args.format == "snapshot" and (args.events is None) == (args.steps is None):
+        raise UsageError("a snapshot is cut by --events A:B or by --steps A:B")
+    if args.format in _BINARY and args.output is None and sys.stdout.isatty():
+        raise UsageError(f"{args.format} is binary: give --output FILE or redirect stdout")
+
+
+def _snapshot(args: argparse.Namespace) -> int:
+    from memtrace.errors import NoAnswerError
+    from memtrace.export.cut import cut, parse_range, read_recording, write_snapshot
+    from memtrace.timeline import build, choose_device
+
+    recording = read_recording(args.file)
+    device, why = choose_device(recording.snapshot, args.device)
+    if why is not None:
+        print(f"memtrace: {why}", file=sys.stderr)
+    timeline = build(recording.snapshot, device)
+    if not len(timeline):
+        raise NoAnswerError(f"{args.file}: no trace was recorded, so there is nothing to cut")
+    if args.events is not None:
+        first, stop = parse_range(args.events, len(timeline), "events")
+    else:
+        from memtrace.report import analyse
+
+        phases = analyse(timeline).attribution.facts.phases
+        count = int(phases.step.max(initial=-1)) + 1
+        if not count:
+            raise NoAnswerError(f"{args.file}: no training step was recognised; cut by --events")
+        low, high = parse_range(args.steps, count, "steps")
+        inside = (phases.step >= low) & (phases.step < high)
+        if not inside.any():
+            raise NoAnswerError(f"{args.file}: holds no events of steps {args.steps}")
+        first, stop = int(phases.start[:-1][inside].min()), int(phases.start[1:][inside].max())
+    snapshot = cut(recording, timeline, first, stop)
+    with output_stream(args) as out:
+        write_snapshot(snapshot, out)
+    return 0

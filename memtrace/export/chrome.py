@@ -1,0 +1,69 @@
+"""The Trace Event Format (JSON) that chrome://tracing and Perfetto open: counters, phases, ranges, OOMs.
+
+``ts`` is in microseconds since the first event, whose time since the epoch stands in ``otherData``: JSON numbers can't
+hold nanoseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO, Any
+
+import orjson
+
+from memtrace._version import __version__
+from memtrace.export.tracks import Slice, Tracks
+
+_PHASES, _RANGES = 1, 2  # thread numbers
+
+
+def write_chrome(tracks: Tracks, name: str, out: IO[bytes]) -> None:
+    """Write the trace, one event a line."""
+    base_ns = int(tracks.time_ns[0])
+    other = {
+        "producer": f"memtrace {__version__}",
+        "file": name,
+        "baseTimeNanoseconds": base_ns if tracks.has_times else 0,
+    }
+    out.write(b'{"displayTimeUnit":"ns","otherData":' + orjson.dumps(other) + b',"traceEvents":[\n')
+    first = True
+    for event in _events(tracks, name, base_ns):
+        out.write(orjson.dumps(event) if first else b",\n" + orjson.dumps(event))
+        first = False
+    out.write(b"\n]}\n")
+
+
+def _events(tracks: Tracks, name: str, base_ns: int) -> Iterator[dict[str, Any]]:
+    pid = tracks.device
+    yield _label("process_name", pid, 0, f"GPU {pid}: {name}")
+    yield _label("thread_name", pid, _PHASES, "phases")
+    if tracks.ranges:
+        yield _label("thread_name", pid, _RANGES, "recorded ranges")
+    for thread, category, slices in ((_PHASES, "phase", tracks.phases), (_RANGES, "range", tracks.ranges)):
+        for piece in slices:
+            yield _slice(piece, pid, thread, category, base_ns)
+    for oom in tracks.ooms:
+        args = {"event": oom.event, "asked_bytes": oom.asked_bytes}
+        ts = (oom.time_ns - base_ns) / 1000
+        yield {"ph": "i", "s": "p", "name": oom.name, "cat": "oom", "pid": pid, "tid": _PHASES, "ts": ts, "args": args}
+    for title, group in (("memory by category (bytes)", tracks.categories), ("memory (bytes)", tracks.levels)):
+        names = list(group)
+        columns = [group[key].tolist() for key in names]
+        before: tuple[int, ...] | None = None
+        for time_ns, *values in zip(tracks.time_ns.tolist(), *columns, strict=True):
+            if tuple(values) != before:
+                before = tuple(values)
+                args = dict(zip(names, values, strict=True))
+                yield {"ph": "C", "name": title, "pid": pid, "ts": (time_ns - base_ns) / 1000, "args": args}
+
+
+def _label(kind: str, pid: int, tid: int, text: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": text}}
+
+
+def _slice(piece: Slice, pid: int, tid: int, category: str, base_ns: int) -> dict[str, Any]:
+    args = {key: value for key, value in (("event", piece.event), ("step", piece.step)) if value is not None}
+    return {
+        "ph": "X", "name": piece.name, "cat": category, "pid": pid, "tid": tid,
+        "ts": (piece.start_ns - base_ns) / 1000, "dur": (piece.end_ns - piece.start_ns) / 1000, "args": args,
+    }  # fmt: skip

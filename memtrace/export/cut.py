@@ -1,0 +1,229 @@
+"""A plain PyTorch snapshot cut to a range of events, at pickle protocol 4, which every viewer opens.
+
+The kept events are the recorded dictionaries, untouched. The segments are rebuilt as they were just after the last of
+them, since viewers (and memtrace) work backwards from the final state; what was live before the first is in there.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import IO, Any
+
+import numpy as np
+
+from memtrace.errors import NoAnswerError, SnapshotError, UsageError
+from memtrace.layout import State, layout_at
+from memtrace.snapshot.container import open_stream
+from memtrace.snapshot.decode import bounded_memory, decode, memory_allowance_bytes, without_gc
+from memtrace.snapshot.load import from_raw
+from memtrace.snapshot.model import DEFAULT_POOL, Action, Device, Snapshot
+from memtrace.timeline import Timeline, build
+
+_PROTOCOL = 4  # PyTorch's web viewer reads 2 to 4; Python 3.14 would write 5
+_STATES = {
+    State.FREE: "inactive",
+    State.ALLOCATED: "active_allocated",
+    State.PENDING_FREE: "active_pending_free",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A snapshot in both forms: as recorded, and as columns."""
+
+    raw: dict[str, Any]
+    snapshot: Snapshot
+
+
+def read_recording(source: str | os.PathLike[str]) -> Recording:
+    """Read a snapshot and keep what was recorded. Raises SnapshotError like :func:`memtrace.snapshot.load.load`."""
+    with open_stream(source) as opened, without_gc():
+        name = opened.name
+        with bounded_memory(memory_allowance_bytes(opened.size_bytes, opened.is_compressed)):
+            raw = decode(opened.stream, opened.head, name)
+            if isinstance(raw, list):
+                raw = {"segments": raw, "device_traces": []}
+            # from_raw may empty the lists it is given.
+            copied = dict(raw) if isinstance(raw, dict) else raw
+            if isinstance(copied, dict) and isinstance(copied.get("device_traces"), list):
+                copied["device_traces"] = [list(t) if isinstance(t, list) else t for t in copied["device_traces"]]
+            try:
+                return Recording(raw, from_raw(copied, name))
+            except SnapshotError as error:
+                raise SnapshotError(f"{name}: {error}") from None
+            except MemoryError:
+                raise SnapshotError(f"{name}: needs far more memory than a snapshot of its size; damaged") from None
+
+
+def parse_range(text: str, count: int, what: str) -> tuple[int, int]:
+    """(first, after last) from ``A:B``, ``A:`` or ``:B``, with B included; raises UsageError if it is empty or bad."""
+    first_text, colon, last_text = text.partition(":")
+    try:
+        first = int(first_text) if first_text.strip() else 0
+        last = int(last_text) if last_text.strip() else count - 1
+    except ValueError:
+        colon = ""
+    if not colon:
+        raise UsageError(f"--{what} takes a range A:B, not {text!r}")
+    if not 0 <= first <= last < count:
+        raise UsageError(f"--{what} {text}: the recording has {what} 0 to {count - 1}")
+    return first, last + 1
+
+
+def cut(recording: Recording, timeline: Timeline, first: int, stop: int) -> dict[str, Any]:
+    """The recording's events ``first`` to ``stop - 1`` of the timeline's device, with the state they led to.
+
+    The range is widened where it would cut an operation in two. Other devices are cut to the same span of time, and
+    left out where no times were recorded. Raises NoAnswerError where the recording could not be replayed exactly, since
+    the state inside it is then not known.
+    """
+    raw, snapshot = recording.raw, recording.snapshot
+    times = timeline.trace.time_us
+    span = None if times is None else (int(times[first]), int(times[stop - 1]))
+    traces: list[list[Any]] = [[] for _ in raw.get("device_traces") or []]
+    segments: list[dict[str, Any]] = []
+    stacks = _Stacks(snapshot)
+    for device in snapshot.devices:
+        if device.device == timeline.device.device:
+            line, low, high = timeline, first, stop
+        elif span is None or device.trace.time_us is None:
+            continue
+        else:
+            line = build(snapshot, device)
+            low, high = np.searchsorted(device.trace.time_us, [span[0], span[1] + 1]).tolist()
+        low, high = _whole_operations(line, low, high)
+        if not line.replay.exact:
+            raise NoAnswerError(
+                f"{snapshot.source}: the state at a cut is not known, since the allocator's behaviour could not be "
+                f"reproduced ({line.replay.why})"
+            )
+        segments += _segments(line, high - 1, stacks)
+        traces[device.device] = _in_order(raw["device_traces"][device.device])[low:high]
+    kept = {
+        key: value for key, value in raw.items() if key not in ("segments", "device_traces", "external_annotations")
+    }
+    notes = [note for note in raw.get("external_annotations") or [] if span is None or _within(note, span)]
+    extra = {"external_annotations": notes} if "external_annotations" in raw else {}
+    return {"segments": segments, "device_traces": traces, **kept, **extra}
+
+
+def write_snapshot(snapshot: dict[str, Any], out: IO[bytes]) -> None:
+    """Pickle at protocol 4."""
+    pickle.dump(snapshot, out, protocol=_PROTOCOL)
+
+
+_SEGMENT = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
+
+
+def _whole_operations(timeline: Timeline, first: int, stop: int) -> tuple[int, int]:
+    """The range widened to whole operations: a free's request and the completion right after it, and the driver calls
+    in front of the allocation they were made for."""
+    trace = timeline.trace
+
+    def inside(at: int) -> bool:
+        if not 0 < at < len(trace):
+            return False
+        pair = trace.action[at - 1] == Action.FREE_REQUESTED and trace.action[at] == Action.FREE_COMPLETED
+        return bool(trace.action[at - 1] in _SEGMENT or (pair and trace.address[at - 1] == trace.address[at]))
+
+    while inside(first):
+        first -= 1
+    while inside(stop):
+        stop += 1
+    return first, stop
+
+
+def _in_order(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events as the columns have them: by time where the ring was rotated wrongly, else as recorded."""
+    times = [event.get("time_us", 0) for event in events]
+    if all(a <= b for a, b in pairwise(times)):
+        return events
+    return sorted(events, key=lambda event: int(event["time_us"]))
+
+
+def _within(note: Any, span: tuple[int, int]) -> bool:
+    time_us = note.get("time_us") if isinstance(note, dict) else None
+    return isinstance(time_us, int) and span[0] <= time_us <= span[1]
+
+
+class _Stacks:
+    """Stacks as the lists of dictionaries PyTorch writes; each frame and each stack is one object, as there."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._table = snapshot.stacks
+        self._frames: dict[int, dict[str, Any]] = {}
+        self._lists: dict[int, list[dict[str, Any]]] = {}
+
+    def __call__(self, stack: int) -> list[dict[str, Any]]:
+        known = self._lists.get(stack)
+        if known is None:
+            known = self._lists[stack] = [self._frame(number) for number in self._table.frame_ids(stack).tolist()]
+        return known
+
+    def _frame(self, number: int) -> dict[str, Any]:
+        known = self._frames.get(number)
+        if known is None:
+            frame = self._table.frames[number]
+            known = {"filename": frame.filename, "line": frame.line, "name": frame.name}
+            known |= self._table.fx.get(number, {})
+            self._frames[number] = known
+        return known
+
+
+def _segments(timeline: Timeline, event: int, stacks: _Stacks) -> list[dict[str, Any]]:
+    """The device's segments just after ``event``, in the form PyTorch dumps them."""
+    layout = layout_at(timeline, event)
+    table = timeline.allocations
+    origin = _segment_stacks(timeline, event)
+    segments = []
+    for number in range(len(layout)):
+        blocks: list[dict[str, Any]] = []
+        for block in range(int(layout.first_block[number]), int(layout.first_block[number + 1])):
+            row = int(layout.row[block])
+            blocks.append(
+                {
+                    "address": int(layout.block_address[block]),
+                    "size": int(layout.block_bytes[block]),
+                    "requested_size": int(table.requested_bytes[row]) if row >= 0 else 0,
+                    "state": _STATES[State(int(layout.block_state[block]))],
+                    "frames": stacks(int(table.stack[row])) if row >= 0 else [],
+                }
+            )
+        pool = int(layout.pool[number])
+        address = int(layout.address[number])
+        allocated = [b for b in blocks if b["state"] == "active_allocated"]
+        active = [b for b in blocks if b["state"] != "inactive"]
+        segments.append(
+            {
+                "device": timeline.device.device,
+                "address": address,
+                "total_size": int(layout.total_bytes[number]),
+                "allocated_size": sum(int(b["size"]) for b in allocated),
+                "active_size": sum(int(b["size"]) for b in active),
+                "requested_size": sum(int(b["requested_size"]) for b in active),
+                "stream": int(layout.stream[number]),
+                "segment_type": "small" if layout.is_small[number] else "large",
+                "segment_pool_id": layout.pools[pool] if 0 <= pool < len(layout.pools) else DEFAULT_POOL,
+                "is_expandable": bool(layout.is_expandable[number]),
+                "frames": stacks(origin.get(address, -1)),
+                "blocks": blocks,
+            }
+        )
+    return segments
+
+
+def _segment_stacks(timeline: Timeline, event: int) -> dict[int, int]:
+    """Address -> stack in which the segment there was made: from its event, or from the file's final segments."""
+    trace, device = timeline.trace, timeline.device
+    made: dict[int, int] = _final_stacks(device)
+    grown = np.flatnonzero((trace.action == Action.SEGMENT_ALLOC) | (trace.action == Action.SEGMENT_MAP))
+    for e in grown[grown <= event].tolist():
+        made[int(trace.address[e])] = int(trace.stack[e])
+    return made
+
+
+def _final_stacks(device: Device) -> dict[int, int]:
+    return dict(zip(device.segments.address.tolist(), device.segments.stack.tolist(), strict=True))

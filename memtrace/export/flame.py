@@ -1,0 +1,110 @@
+"""Weighted stacks, outermost frame first, under category and subcategory: what flame graphs are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.attribution.categories import Category
+from memtrace.attribution.sites import short_path
+from memtrace.report import Analysis, report
+from memtrace.timeline import At
+
+I8 = NDArray[np.int64]
+_EARLY = "(before the recording)"
+_NO_STACK = "(no stack recorded)"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One level of a flame graph. ``file`` and ``line`` are None for categories and for what has no source."""
+
+    name: str
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedStacks:
+    """``weights[i]`` bytes belong to the nodes ``stacks[i]`` (numbers into ``nodes``, outermost first)."""
+
+    title: str
+    nodes: tuple[Node, ...]
+    stacks: tuple[tuple[int, ...], ...]
+    weights: tuple[int, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of all weights."""
+        return sum(self.weights)
+
+    def named(self) -> Iterator[tuple[list[Node], int]]:
+        """(nodes, bytes) of every stack."""
+        for stack, weight in zip(self.stacks, self.weights, strict=True):
+            yield [self.nodes[i] for i in stack], weight
+
+
+def live_stacks(analysis: Analysis, at: At) -> WeightedStacks:
+    """Everything reserved at an event: live allocations by stack, and fragmentation by kind. Sums to reserved bytes."""
+    timeline = analysis.timeline
+    rows = timeline.live_rows(at.event)
+    rows = rows[~timeline.pending(rows, at.event)]
+    builder = _Builder(analysis)
+    builder.add_rows(rows)
+    prefix = f"{Category.FRAGMENTATION}/"
+    for key, size in report(analysis, at).subcategories.items():
+        if key.startswith(prefix) and size > 0:
+            builder.add([Node(str(Category.FRAGMENTATION)), Node(key.removeprefix(prefix))], size)
+    return builder.done(f"reserved bytes at event {at.event} ({at.kind})")
+
+
+def volume_stacks(analysis: Analysis) -> WeightedStacks:
+    """Every allocation of the recording by stack, weighted by the bytes it asked for, freed or not."""
+    builder = _Builder(analysis)
+    builder.add_rows(np.flatnonzero(analysis.timeline.allocations.alloc_event >= 0))
+    return builder.done("bytes allocated over the recording")
+
+
+class _Builder:
+    """Collects stacks; equal ones are added up."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+        self._nodes: dict[Node, int] = {}
+        self._sums: dict[tuple[int, ...], int] = {}
+        self._paths: dict[int, list[Node]] = {}
+
+    def add(self, path: list[Node], size_bytes: int) -> None:
+        key = tuple(self._nodes.setdefault(node, len(self._nodes)) for node in path)
+        self._sums[key] = self._sums.get(key, 0) + size_bytes
+
+    def add_rows(self, rows: I8) -> None:
+        attribution, table = self._analysis.attribution, self._analysis.timeline.allocations
+        early = (table.alloc_event[rows] < 0).astype(np.int64)
+        key = np.stack([attribution.rule[rows].astype(np.int64), table.stack[rows].astype(np.int64), early], axis=1)
+        groups, inverse = np.unique(key, axis=0, return_inverse=True)
+        sums = np.zeros(len(groups), dtype=np.int64)
+        np.add.at(sums, inverse.reshape(-1), table.requested_bytes[rows])
+        for (number, stack, is_early), total in zip(groups.tolist(), sums.tolist(), strict=True):
+            rule = attribution.rules[number]
+            frames = self._path(stack) or [Node(_EARLY if is_early else _NO_STACK)]
+            self.add([Node(str(rule.category)), Node(rule.subcategory), *frames], total)
+
+    def _path(self, stack: int) -> list[Node]:
+        """Frames of a stack, outermost first."""
+        known = self._paths.get(stack)
+        if known is None:
+            frames = self._analysis.timeline.snapshot.stacks.stack(stack)
+            known = self._paths[stack] = [
+                Node(frame.name, short_path(frame.filename) or None, frame.line or None) for frame in reversed(frames)
+            ]
+        return known
+
+    def done(self, title: str) -> WeightedStacks:
+        ranked = sorted((item for item in self._sums.items() if item[1] > 0), key=lambda item: -item[1])
+        return WeightedStacks(
+            title, tuple(self._nodes), tuple(stack for stack, _ in ranked), tuple(size for _, size in ranked)
+        )

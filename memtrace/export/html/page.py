@@ -1,0 +1,188 @@
+"""The page itself: verdict, budget, timeline, segment map, findings, call sites, fragmentation, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from pathlib import PurePath
+
+from memtrace._version import __version__
+from memtrace.attribution.categories import MEANING, Category
+from memtrace.export.html.charts import segments_svg, timeline_svg
+from memtrace.export.html.style import SCRIPT, STYLE
+from memtrace.export.report_text import when
+from memtrace.forensics.answer import Explanation, Finding
+from memtrace.forensics.explain import explain_snapshot
+from memtrace.fragmentation import Fragmentation
+from memtrace.report import Analysis, Report, report
+from memtrace.segment_map import segment_map
+from memtrace.timeline import At
+from memtrace.units import format_bytes, format_count
+
+# The page may run what is written in it and load nothing at all.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_SITES, _PINNED = 60, 20
+
+
+def html_report(analysis: Analysis, at: At) -> str:
+    """The whole page as text. Everything that came from the file is escaped."""
+    budget = report(analysis, at)
+    explanation = explain_snapshot(analysis, at)
+    name = escape(PurePath(budget.file).name)
+    chart = timeline_svg(analysis, at) or '<p class="soft">No trace was recorded, only the final state.</p>'
+    blocks = segments_svg(segment_map(analysis, at)) or '<p class="soft">Nothing is reserved at this event.</p>'
+    body = [
+        *_head(budget, name),
+        *_verdict(explanation),
+        "<h2>Budget</h2>",
+        *_budget(budget),
+        "<h2>Memory over time</h2>",
+        _legend(),
+        chart,
+        '<h2>Segments and blocks</h2><p class="soft">Every reserved byte at this event, segment by segment; '
+        "blank is free. Point at a block to see what it is for.</p>",
+        blocks,
+        *_findings(explanation.findings),
+        *_sites(budget),
+        *_fragmentation(budget.fragmentation),
+        *_warnings(budget.warnings),
+        f'<p class="soft">Made by memtrace {__version__}. Nothing on this page is loaded from elsewhere.</p>',
+        '<div id="readout" class="soft">point at a chart</div>',
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{name} · memtrace</title><style>{STYLE}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + f"\n<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _head(budget: Report, name: str) -> Iterable[str]:
+    moment = budget.moment
+    parts = [f"GPU {budget.device}", when(budget.at)]
+    if moment.step is not None:
+        parts.append(f"step {moment.step}")
+    if moment.phase != "unknown":
+        parts.append(moment.phase)
+    yield f"<h1>{name}</h1><p>{escape(' · '.join(parts))}</p>"
+    peaks = " · ".join(f"{key.removesuffix('_bytes')} {format_bytes(size)}" for key, size in budget.peaks.items())
+    yield f'<p class="soft">peaks over the recording: {peaks}</p>'
+
+
+def _verdict(explanation: Explanation) -> Iterable[str]:
+    if not explanation.because:
+        return
+    head = escape(explanation.verdict.replace("_", " "))
+    lines = "".join(f"<li>{escape(line)}</li>" for line in explanation.because)
+    yield f'<div class="verdict"><strong>{head}</strong> ({escape(explanation.confidence)})<ul>{lines}</ul></div>'
+
+
+def _legend() -> str:
+    chips = (f'<span><i class="chip {c}"></i>{c.replace("_", " ")}</span>' for c in Category)
+    return f'<p class="legend">{"".join(chips)}</p>'
+
+
+def _budget(budget: Report) -> Iterable[str]:
+    yield '<table id="budget"><tbody>'
+    largest = max(budget.categories.values(), default=1) or 1
+    for name, size in budget.categories.items():
+        if name == Category.UNATTRIBUTED and not size:
+            continue
+        share = size / max(1, budget.reserved_bytes)
+        yield (
+            f'<tr title="{escape(MEANING[Category(name)])}"><td>{name.replace("_", " ")}</td>'
+            f'<td class="n" data-value="{size}">{format_bytes(size)}</td><td class="n">{share:.1%}</td>'
+            f'<td class="bars"><div class="bar {name}" style="width:{max(0.0, size / largest):.1%}"></div></td></tr>'
+        )
+        for key, part in budget.subcategories.items():
+            category, _, sub = key.partition("/")
+            if category == name and sub != name:
+                yield (
+                    f'<tr class="sub"><td>&emsp;{escape(sub.replace("_", " "))}</td>'
+                    f'<td class="n" data-value="{part}">{format_bytes(part)}</td><td></td><td></td></tr>'
+                )
+    total = format_bytes(budget.reserved_bytes)
+    yield f'<tr class="total"><td>reserved</td><td class="n" data-value="{budget.reserved_bytes}">{total}</td>'
+    yield "<td></td><td></td></tr></tbody></table>"
+
+
+def _findings(findings: Iterable[Finding]) -> Iterable[str]:
+    for number, finding in enumerate(findings):
+        if not number:
+            yield "<h2>Findings</h2>"
+        size = (
+            "" if finding.bytes is None else f" · {format_bytes(finding.bytes)}{' a step' if finding.per_step else ''}"
+        )
+        frame = f"<br><code>{escape(finding.frame)}</code>" if finding.frame else ""
+        advice = "".join(
+            f"<li>{escape(a.change)}"
+            + ("" if a.saves_bytes is None else f" <strong>saves {format_bytes(a.saves_bytes)}</strong>")
+            + f' <span class="soft">({escape(str(a.basis))})</span></li>'
+            for a in finding.advice
+        )
+        yield (
+            f'<p><strong>{escape(finding.title)}</strong>{size} <span class="soft">{escape(finding.id)}</span><br>'
+            f"{escape(finding.evidence)}{frame}</p><ul>{advice}</ul>"
+        )
+
+
+def _sites(budget: Report) -> Iterable[str]:
+    if not budget.top:
+        return
+    yield (
+        '<h2>Call sites</h2><table id="sites"><thead><tr><th class="n" data-sort>bytes</th>'
+        '<th class="n" data-sort>count</th>'
+        "<th data-sort>what for</th><th data-sort>where</th><th data-sort>evidence</th></tr></thead><tbody>"
+    )
+    for site in budget.top[:_SITES]:
+        module = f"{escape(site.module)}: " if site.module else ""
+        place = escape(site.frame or "(no stack recorded)")
+        yield (
+            f'<tr><td class="n" data-value="{site.bytes}">{format_bytes(site.bytes)}</td>'
+            f'<td class="n" data-value="{site.count}">{format_count(site.count)}</td>'
+            f'<td><i class="chip {site.category}"></i>{escape(site.category)}/{escape(site.subcategory)}</td>'
+            f'<td class="code">{module}{place}</td>'
+            f'<td class="soft">{escape(site.evidence)}: {escape(site.rule)}</td></tr>'
+        )
+    yield "</tbody></table>"
+    rest = budget.top[_SITES:]
+    if rest:
+        yield f'<p class="soft">and {format_bytes(sum(site.bytes for site in rest))} in {len(rest)} more</p>'
+
+
+def _fragmentation(f: Fragmentation) -> Iterable[str]:
+    if not f.reserved_bytes:
+        return
+    yield (
+        f"<h2>Fragmentation</h2><p>{format_bytes(f.allocated_bytes)} of {format_bytes(f.reserved_bytes)} reserved are "
+        f"allocated ({f.utilisation:.1%}); the largest free block has {format_bytes(f.largest_free_block_bytes)}"
+    )
+    yield f", and {format_bytes(f.asked_bytes)} were asked for.</p>" if f.asked_bytes is not None else ".</p>"
+    if not f.pinned_segments:
+        return
+    yield (
+        '<table id="pinned"><thead><tr><th data-sort>segment</th><th class="n" data-sort>size</th>'
+        '<th class="n" data-sort>free in it</th><th>held by</th></tr></thead><tbody>'
+    )
+    for segment in f.pinned_segments[:_PINNED]:
+        pins = "; ".join(
+            f"{pin.category}/{pin.subcategory} {format_bytes(pin.bytes)}" + (f" {pin.frame}" if pin.frame else "")
+            for pin in segment.pinned_by[:3]
+        )
+        more = f"; {len(segment.pinned_by) - 3} more" if len(segment.pinned_by) > 3 else ""
+        yield (
+            f'<tr><td class="code">0x{segment.address:x}</td>'
+            f'<td class="n" data-value="{segment.total_bytes}">{format_bytes(segment.total_bytes)}</td>'
+            f'<td class="n" data-value="{segment.free_bytes}">{format_bytes(segment.free_bytes)}</td>'
+            f'<td class="code">{escape(pins + more)}</td></tr>'
+        )
+    yield "</tbody></table>"
+
+
+def _warnings(warnings: Iterable[str]) -> Iterable[str]:
+    for number, line in enumerate(warnings):
+        if not number:
+            yield "<h2>What to be wary of</h2>"
+        yield f'<p class="warning">{escape(line)}</p>'

@@ -1,0 +1,137 @@
+"""A timeline as tracks: counters by category, phases, recorded ranges and OOMs. Both Perfetto formats start here.
+
+Times are nanoseconds since the Unix epoch and strictly increasing over events: several events often share one
+microsecond, and a viewer that keeps only the last value of an instant would lose the peaks between them. Where a file
+records no times, event N is at N microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.attribution.categories import Category
+from memtrace.attribution.phases import Phase
+from memtrace.curves import category_curves, pick_events
+from memtrace.errors import NoAnswerError
+from memtrace.report import Analysis
+
+I8 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Something that lasts: ``name`` from ``start_ns`` to ``end_ns``.
+
+    ``start_order`` and ``end_order`` sort ends and beginnings that fall on one time, so that slices stay nested.
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+    start_order: int
+    end_order: int
+    event: int | None
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A moment: a refused request."""
+
+    name: str
+    time_ns: int
+    event: int
+    asked_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tracks:
+    """One device. ``levels`` and ``categories`` map a name to bytes at each of ``time_ns``."""
+
+    device: int
+    has_times: bool
+    time_ns: I8
+    events: I8
+    levels: dict[str, I8]
+    categories: dict[str, I8]
+    phases: tuple[Slice, ...]
+    ranges: tuple[Slice, ...]
+    ooms: tuple[Instant, ...]
+
+
+def build_tracks(analysis: Analysis, points: int | None = None) -> Tracks:
+    """The tracks of a device at about ``points`` events that keep every curve's extremes (None: all events).
+
+    Raises NoAnswerError without a trace.
+    """
+    timeline = analysis.timeline
+    if not len(timeline):
+        raise NoAnswerError(f"{timeline.snapshot.source}: no trace was recorded, so there is no timeline")
+    curves = category_curves(analysis)
+    events = pick_events(curves, points if points else len(curves))
+    times = event_times_ns(timeline.trace.time_us, len(timeline))
+    present = [(i, category) for i, category in enumerate(Category) if curves.categories[i].any()]
+    return Tracks(
+        device=timeline.device.device,
+        has_times=timeline.trace.time_us is not None,
+        time_ns=times[events],
+        events=events,
+        levels={
+            "reserved": curves.reserved_bytes[events],
+            "allocated": curves.allocated_bytes[events],
+            "requested": curves.requested_bytes[events],
+        },
+        categories={str(category): curves.categories[i, events] for i, category in present},
+        phases=tuple(_phases(analysis, times)),
+        ranges=tuple(_ranges(analysis)),
+        ooms=tuple(
+            Instant("out of memory", int(times[event]), event, int(timeline.trace.size[event]))
+            for event in timeline.oom_events
+        ),
+    )
+
+
+def event_times_ns(time_us: I8 | None, count: int) -> I8:
+    """Strictly increasing nanoseconds of every event (see the module's docstring)."""
+    if time_us is None:
+        return np.arange(count, dtype=np.int64) * 1000
+    index = np.arange(count, dtype=np.int64)
+    # time[i] = max over j <= i of (start[j] - j) + i is the smallest increasing series that is nowhere early.
+    return np.maximum.accumulate(time_us * 1000 - index) + index
+
+
+def _phases(analysis: Analysis, times: I8) -> Iterator[Slice]:
+    phases = analysis.attribution.facts.phases
+    for i in range(len(phases)):
+        first, last = int(phases.start[i]), int(phases.start[i + 1])
+        if last > first and phases.phase[i] != Phase.UNKNOWN:
+            end = int(times[last]) if last < len(times) else int(times[-1]) + 1
+            step = int(phases.step[i])
+            name = Phase(int(phases.phase[i])).label
+            yield Slice(name, int(times[first]), end, 2 * i + 1, 2 * i + 2, first, step if step >= 0 else None)
+
+
+def _ranges(analysis: Analysis) -> Iterator[Slice]:
+    """Recorded ``record_function`` ranges of this device, properly nested; those cut off by the ring are left out."""
+    device, has_times = analysis.timeline.device.device, analysis.timeline.trace.time_us is not None
+    if not has_times:
+        return
+    open_at: list[tuple[str, int, int]] = []
+    order = 0
+    for note in analysis.timeline.snapshot.annotations:
+        order += 1
+        if note.device != device:
+            continue
+        if note.stage == "START":
+            open_at.append((note.name, note.time_us * 1000, order))
+        elif any(name == note.name for name, _, _ in open_at):
+            while open_at:  # whatever was opened inside it and never closed ends with it
+                name, start, start_order = open_at.pop()
+                order += 1
+                yield Slice(name, start, max(start, note.time_us * 1000), start_order, order, None, None)
+                if name == note.name:
+                    break
