@@ -28,8 +28,8 @@ _RANKS = (
 )
 _TEXT_LIMIT = 600
 
-PATIENCE_BYTES = 2 << 20
-"""After so many bytes (and 2 % of the log) that looked like messages and held none, only unbroken ones are sought."""
+PATIENCE_BYTES = 3 << 20
+"""After so many bytes that looked like broken messages and held none, only unbroken ones are looked for."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def read_log(stream: Readable | bytes | str) -> LogReading:
     cut = False
 
     def strict() -> bool:
-        return tally.fruitless_bytes > PATIENCE_BYTES + tally.bytes_read // 50
+        return tally.fruitless_bytes > PATIENCE_BYTES
 
     for window in windows(stream, tally, lambda: collector.full, strict):
         if collector.full:
