@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
+from memtrace.allocator.flushes import explicit_releases
 from memtrace.allocator.initial import Beginning, find_beginning
 from memtrace.allocator.lifetimes import Lifetimes, link
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_sizes
@@ -16,7 +17,10 @@ from memtrace.snapshot.model import DEFAULT_POOL, I4, I8, Action, Bool, Device, 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a trace says before any simulation: lifetimes, segments, the beginning, and columns by handle (bytes)."""
+    """What a trace says before any simulation: lifetimes, segments, the beginning, and columns by handle (bytes).
+
+    ``explicit`` is per event: releases that an ``empty_cache()`` caused.
+    """
 
     device: Device
     config: AllocatorConfig
@@ -28,6 +32,7 @@ class Evidence:
     small: Bool
     pool: I4
     stream: I8  # raw handles
+    explicit: Bool
 
 
 def gather(device: Device, config: AllocatorConfig) -> Evidence:
@@ -57,7 +62,9 @@ def gather(device: Device, config: AllocatorConfig) -> Evidence:
     small[beginning.handle] = first.is_small
     pool[beginning.handle] = first.pool
     stream[beginning.handle] = first.stream
-    return Evidence(device, config, life, history, beginning, requested, rounded, small, pool, stream)
+    reserved = int(history.initial.total_size.sum())
+    explicit = explicit_releases(trace, reserved, config.gc_threshold > 0)
+    return Evidence(device, config, life, history, beginning, requested, rounded, small, pool, stream, explicit)
 
 
 def _alloc_pools(device: Device, life: Lifetimes, history: SegmentHistory, pools: tuple[PoolId, ...]) -> I4:

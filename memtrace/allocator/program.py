@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memtrace.allocator.evidence import Evidence
+from memtrace.allocator.flushes import next_anchor
 from memtrace.snapshot.model import I4, I8, U1, Action, Bool, DeviceTrace
 
 
@@ -100,7 +101,7 @@ def extract(evidence: Evidence) -> Program:
     follows = np.zeros(count, dtype=np.bool_)
     follows[1:] = immediate[:-1]
 
-    flushes, late = _flushes(trace)
+    flushes, late = _flushes(trace, evidence.explicit)
     late &= completes & ~follows
     at_once = completes & ~follows & (handle >= 0)
     alone = at_once.copy()  # no request recorded: free in one go
@@ -121,7 +122,7 @@ def extract(evidence: Evidence) -> Program:
         (Op.FLUSH, flushes, events, 2),
         (Op.REFUSE, action == Action.OOM, np.cumsum(action == Action.OOM) - 1, 4),
     )
-    anchor_of = _next_anchor(action)
+    anchor_of = next_anchor(action)
     where, ops, handles, keys = [], [], [], []
     for code, mask, name, rank in parts:
         rows = np.flatnonzero(mask)
@@ -158,35 +159,13 @@ def extract(evidence: Evidence) -> Program:
     )
 
 
-def _next_anchor(action: U1) -> I8:
-    """For every event the next malloc, refusal or free request at or after it (the length of the trace if none)."""
-    count = len(action)
-    anchors = (action == Action.ALLOC) | (action == Action.OOM) | (action == Action.FREE_REQUESTED)
-    place: I8 = np.where(anchors, np.arange(count), count)
-    return np.minimum.accumulate(place[::-1])[::-1] if count else place
-
-
-def _flushes(trace: DeviceTrace) -> tuple[Bool, Bool]:
-    """(first release of every explicit ``empty_cache``, events after the first forced release of a malloc).
-
-    A release belongs to the malloc that follows if both carry the same recorded stack object; without stacks, if that
-    malloc grew or was refused.
-    """
+def _flushes(trace: DeviceTrace, explicit: Bool) -> tuple[Bool, Bool]:
+    """(first release of every explicit ``empty_cache``, events after a malloc's first growth or forced release)."""
     action, context = trace.action, trace.context
     count = len(trace)
-    if not count:
-        return np.zeros(0, np.bool_), np.zeros(0, np.bool_)
-    anchor = _next_anchor(action)
-    safe = np.minimum(anchor, count - 1)
-    malloc = (anchor < count) & ((action[safe] == Action.ALLOC) | (action[safe] == Action.OOM))
+    anchor = next_anchor(action)
     release = (action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)
     growth = (action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP)
-    grows = np.zeros(count + 1, dtype=np.bool_)
-    grows[anchor[growth]] = True
-    known = (context >= 0) & (context[safe] >= 0)
-    own = np.where(known, context == context[safe], grows[anchor] | (action[safe] == Action.OOM))
-    explicit = release & ~(malloc & own)
-
     rows = np.flatnonzero(release)
     first = np.zeros(count, dtype=np.bool_)
     if len(rows):
@@ -195,6 +174,6 @@ def _flushes(trace: DeviceTrace) -> tuple[Bool, Bool]:
         same &= context[previous] == context[rows]
         first[rows] = explicit[rows] & ~same
     forced = np.full(count + 1, count, dtype=np.int64)
-    mine = np.flatnonzero((release & ~explicit) | (growth & malloc))
+    mine = np.flatnonzero((release & ~explicit) | growth)
     forced[anchor[mine][::-1]] = mine[::-1]
     return first, np.arange(count) > forced[anchor]

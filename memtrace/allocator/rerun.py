@@ -140,7 +140,7 @@ class _Rerun:
         malloc = action in (Action.ALLOC, Action.OOM)
         driver.refused = action == Action.OOM
         driver.complete_pending(self.state)
-        while driver.next_action() >= 0 and self._is_explicit(queue[driver.at], anchor, malloc):
+        while driver.next_action() >= 0 and self.evidence.explicit[queue[driver.at][3]]:
             before = driver.at
             self.allocator.flush()
             driver.complete_pending(self.state)
@@ -151,18 +151,6 @@ class _Rerun:
         if driver.next_action() >= 0:
             event = driver.queue[driver.at][3]
             raise Divergence(event, "the model expects no segment event here, but one is recorded")
-
-    def _is_explicit(self, entry: tuple[int, int, int, int], anchor: int, malloc: bool) -> bool:
-        """Whether a collected event was caused by ``empty_cache()`` and not by the malloc that follows it."""
-        if entry[0] in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
-            return False
-        if not malloc:
-            return True
-        own, other = int(self.trace.context[anchor]), int(self.trace.context[entry[3]])
-        if own >= 0 and other >= 0:
-            return own != other
-        grows = any(kind in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP) for kind, _, _, _ in self.driver.queue)
-        return not grows and self.trace.action[anchor] != Action.OOM
 
     def _malloc(self, anchor: int, action: int) -> None:
         driver, allocator = self.driver, self.allocator

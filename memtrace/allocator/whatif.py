@@ -173,7 +173,8 @@ class _Run:
         evidence = program.evidence
         first = slice(0, program.initial)
         untouched = np.array_equal(program.requested_bytes[first], evidence.requested[first])
-        self.keeps_layout = untouched and config.places_like(evidence.config)
+        sound = not evidence.history.contradictions and not evidence.beginning.contradictions
+        self.keeps_layout = untouched and sound and config.places_like(evidence.config)
         last_use = np.full(len(evidence.history.pools), -1, dtype=np.int64)
         mallocs = program.op == Op.MALLOC
         np.maximum.at(last_use, program.pool[program.handle[mallocs]], program.event[mallocs])

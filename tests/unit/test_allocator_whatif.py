@@ -1,0 +1,253 @@
+"""Simulation from the program alone: the recorded runs predicted, other runs predicted, edits, bounds, export."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from allocator_recordings import FUZZ, GIB, device, fuzz_truth, manifest, program, recording, replayed
+
+from memtrace.allocator import replay_device
+from memtrace.allocator.addresses import Policy
+from memtrace.allocator.bounds import lower_bounds
+from memtrace.allocator.conf_text import parse_conf
+from memtrace.allocator.export import as_snapshot
+from memtrace.allocator.program import Op
+from memtrace.allocator.search import run_conf, search, sensible_confs
+from memtrace.allocator.selfcheck import Limit, recorded_limit, self_check
+from memtrace.allocator.whatif import Simulation, simulate
+from memtrace.snapshot.load import from_raw
+
+V = (2, 11)
+CAP = int(22.086 * GIB)  # of the fragmentation recordings
+BASELINE, EXPANDABLE = "llama2-7b_baseline", "llama2-7b_baseline-expandable"
+FRAGMENTED, UNCAPPED = "llama2-7b_oom-fragmentation", "llama2-7b_variable-length"
+UNCAPPED_EXPANDABLE = "llama2-7b_variable-length-expandable"
+SAMPLES = [
+    "tiny-llama_3-steps", BASELINE, EXPANDABLE, "llama2-7b_oom-first-step", "llama2-7b_ring-truncated",
+    "llama2-7b_recorded-after-load", "llama2-7b_oom-at-load", FRAGMENTED,
+]  # fmt: skip
+
+
+def cap_of(name: str) -> int | None:
+    cap = fuzz_truth(name)["cap"]
+    return None if cap is None else int(cap * GIB)
+
+
+def peak(name: str) -> int:
+    """Peak reserved of the real process."""
+    return int(manifest()[name]["expected"]["reserved_bytes"])
+
+
+def own_settings(name: str, *, counters: bool = False) -> Simulation:
+    code = program(name)
+    limit = cap_of(name) if name in FUZZ else recorded_limit(replayed(name)).size_bytes
+    return simulate(code, code.evidence.config.with_limit(limit), counters=counters)
+
+
+@pytest.mark.parametrize("name", FUZZ)
+def test_the_workloads_are_predicted_untold(name: str) -> None:
+    limit = cap_of(name)
+    check = self_check(program(name), replayed(name), Limit(limit, "given"))
+    assert check.predicted_why is None
+    assert check.exact and check.predicted
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_training_runs_are_predicted_under_the_limit_that_they_show(name: str) -> None:
+    check = self_check(program(name), replayed(name), recorded_limit(replayed(name)))
+    assert check.predicted, check.predicted_why
+
+
+@pytest.mark.parametrize("name", FUZZ)
+def test_all_statistics_of_the_process(name: str) -> None:
+    """Every counter, except explicit flushes that released nothing and so left no event, and totals that include the
+    one small allocation made before recording began."""
+    truth = fuzz_truth(name)["stats"]
+    mine = own_settings(name, counters=True).statistics()
+    assert set(truth) <= set(mine)
+    before = {"allocation": 1, "active": 1, "segment": 1, "num_device_alloc": 1, "num_device_free": 1}
+    for key, value in truth.items():
+        if key == "num_sync_all_streams":
+            assert mine[key] <= value
+        elif key.endswith((".allocated", ".freed")) or key.startswith("num_device"):
+            family = key.split(".")[0]
+            allowed = before.get(family, {"requested_bytes": 4, "reserved_bytes": 2 << 20}.get(family, 2 << 20))
+            assert 0 <= value - mine[key] <= allowed, key
+        else:
+            assert mine[key] == value, key
+
+
+@pytest.mark.parametrize("name", [*FUZZ, *SAMPLES])
+def test_fast_and_complete_loops_agree(name: str) -> None:
+    fast, complete = own_settings(name), own_settings(name, counters=True)
+    assert np.array_equal(fast.address, complete.address)
+    assert np.array_equal(fast.block_bytes, complete.block_bytes)
+    assert np.array_equal(fast.segment_events, complete.segment_events)
+    assert fast.peak_allocated_bytes == complete.peak_allocated_bytes
+    assert fast.refused == complete.refused
+    statistics = complete.statistics()
+    if complete.program.initial == 0 and not complete.spared:
+        assert statistics["allocated_bytes.all.peak"] == fast.peak_allocated_bytes
+        assert statistics["reserved_bytes.all.peak"] == fast.peak_reserved_bytes
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_other_segments_than_recorded(policy: Policy) -> None:
+    """The same training under ordinary and expandable segments, recorded both ways: each predicts the other."""
+    there = simulate(program(BASELINE), parse_conf("expandable_segments:True", V), policy)
+    assert there.peak_reserved_bytes == peak(EXPANDABLE)
+    back = simulate(program(EXPANDABLE), parse_conf("", V), policy)
+    assert back.peak_reserved_bytes == peak(BASELINE)
+
+
+def test_expandable_segments_survive_the_fragmentation_oom() -> None:
+    """The real expandable run passed this point, and reserved what the simulation reserves at every malloc."""
+    run = simulate(program(FRAGMENTED), parse_conf("expandable_segments:True", V).with_limit(CAP))
+    assert run.fits
+    assert len(run.spared) == 1
+    real = program(UNCAPPED_EXPANDABLE)
+    told = simulate(real, real.evidence.config.with_limit(CAP))
+    mallocs = int((run.program.op == Op.MALLOC).sum())
+
+    def reserved_at_mallocs(simulation: Simulation) -> np.ndarray:
+        events, level = simulation.reserved_curve()
+        code = simulation.program
+        at = code.event[code.op == Op.MALLOC][:mallocs]
+        return np.concatenate(([0], level))[np.searchsorted(events, at, side="right")]
+
+    assert np.array_equal(reserved_at_mallocs(run), reserved_at_mallocs(told))
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_the_oom_of_a_capped_run_from_the_uncapped_one(policy: Policy) -> None:
+    run = simulate(program(UNCAPPED), parse_conf("", V).with_limit(CAP), policy)
+    real = peak(FRAGMENTED)
+    assert abs(run.peak_reserved_bytes - real) <= 0.002 * real
+    if policy in (Policy.RECORDED, Policy.FALLING):
+        assert run.peak_reserved_bytes == real
+    # The same malloc of the program fails: the two traces number it differently, as only one shows the reclaim.
+    fragmented = program(FRAGMENTED)
+    assert run.stopped_at is not None
+    before = (run.program.op == Op.MALLOC) & (run.program.event < run.stopped_at)
+    assert int(before.sum()) == int((fragmented.op == Op.MALLOC).sum())
+    assert run.num_alloc_retries == 3
+
+
+def test_a_smaller_limit_only_ever_hurts_here() -> None:
+    code = program("fuzz_default_0")
+    peaks = []
+    for limit in (None, 4 * GIB, 3 * GIB, 2 * GIB):
+        run = simulate(code, parse_conf("", V).with_limit(limit))
+        assert limit is None or run.peak_reserved_bytes <= limit
+        peaks.append(run.peak_reserved_bytes)
+        if not run.fits:
+            assert run.first_oom_event == run.stopped_at
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_stopping_at_an_event() -> None:
+    code = program("fuzz_expand_0")
+    whole = simulate(code, code.evidence.config)
+    for event in (0, 1000, 4000):
+        part = simulate(code, code.evidence.config, until=event)
+        events, level = whole.reserved_curve()
+        place = int(np.searchsorted(events, event, side="right"))
+        assert part.end_reserved_bytes == (int(level[place - 1]) if place else 0)
+
+
+# Edits ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_some_allocations() -> None:
+    code = program("fuzz_default_0")
+    large = code.requested_bytes > 100 << 20
+    config = code.evidence.config
+    less = simulate(code.without(large), config)
+    assert less.peak_allocated_bytes < simulate(code, config).peak_allocated_bytes
+    assert (less.address[large] == -1).all()
+    nothing = simulate(code.without(np.ones(len(large), np.bool_)), config)
+    assert (nothing.peak_reserved_bytes, nothing.segment_allocs) == (0, 0)
+
+
+def test_scaled_allocations() -> None:
+    code = program("fuzz_default_0")
+    marked = code.requested_bytes > 100 << 20
+    half = code.scaled(marked, 0.5)
+    assert (half.requested_bytes[~marked] == code.requested_bytes[~marked]).all()
+    assert (
+        simulate(half, code.evidence.config).peak_allocated_bytes
+        < simulate(code, code.evidence.config).peak_allocated_bytes
+    )
+    same = code.scaled(marked, 1.0)
+    assert np.array_equal(same.requested_bytes, code.requested_bytes)
+
+
+def test_edits_of_what_was_there_before_the_trace() -> None:
+    code = program("llama2-7b_recorded-after-load")
+    first = np.zeros(len(code.requested_bytes), np.bool_)
+    first[: code.initial] = True
+    without = simulate(code.without(first), code.evidence.config)
+    whole = simulate(code, code.evidence.config)
+    assert whole.keeps_layout
+    before = int(code.requested_bytes[: code.initial].sum())
+    assert whole.peak_allocated_bytes - without.peak_allocated_bytes >= before
+    halved = simulate(code.scaled(first, 0.5), code.evidence.config)
+    assert not halved.keeps_layout
+    assert without.peak_allocated_bytes < halved.peak_allocated_bytes < whole.peak_allocated_bytes
+
+
+# Bounds, search, export ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*FUZZ, BASELINE, "llama2-7b_recorded-after-load"])
+def test_bounds_hold_under_all_settings_with_the_same_rounding(name: str) -> None:
+    code = program(name)
+    config = code.evidence.config
+    bounds = lower_bounds(code, config)
+    assert bounds.requested_bytes <= bounds.rounded_bytes <= bounds.placement_bytes
+    run = simulate(code, config)
+    assert bounds.rounded_bytes <= run.peak_allocated_bytes
+    assert bounds.placement_bytes <= run.peak_reserved_bytes
+
+
+def test_bounds_of_a_program_by_hand() -> None:
+    code = program("fuzz_default_0")
+    bounds = lower_bounds(code, code.evidence.config)
+    statistics = own_settings("fuzz_default_0", counters=True).statistics()
+    # With delayed frees, requested bytes stay counted until the stream is done; the bound lets them go at once.
+    assert bounds.requested_bytes <= statistics["requested_bytes.all.peak"]
+    empty = code.without(np.ones(len(code.requested_bytes), np.bool_))
+    nothing = lower_bounds(empty, code.evidence.config)
+    assert (nothing.requested_bytes, nothing.rounded_bytes, nothing.placement_bytes) == (0, 0, 0)
+
+
+def test_search_ranks_what_fits_first() -> None:
+    found = search(program("fuzz_default_0"), V, 3 * GIB)
+    assert [candidate.conf for candidate in found] != []
+    fits = [candidate.run.fits for candidate in found]
+    assert fits == sorted(fits, reverse=True)
+    assert any("garbage_collection_threshold" in candidate.conf for candidate in found)
+    assert "expandable_segments:True" not in sensible_confs((2, 0), False)
+
+
+def test_spread_over_unknown_addresses() -> None:
+    code = program("fuzz_default_0")
+    candidate = run_conf(code, "", parse_conf("", V))
+    assert candidate.lowest_peak_bytes <= candidate.run.peak_reserved_bytes <= candidate.highest_peak_bytes
+    assert len(candidate.spread) == 3
+    assert run_conf(code, "x", parse_conf("expandable_segments:True", V)).spread == ()
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True", "max_split_size_mb:64", "roundup_power2_divisions:4"])
+@pytest.mark.parametrize("limit", [None, 3 * GIB])
+@pytest.mark.parametrize("name", ["fuzz_default_0", "fuzz_split64_cap_0", "llama2-7b_ring-truncated"])
+def test_an_exported_run_is_a_recording_that_replays_exactly(name: str, conf: str, limit: int | None) -> None:
+    run = simulate(program(name), parse_conf(conf, V).with_limit(limit))
+    again = from_raw(as_snapshot(recording(name), run), "exported")
+    assert again.warnings == ()
+    dev = again.device(device(name).device)
+    result = replay_device(dev, again.settings)
+    assert result.exact, result.why
+    assert int(dev.segments.total_size.sum()) == run.end_reserved_bytes
+    held = dev.blocks.size[dev.blocks.state != 0].sum()
+    assert int(held) >= run.end_allocated_bytes
