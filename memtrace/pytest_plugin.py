@@ -1,0 +1,119 @@
+"""pytest plugin: fail a test by its peak of GPU memory, and print what the memory was for.
+
+``@pytest.mark.limit_gpu_memory("2 GiB")`` fails a test whose peak of allocated memory, on any GPU and with what was
+live before it, exceeds the limit. ``--memtrace`` records every test and lists the largest peaks at the end. Nothing
+heavy is imported, and nothing is recorded, for tests that use neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from memtrace.pytest_recording import Measured
+
+MARKER = "limit_gpu_memory"
+_PROPERTY = "memtrace"
+_LISTED = 10
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--memtrace``."""
+    group = parser.getgroup("memtrace", "GPU memory")
+    group.addoption("--memtrace", action="store_true", help="record every test's GPU memory and list the largest peaks")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker; with ``--memtrace``, make sure that there is something to measure."""
+    config.addinivalue_line(
+        "markers", f'{MARKER}(size): fail the test if its peak of allocated GPU memory exceeds size, "2 GiB" say'
+    )
+    if config.getoption("memtrace"):
+        from memtrace.capture import backend
+        from memtrace.errors import MemtraceError
+
+        try:
+            backend.get().require()
+        except MemtraceError as error:
+            raise pytest.UsageError(f"--memtrace: {error}") from None
+
+
+def _limit_bytes(item: pytest.Item) -> int | None:
+    """The marker's limit; None without a marker. A marker that makes no sense fails the test."""
+    marker = item.get_closest_marker(MARKER)
+    if marker is None:
+        return None
+    from memtrace.errors import UsageError
+    from memtrace.units import parse_size
+
+    if len(marker.args) != 1 or marker.kwargs or not isinstance(marker.args[0], (str, int)):
+        pytest.fail(f'{MARKER} takes one size: @pytest.mark.{MARKER}("2 GiB")', pytrace=False)
+    try:
+        return parse_size(str(marker.args[0]))
+    except UsageError as error:
+        pytest.fail(f"{MARKER}: {error}", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Record the test's call if it is to be measured, and judge its peak."""
+    limit = _limit_bytes(item)
+    if limit is None and not item.config.getoption("memtrace"):
+        return (yield)
+    from memtrace.errors import MemtraceError
+    from memtrace.pytest_recording import Recording
+
+    try:
+        recording = Recording()
+    except MemtraceError as error:
+        item.user_properties.append((_PROPERTY, {"unmeasured": str(error)}))
+        return (yield)
+    try:
+        result = yield
+    except BaseException:
+        _note(item, recording.finish(), limit)
+        raise
+    measured = recording.finish()
+    if _note(item, measured, limit) and limit is not None:
+        pytest.fail(measured.over(limit), pytrace=False)
+    return result
+
+
+def _note(item: pytest.Item, measured: Measured, limit_bytes: int | None) -> bool:
+    """Attach the figures (and, where a limit is exceeded or memory ran out, the budget); True if over the limit."""
+    facts = {"peak_allocated_bytes": measured.peak_bytes, "largest": measured.largest, "limit_bytes": limit_bytes}
+    item.user_properties.append((_PROPERTY, facts))
+    exceeded = limit_bytes is not None and measured.peak_bytes > limit_bytes
+    if exceeded or measured.is_oom:
+        item.add_report_section("call", "GPU memory", measured.budget)
+    return exceeded
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The largest peaks with ``--memtrace``; and always a word on limits that could not be checked."""
+    measured: list[tuple[int, str, str]] = []
+    unmeasured: dict[str, int] = {}
+    for outcome in ("passed", "failed", "skipped", "xfailed", "xpassed"):
+        for report in terminalreporter.getreports(outcome):
+            if getattr(report, "when", None) != "call":
+                continue
+            for name, facts in report.user_properties:
+                if name != _PROPERTY:
+                    continue
+                if "unmeasured" in facts:
+                    unmeasured[facts["unmeasured"]] = unmeasured.get(facts["unmeasured"], 0) + 1
+                else:
+                    measured.append((facts["peak_allocated_bytes"], report.nodeid, facts["largest"]))
+    for reason, count in unmeasured.items():
+        tests = "test was" if count == 1 else "tests were"
+        terminalreporter.write_line(f"memtrace: the GPU memory of {count} {tests} not measured: {reason}", yellow=True)
+    if not terminalreporter.config.getoption("memtrace") or not measured:
+        return
+    from memtrace.units import format_bytes
+
+    terminalreporter.section("largest peaks of GPU memory")
+    for peak, nodeid, largest in sorted(measured, reverse=True)[:_LISTED]:
+        terminalreporter.write_line(f"{format_bytes(peak):>12}  {nodeid}{f'  ({largest})' if largest else ''}")
