@@ -18,7 +18,8 @@ _TRIGGERS: tuple[re.Pattern[bytes], ...] = tuple(
         # out of memory, out of device memory, out of resource; broken over lines or boxed
         rb"out of(?=[^\n\r]{0,24}(?:mem|resource)|[^a-z]{1,120}m|[^a-z0-9]{0,160}[\n\r]|[\\\x1b])",
         rb"mem(?:(?<=f mem)|(?<=outofmem)|(?<=f_mem)|(?<=ice_mem)|(?<=low on mem)|(?<=enough mem)|(?<=cache mem)"
-        rb"|(?<=status_mem)|oryerror|oryallocation|ory_utiliz|ory (?:summary, dev|for the cache|utiliz|segment|object|\(shm))",
+        rb"|(?<=status_mem)|oryerror|oryallocation|ory_utiliz"
+        rb"|ory (?:summary, dev|for the cache|utiliz|segment|object|\(shm))",
         # to allocate, unable to allocate, allocation on device, ALLOC_FAILED, bad_alloc, CUDACachingAllocator.cpp
         rb"alloc(?:at(?:e(?![drs])|ing|ion (?:on d|fail|was p)|or\.cpp)|_?failed| async|\W)",
         rb"total capac",
