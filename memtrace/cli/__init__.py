@@ -19,6 +19,7 @@ from memtrace.errors import MemtraceError
 # Verb -> (module, one line for the overview), in the order people meet them.
 VERBS: dict[str, tuple[str, str]] = {
     "report": ("report", "where every reserved byte is at the peak, at the OOM or at any event"),
+    "explain": ("explain", "why it ran out of memory and what to change, from a snapshot, a log or both"),
     "info": ("info", "what a snapshot file holds"),
     "allocations": ("allocations", "every allocation, one row each (CSV, JSON, Parquet)"),
     "timeline": ("timeline", "memory over time by category (CSV, JSON, plot)"),
@@ -30,6 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "ranks": ("ranks", "one row a GPU of a multi-GPU run, the imbalance, the odd one out"),
     "export": ("export", "files for other tools: Perfetto, speedscope, HTML, a cut snapshot"),
     "run": ("run", "run an unchanged training script with recording on"),
+    "capture": ("capture", "build a QLoRA run and record it"),
     "estimate": ("estimate", "the memory of a QLoRA run before it runs: fits or not, and why"),
     "browse": ("browse", "walk through all of it in the terminal (also plain: memtrace FILE)"),
     "demo": ("demo", "the main job on a bundled recording of a real OOM"),

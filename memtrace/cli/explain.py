@@ -1,0 +1,64 @@
+"""Why did this run out of memory, and what to change: from a snapshot, a log, or both.
+
+Each FILE may be a memory snapshot or a training log; which is which is decided by content. With both, the snapshot
+is measured and the log adds the limit, the card and other processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from memtrace.cli.common import add_json, add_rules, open_analysis, print_json
+from memtrace.errors import UsageError
+from memtrace.forensics.answer import Explanation
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a snapshot, logs, or both; - reads from stdin")
+    parser.add_argument("--device", type=int, metavar="N", help="device number (default: the one that matters)")
+    parser.add_argument(
+        "--at",
+        metavar="WHEN",
+        help="peak, reserved-peak, end, oom or an event number (default: oom if there is one, else peak)",
+    )
+    parser.add_argument(
+        "--capacity", metavar="SIZE", help="what the process may reserve at most (24GiB), where the file doesn't tell"
+    )
+    add_rules(parser)
+    add_json(parser)
+    parser.add_argument("--md", action="store_true", help="Markdown for an issue thread, everything included")
+    parser.add_argument("--all", action="store_true", help="everything as text, not only what fits 20 lines")
+
+
+def _answer(args: argparse.Namespace) -> Explanation:
+    from memtrace.forensics.explain import explain_log, explain_snapshot
+    from memtrace.forensics.inputs import is_snapshot, read_logs
+    from memtrace.units import parse_size
+
+    capacity = parse_size(args.capacity) if args.capacity else None
+    if args.files.count("-") > 1:
+        raise UsageError("- (stdin) can be given once")
+    snapshots = [file for file in args.files if is_snapshot(file)]
+    logs = [file for file in args.files if file not in snapshots]
+    if len(snapshots) > 1:
+        raise UsageError("one snapshot at a time; memtrace diff compares two, memtrace ranks compares ranks")
+    reading = read_logs(logs) if logs else None
+    if not snapshots:
+        assert reading is not None
+        return explain_log(reading, logs)
+    args.file = snapshots[0]
+    analysis, at = open_analysis(args)
+    return explain_snapshot(analysis, at, capacity_bytes=capacity, reading=reading, files=args.files)
+
+
+def run(args: argparse.Namespace) -> int:
+    answer = _answer(args)
+    if args.json:
+        print_json(answer)
+        return 0
+    from memtrace.export.explain_text import render_explanation, render_markdown
+
+    lines = render_markdown(answer) if args.md else render_explanation(answer, everything=args.all)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0

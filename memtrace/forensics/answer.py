@@ -1,0 +1,101 @@
+"""The answer of ``memtrace explain``: one dataclass, shown alike as JSON, text and Markdown.
+
+Sizes are bytes. ``bytes`` of a finding is what it measured in the recording (or read from a text), never an estimate;
+estimates stand in ``saves_bytes`` of an advice, with what they rest on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Basis(StrEnum):
+    """What a saving rests on: the allocator simulated over the recorded program, arithmetic, or experience."""
+
+    REPLAY = "replay"
+    FORMULA = "formula"
+    RULE = "rule"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One concrete change. ``saves_bytes`` is what the peak (or the refused state) would lose; None if unknown."""
+
+    change: str
+    saves_bytes: int | None
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause, measured. ``evidence`` says what in the recording speaks for it; ``frame`` is the main call site."""
+
+    id: str
+    title: str
+    bytes: int | None
+    evidence: str
+    advice: tuple[Advice, ...] = ()
+    frame: str = ""
+    per_step: bool = False
+    """``bytes`` is a rate: bytes a step."""
+
+    @property
+    def stake_bytes(self) -> int:
+        """What acting on it could win, for sorting: the best saving, else the bytes it measured."""
+        savings = [advice.saves_bytes for advice in self.advice if advice.saves_bytes is not None]
+        return max(savings) if savings else (self.bytes or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """When memory ran out or, with ``kind`` "peak", when use was highest. ``step`` counts from the recording's start.
+
+    ``first_step`` is None where the recording can't tell. ``grew_bytes`` compares with the same point of the previous
+    pass over the model, by ``category/subcategory``; empty where there was none.
+    """
+
+    phase: str
+    step: int | None
+    first_step: bool | None
+    event: int
+    kind: str
+    grew_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the process could have had: at least ``low_bytes``, less than or equal to ``high_bytes``.
+
+    ``kind``: "limit" (of this process) or "card". ``source``: "given", "log", "recorded", "measured" (the card was
+    full) or "inferred" (a refusal although the card had room).
+    """
+
+    low_bytes: int
+    high_bytes: int
+    kind: str
+    source: str
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether both bounds agree."""
+        return self.low_bytes == self.high_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything ``explain`` has to say; the first seven fields are the JSON contract."""
+
+    oom: Mapping[str, object] | None
+    verdict: str
+    confidence: str
+    when: When | None
+    because: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    ooms: tuple[Mapping[str, object], ...]
+    capacity: Capacity | None
+    sizes: tuple[str, ...]
+    worth_saying: tuple[str, ...]
+    files: tuple[str, ...]
+    warnings: tuple[str, ...]

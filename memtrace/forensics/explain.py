@@ -1,0 +1,233 @@
+"""``explain``: from a snapshot, a log, or both to one :class:`Explanation`.
+
+With both, the snapshot decides (it is measured) and the log supplies what a snapshot lacks: limit, card, processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from memtrace.attribution.categories import Category
+from memtrace.attribution.frame_tags import Tag
+from memtrace.attribution.phases import Phase
+from memtrace.caveats import is_truncated, warnings_of
+from memtrace.forensics.answer import Explanation, When
+from memtrace.forensics.capacity import Known, Refusal, device_total_bytes, refusals
+from memtrace.forensics.case import Case
+from memtrace.forensics.detectors import detect, ranked
+from memtrace.forensics.log_figures import LogFigures, log_figures
+from memtrace.forensics.log_findings import findings_of_log
+from memtrace.forensics.log_verdict import verdict_from_log
+from memtrace.forensics.oom_text import LogReading, OomMessage
+from memtrace.forensics.passes import grown_since
+from memtrace.forensics.sizes import possibilities
+from memtrace.forensics.verdict import judge
+from memtrace.report import Analysis
+from memtrace.timeline import At, choose_event
+from memtrace.units import format_bytes as size
+from memtrace.units import format_delta
+
+_GREW_SHARE = 0.01
+
+
+def explain_log(reading: LogReading, files: Sequence[str] = ()) -> Explanation:
+    """The answer from a log alone."""
+    log = verdict_from_log(reading.messages, reading.summaries)
+    return Explanation(
+        oom=log.oom.contract() if log.oom is not None else None,
+        verdict=log.verdict,
+        confidence=log.confidence,
+        when=None,
+        because=log.because,
+        findings=findings_of_log(log),
+        ooms=tuple(message.contract() for message in reading.messages),
+        capacity=None,
+        sizes=(),
+        worth_saying=log.worth_saying,
+        files=tuple(files),
+        warnings=_log_warnings(reading),
+    )
+
+
+def explain_snapshot(
+    analysis: Analysis,
+    at: At | None = None,
+    *,
+    capacity_bytes: int | None = None,
+    reading: LogReading | None = None,
+    files: Sequence[str] = (),
+) -> Explanation:
+    """The answer from a snapshot, and a log where there is one.
+
+    ``at`` defaults to the last OOM, else the peak. ``capacity_bytes`` is what the process may reserve at most.
+    Raises nothing of its own: what can't be told is None, "unknown" or absent.
+    """
+    timeline = analysis.timeline
+    at = at or choose_event(timeline, None)
+    refusal = next((r for r in refusals(timeline) if r.event == at.event), None)
+    warnings = list(warnings_of(timeline, analysis.attribution))
+    message = None
+    if reading is not None:
+        warnings += _log_warnings(reading)
+        message = _matching(reading.messages, refusal, timeline.curve_at(at.event)[1])
+        if message is None and refusal is not None and any(m.is_gpu_oom for m in reading.messages):
+            warnings.append("no message of the log has this refusal's figures: its limit and card are not used")
+    figures = log_figures(message) if message is not None else None
+    verdict = judge(analysis, at.event, _known(capacity_bytes, figures))
+    case = Case(analysis, at, verdict)
+    explanation = Explanation(
+        oom=_oom(case, refusal, message),
+        verdict=verdict.verdict,
+        confidence=verdict.confidence,
+        when=_when(case),
+        because=(*verdict.because, *_about(case)),
+        findings=detect(case),
+        ooms=tuple(message.contract() for message in reading.messages) if reading is not None else (),
+        capacity=verdict.capacity,
+        sizes=possibilities(case),
+        worth_saying=(),
+        files=tuple(files) or (timeline.snapshot.source,),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+    return explanation if reading is None else _with_log(explanation, reading, message, refusal)
+
+
+def _with_log(
+    explanation: Explanation, reading: LogReading, message: OomMessage | None, refusal: Refusal | None
+) -> Explanation:
+    """Add what the log knows; where the snapshot saw no refusal, the log's verdict stands."""
+    judged = reading.messages if message is None else (message,)
+    log = verdict_from_log(judged, reading.summaries)
+    if refusal is None and log.oom is not None:
+        explanation = replace(
+            explanation,
+            oom=log.oom.contract(),
+            verdict=log.verdict,
+            confidence=log.confidence,
+            because=(*log.because, "The snapshot holds no refusal; its findings are about its own peak."),
+        )
+    if message is None and refusal is not None:
+        return explanation
+    known = {finding.id for finding in explanation.findings}
+    more = [finding for finding in findings_of_log(log) if finding.id not in known | {"reserved_in_pieces"}]
+    findings = ranked([*explanation.findings, *more], explanation.verdict)
+    return replace(explanation, findings=findings, worth_saying=log.worth_saying)
+
+
+def _log_warnings(reading: LogReading) -> tuple[str, ...]:
+    return ("the log holds more messages than are kept; the first ones are shown",) if reading.stopped_early else ()
+
+
+def _matching(messages: Sequence[OomMessage], refusal: Refusal | None, allocated: int) -> OomMessage | None:
+    """The message of the log that describes this refusal: every figure it prints agrees."""
+    if refusal is None:
+        return None
+    for message in messages:
+        if not message.is_gpu_oom or message.tried_bytes is None:
+            continue
+        expected = {
+            "tried_bytes": refusal.need_bytes,
+            "allocated_bytes": allocated,
+            "reserved_bytes": refusal.reserved_bytes,
+            "reserved_unallocated_bytes": refusal.reserved_bytes - allocated,
+        }
+        spans = {name: message.interval(name) for name in expected}
+        if all(span is None or span[0] <= expected[name] <= span[1] for name, span in spans.items()):
+            return message
+    return None
+
+
+def _known(capacity_bytes: int | None, figures: LogFigures | None) -> Known:
+    if figures is None:
+        return Known(capacity_bytes)
+    limit = figures.limit
+    if limit is not None and figures.total is not None and limit.low >= figures.total.high:
+        limit = None
+    return Known(capacity_bytes, limit, figures.total, figures.free)
+
+
+def _oom(case: Case, refusal: Refusal | None, message: OomMessage | None) -> Mapping[str, object] | None:
+    """The contract's ``oom`` object: measured figures, with the log's for what a snapshot does not hold."""
+    if refusal is None:
+        return None
+    text = message.contract() if message is not None else {}
+    capacity = case.capacity
+    limit = capacity.low_bytes if capacity is not None and capacity.kind == "limit" and capacity.is_exact else None
+    return {
+        "is_gpu_oom": True,
+        "backend": text.get("backend") or "cuda",
+        "device": case.timeline.device.device,
+        "tried_bytes": refusal.need_bytes,
+        "total_bytes": device_total_bytes(case.timeline, Known()) or text.get("total_bytes"),
+        "free_bytes": refusal.device_free_bytes if refusal.device_free_bytes is not None else text.get("free_bytes"),
+        "allocated_bytes": case.allocated_bytes,
+        "reserved_bytes": case.reserved_bytes,
+        "reserved_unallocated_bytes": case.reserved_bytes - case.allocated_bytes,
+        "limit_bytes": limit if limit is not None else text.get("limit_bytes"),
+        "process_bytes": text.get("process_bytes"),
+        "component": text.get("component"),
+        "asked_bytes": refusal.asked_bytes,
+    }
+
+
+def _when(case: Case) -> When | None:
+    if case.at.event < 0 and not len(case.timeline):
+        return None
+    phase = case.moment.phase
+    if case.event_tags & Tag.GENERATE:
+        phase = Phase.GENERATION.label
+    elif case.in_evaluation and case.phase is not Phase.GENERATION:
+        phase = Phase.EVALUATION.label
+    grew: dict[str, int] = {}
+    if case.points:
+        change = grown_since(case.analysis, case.at.event, case.points[0])
+        grew = {key: n for key, n in change.items() if abs(n) >= _GREW_SHARE * max(case.allocated_bytes, 1)}
+    return When(phase, case.moment.step, _first_step(case), case.at.event, case.at.kind, grew)
+
+
+def _first_step(case: Case) -> bool | None:
+    """Whether the event lies in the program's first step; None before any step or where the recording began later."""
+    step = case.moment.step
+    if step is None:
+        return None
+    if step > 0:
+        return False
+    truncated = is_truncated(case.timeline)
+    if truncated is False:
+        return True
+    # Optimizer states older than the recording mean earlier steps; workspaces made in it mean there was none.
+    born = case.facts.born
+    if (case.kind(Category.LORA, "optimizer_state") & (born < 0)).any():
+        return False
+    return True if (case.kind(Category.RUNTIME, "cublas_workspace") & (born >= 0)).any() else None
+
+
+def _about(case: Case) -> list[str]:
+    """Sentences on the moment: the peak where nothing was refused, growth since the pass before, earlier refusals."""
+    found = []
+    if not case.is_oom:
+        what = {"peak": "Use was highest", "reserved-peak": "Reserved memory was highest"}.get(
+            case.at.kind, "Looked at"
+        )
+        found.append(
+            f"{what} at event {case.at.event:,}: {size(case.allocated_bytes)} allocated, {size(case.reserved_bytes)} "
+            "reserved."
+        )
+    held = {str(c): case.live_total(case.kind(c)) for c in Category}
+    top = sorted(((n, name) for name, n in held.items() if case.is_material(n)), reverse=True)[:3]
+    if top:
+        found.append("Most of it: " + ", ".join(f"{name} {size(n)}" for n, name in top) + ".")
+    if case.is_oom and len(case.timeline.oom_events) > 1:
+        found.append(f"{len(case.timeline.oom_events)} requests were refused in this recording; this is the last.")
+    if case.points and case.is_oom:
+        change = grown_since(case.analysis, case.at.event, case.points[0])
+        total = sum(change.values())
+        if abs(total) >= _GREW_SHARE * max(case.allocated_bytes, 1) and change:
+            key, most = next(iter(change.items()))
+            step = case.points[0].earlier.step
+            found.append(
+                f"Since the same point of the pass before (step {step}): {format_delta(total)}, most of it {key} "
+                f"({format_delta(most)})."
+            )
+    return found
