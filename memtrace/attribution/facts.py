@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.attribution.blind_phases import Lives
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase, Phases, infer_phases
 from memtrace.attribution.stack_facts import Kind, StackFacts, stack_facts
@@ -73,7 +74,7 @@ def gather(timeline: Timeline) -> Facts:
     """Collect the facts. Linear in allocations (sorting small tables aside)."""
     trace, table = timeline.trace, timeline.allocations
     stacks = stack_facts(timeline.snapshot.stacks)
-    phases = infer_phases(trace, stacks, timeline.snapshot.annotations)
+    phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lambda: _lives(timeline))
     born = table.alloc_event
     died = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
     died = np.where(died >= 0, died, NEVER)
@@ -107,6 +108,12 @@ def gather(timeline: Timeline) -> Facts:
         persistent=died == NEVER,
         stays=(died == NEVER) | (died > _next_pass(phases, born)),
     )
+
+
+def _lives(timeline: Timeline) -> Lives:
+    table = timeline.allocations
+    lived = (table.alloc_event >= 0) & (table.free_requested_event >= 0)
+    return Lives(table.alloc_event[lived], table.free_requested_event[lived], table.requested_bytes[lived])
 
 
 def _next_pass(phases: Phases, events: I8) -> I8:

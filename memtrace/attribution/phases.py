@@ -7,13 +7,14 @@ optimizer frames or recorded ``Optimizer.step`` ranges are the optimizer step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.attribution.blind_phases import Cycle, Lives, training_cycles
 from memtrace.attribution.stack_facts import Kind, StackFacts
 from memtrace.snapshot.model import Action, Annotation, DeviceTrace
 
@@ -44,7 +45,7 @@ class Phases:
     """Spans that cover the whole trace: span ``i`` is ``start[i] <= event < start[i + 1]``.
 
     ``step`` counts optimizer steps from 0 (-1 while the model is loaded); ``basis`` says what the cut rests on:
-    "recorded" marks, "annotations", or "frames".
+    "annotations", "frames", or "lifetimes".
     """
 
     start: I8
@@ -108,22 +109,26 @@ def _runs(values: U1) -> list[int]:
     return [] if not len(values) else [0, *(np.flatnonzero(np.diff(values)) + 1).tolist()]
 
 
-def infer_phases(trace: DeviceTrace, stacks: StackFacts, annotations: Sequence[Annotation]) -> Phases:
-    """Cut one device's trace into phases. Linear in events."""
+def infer_phases(
+    trace: DeviceTrace, stacks: StackFacts, annotations: Sequence[Annotation], lives: Callable[[], Lives]
+) -> Phases:
+    """Cut one device's trace into phases. Linear in events. ``lives`` is asked only where no stacks were recorded."""
     count = len(trace)
     if count == 0:
         return Phases(np.zeros(1, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.int64), "frames")
     allocs = np.flatnonzero((trace.action == Action.ALLOC) | (trace.action == Action.OOM))
     kinds = stacks.kind[trace.stack[allocs]]
+    has_frames = bool((kinds != Kind.NONE).any())
     ranges = optimizer_ranges(trace, annotations)
     if ranges:
         for first, last in ranges:
             inside = slice(np.searchsorted(allocs, first), np.searchsorted(allocs, last))
             kinds[inside] = Kind.OPTIMIZER
-    has_frames = bool((kinds != Kind.NONE).any())
     cutter = _Cutter()
     if not has_frames:
-        return _without_frames(trace, ranges)
+        ends = [0, *(last for _, last in ranges)]
+        windows = [(begin, first) for begin, (first, _) in zip(ends, ranges, strict=False) if first > begin]
+        return blind_phases(training_cycles(lives(), windows, count), ranges, count)
     # An allocation without frames before any forward pass may come from any thread: neutral until one is seen, unless
     # the trace begins in the middle of a backward pass, which recomputation gives away.
     starts_late = bool((kinds[: _first(kinds, Kind.FORWARD)] == Kind.RECOMPUTE).any())
@@ -224,28 +229,20 @@ def _evaluations(spans: list[tuple[int, Phase, int]]) -> list[tuple[int, Phase, 
     return renamed
 
 
-def _without_frames(trace: DeviceTrace, ranges: list[tuple[int, int]]) -> Phases:
-    """No stacks at all: between two optimizer steps, memory grows during forward and shrinks during backward.
-
-    The turning point is the highest requested level between the steps. Without optimizer marks nothing can be said.
-    """
-    count = len(trace)
-    if not ranges:
-        return _phases([(0, Phase.UNKNOWN, -1)], count, "frames")
-    sign = np.zeros(count, dtype=np.int64)
-    sign[trace.action == Action.ALLOC] = 1
-    sign[trace.action == Action.FREE_COMPLETED] = -1
-    level = np.cumsum(sign * trace.size)
-    spans: list[tuple[int, Phase, int]] = []
-    at = 0
-    for step, (first, last) in enumerate(ranges):
-        if first > at:
-            turn = at + int(np.argmax(level[at:first]))
-            spans.append((at, Phase.FORWARD if step else Phase.UNKNOWN, step))
-            if turn > at:
-                spans.append((turn, Phase.BACKWARD, step))
-        spans.append((first, Phase.OPTIMIZER, step))
-        at = last
-    if at < count:
-        spans.append((at, Phase.FORWARD, len(ranges)))
-    return _phases(spans, count, "annotations")
+def blind_phases(cycles: Sequence[Cycle], ranges: Sequence[tuple[int, int]], count: int) -> Phases:
+    """Phases of a trace without stacks, from lifetimes (``cycles``) and recorded optimizer ``ranges``."""
+    marks = [(first, Phase.FORWARD) for first, _, _ in cycles]
+    marks += [(turn, Phase.BACKWARD) for _, turn, _ in cycles]
+    marks += [(last, Phase.BETWEEN) for _, _, last in cycles if last < count]
+    marks += [(first, Phase.OPTIMIZER) for first, _ in ranges]
+    marks += [(last, Phase.BETWEEN) for _, last in ranges if last < count]
+    spans: list[tuple[int, Phase, int]] = [(0, Phase.UNKNOWN, -1)]
+    step, stepped = 0, False
+    for event, phase in sorted(marks):
+        if phase is Phase.FORWARD and stepped:
+            step, stepped = step + 1, False
+        stepped |= phase is Phase.OPTIMIZER or (phase is Phase.BETWEEN and not ranges)
+        if spans[-1][0] == event:
+            spans.pop()
+        spans.append((event, phase, step))
+    return _phases(spans, count, "lifetimes")

@@ -121,7 +121,7 @@ def trainable_sizes(facts: Facts, survivors: Bool) -> I8:
         return np.zeros(0, np.int64)
     first_step = np.min(facts.step[survivors])
     sizes, grads = np.unique(facts.size[survivors & (facts.step == first_step)], return_counts=True)
-    early = facts.persistent & (facts.before_trace | facts.in_phase(Phase.LOAD, Phase.UNKNOWN))
+    early = facts.stays & (facts.before_trace | facts.in_phase(Phase.LOAD, Phase.UNKNOWN))
     there, params = np.unique(facts.size[early], return_counts=True)
     if not len(there):
         return sizes[grads > 1]

@@ -139,8 +139,10 @@ class Signals:
 
     @cached_property
     def among_loading(self) -> Bool:
-        """Made without frames while functions that load a model were at work."""
-        return self._frameless & np.full(len(self.facts.size), bool(self.load_frames.any()))
+        """Made without a stack while a model was loaded: loading functions were at work, or the first pass is to come."""
+        if self.load_frames.any():
+            return self._frameless
+        return self._frameless & (self.facts.born < self._first_pass)
 
     # -- forward passes -------------------------------------------------------------------------------------------
 
@@ -242,7 +244,9 @@ class Signals:
         stack = f.timeline.allocations.stack
         seen: set[tuple[int, bool]] = set()
         for row in np.flatnonzero(sized).tolist():
-            by_autograd = f.kind[row] in (Kind.NONE, Kind.BACKWARD)
+            by_autograd = f.kind[row] == Kind.BACKWARD or (
+                f.kind[row] == Kind.NONE and f.phase[row] in (Phase.BACKWARD, Phase.UNKNOWN)
+            )
             # A forward pass that the recording stops in holds activations of any size: there, a workspace shows by
             # another allocation of the same line right beside it. Autograd's thread makes its own with its first
             # product, before anything else of that size stays.
@@ -262,7 +266,16 @@ class Signals:
 
     @cached_property
     def _early(self) -> Bool:
-        return self.facts.before_trace & ~self.load_frames & self._trains
+        """There before the recording began, or made without a stack before its first pass."""
+        f = self.facts
+        unseen = self._frameless & (f.born < self._first_pass) & f.stays
+        return (f.before_trace | unseen) & ~self.load_frames & self._trains
+
+    @cached_property
+    def _first_pass(self) -> int:
+        phases = self.facts.phases
+        passes = np.flatnonzero(np.isin(phases.phase, [Phase.FORWARD, Phase.BACKWARD, Phase.EVALUATION]))
+        return int(phases.start[passes[0]]) if len(passes) else -1
 
     @cached_property
     def _trains(self) -> Bool:
