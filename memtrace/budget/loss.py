@@ -79,7 +79,7 @@ class Head:
     # ---- chunks of tokens ---------------------------------------------------------------------------------------
     def _chunked(self, hidden_states: Tensor) -> Tensor:
         """Logits and loss of ``chunk_tokens`` tokens at a time, each chunk checkpointed; the sum of their losses."""
-        ops, options, shape = self.ops, self.options, self.shape
+        ops, options = self.ops, self.options
         labels = ops.new(options.batch * (options.sequence + 1), 8, "pad")
         total: Tensor | None = None
         left = options.tokens
@@ -89,7 +89,7 @@ class Head:
             loss = ops.checkpoint(lambda x: self._chunk_loss(x, labels), chunk)
             total = loss if total is None else ops.add(total, loss)
             left -= tokens
-        assert total is not None and shape.vocabulary > 0
+        assert total is not None
         return total
 
     def _chunk_loss(self, x: Tensor, labels: Tensor) -> Tensor:
@@ -98,14 +98,13 @@ class Head:
     # ---- TRL's fused head ---------------------------------------------------------------------------------------
     def _fused(self, hidden_states: Tensor) -> Tensor:
         """Scored tokens are gathered; tiles of logits are folded into running statistics, and recomputed backward."""
-        ops, options, shape = self.ops, self.options, self.shape
+        ops, options = self.ops, self.options
         scored = options.batch * (options.sequence - 1)
         mask = ops.new(scored, 1, "ne")
-        indices = [ops.new(scored, 8, "nonzero"), ops.new(scored, 8, "nonzero")]
-        gathered = self._gather(hidden_states, scored, indices)
+        gathered = self._gather(hidden_states, scored, mask)
         targets = ops.new(scored, 8, "index")
         log_probabilities = self._tiles(gathered, targets, scored)
-        del gathered, targets, indices
+        del gathered, targets
         node = ops.node(log_probabilities)
         per_token = ops.new(scored, 4, "masked_scatter")
         loss = ops.new(1, 4, "sum")
@@ -113,17 +112,17 @@ class Head:
             ops.save(node, mask)
             ops.attach(loss, node, lambda _grad, _saved: (ops.new(scored, 4, "masked_scatter_backward"),))
         del per_token
-        assert shape.hidden > 0
         return loss
 
-    def _gather(self, hidden_states: Tensor, scored: int, indices: list[Tensor]) -> Tensor:
+    def _gather(self, hidden_states: Tensor, scored: int, mask: Tensor) -> Tensor:
         """``hidden_states[:, :-1][mask]``: a copy; backward scatters into zeros of the slice, then of the whole."""
         ops, width, hidden = self.ops, hidden_states.width, self.shape.hidden
         node = ops.node(hidden_states)
         if node is not None:
-            for index in indices:
-                ops.save(node, index)
+            ops.save(node, mask)
+        indices = [ops.new(scored, 8, "nonzero"), ops.new(scored, 8, "nonzero")]
         out = ops.new(scored * hidden, width, "index")
+        del indices
         if node is not None:
             elements = hidden_states.elements
 
@@ -137,7 +136,7 @@ class Head:
         return out
 
     def _tiles(self, gathered: Tensor, targets: Tensor, scored: int) -> Tensor:
-        """``ChunkedLogProbFunction``."""
+        """``ChunkedLogProbFunction``: six running statistics, one tile, then log-probability and entropy a token."""
         ops, hidden, vocabulary = self.ops, self.shape.hidden, self.shape.vocabulary
         compute = 2 if ops.autocast else gathered.width
         tile_elements = min(scored, TILE_TOKENS) * TILE_COLUMNS
@@ -147,11 +146,13 @@ class Head:
         statistics = [ops.new(scored, 4, "full") for _ in range(6)]
         tile = ops.new(tile_elements, compute, "mm", LOGITS)
         self._fill_tile(casts_hidden, casts_head, columns, compute, scored)
-        log_z = ops.new(scored, 4, "add")
+        log_z = ops.add_number(ops.new(scored, 4, "log"))
         out = ops.new(scored, 4, "sub")
-        del tile, statistics
+        ratio = ops.new(scored, 4, "div")
+        entropy = ops.new(scored, 4, "sub")
+        del ratio, tile, statistics
         if node is not None:
-            for tensor in (gathered, targets, log_z):
+            for tensor in (gathered, targets, log_z, entropy):
                 ops.save(node, tensor)
             elements, width = gathered.elements, gathered.width
 

@@ -116,10 +116,11 @@ def cublas_workspaces(x: Symbols) -> int:
 
 
 def cublaslt_workspaces(x: Symbols) -> int:
-    """One for each thread that runs a quantised layer with a bias: forward, and autograd's if layers are recomputed."""
+    """One for each thread that has run a quantised layer with a bias: forward, and autograd's once layers were
+    recomputed (with checkpointing, in this run or earlier in the process).
+    """
     biased = any(bias for *_, bias in x.shape.linears) and x.options.quant != "int8"
-    threads = 2 if x.options.checkpointing else 1
-    return threads * x.device.cublaslt_workspace_bytes if biased else 0
+    return 2 * x.device.cublaslt_workspace_bytes if biased else 0
 
 
 def token_ids(x: Symbols) -> int:

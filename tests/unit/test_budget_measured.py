@@ -19,7 +19,7 @@ from memtrace.budget.symbols import symbols
 
 TRUTH = Path(__file__).parent.parent / "truth" / "measured"
 DEVICE = gpu_preset("h200").device
-FILES = ("llama2-7b_r16", "mistral-7b_r16")
+FILES = sorted(path.stem for path in TRUTH.glob("*_r[0-9]*.json"))
 PHASES = ("forward", "backward", "optimizer")
 _OF_MARK = {"inputs": "forward", "loss": "forward", "recompute": "backward", "zero_grad": "optimizer"}
 
