@@ -1,8 +1,9 @@
 """Closed formulas for the requested peak of each phase: the second route, without the engine. Bytes.
 
-For llama-like layers with all seven matrices adapted, full loss, a warm process (both threads have all their workspaces)
-and at least the second step. Each candidate is the live set at one point of the step; the peak is their maximum. The
-points were read from the module code and hold to the byte against the engine, which holds against measurements.
+For llama-like layers with all seven matrices adapted, full loss, a warm process (both threads have all their
+workspaces) and at least the second step. Each candidate is the live set at one point of the step; the peak is their
+maximum. The points were read from the module code and hold to the byte against the engine, which holds against
+measurements.
 """
 
 from __future__ import annotations
