@@ -59,7 +59,7 @@ def training_cycles(lives: Lives, windows: Sequence[tuple[int, int]], count: int
     for first, last in sorted(stretches, key=lambda stretch: stretch[0] - stretch[1]):
         if last - first < _SMALLEST_CYCLE_EVENTS:
             continue
-        bounds = windows and (first, last) or (0, count)
+        bounds = (first, last) if windows else (0, count)
         cycle = _cycle(lives, first, last, bounds)
         if cycle is not None and all(cycle[2] <= other[0] or other[2] <= cycle[0] for other in cycles):
             cycles.append(cycle)

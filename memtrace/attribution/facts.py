@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.blind_phases import Lives
 from memtrace.attribution.frame_tags import Tag
-from memtrace.attribution.phases import Phase, Phases, infer_phases
+from memtrace.attribution.phases import Phase, Phases, frees_share_stacks, infer_phases
 from memtrace.attribution.stack_facts import Kind, StackFacts, stack_facts
 from memtrace.snapshot.model import Action
 from memtrace.timeline import NEVER, Timeline
@@ -116,6 +116,25 @@ def _lives(timeline: Timeline) -> Lives:
     return Lives(table.alloc_event[lived], table.free_requested_event[lived], table.requested_bytes[lived])
 
 
+def _recomputation_ends(timeline: Timeline, stacks: StackFacts, born: I8) -> I8:
+    """A recomputation ends at the first event that does anything else; ``NEVER`` if the recording stops inside it.
+
+    Frees recorded with the stack of their allocation don't tell who freed: then it ends after its last allocation,
+    which is where non-reentrant checkpointing stops recomputing.
+    """
+    trace = timeline.trace
+    allocs = np.flatnonzero(trace.action == Action.ALLOC)
+    is_other = stacks.kind[trace.stack[allocs]] != Kind.RECOMPUTE
+    if frees_share_stacks(trace):
+        following = np.searchsorted(allocs[is_other], born)
+        stops = np.append(allocs[is_other], NEVER)
+        last = allocs[np.maximum(np.searchsorted(allocs, stops) - 1, 0)] + 1
+        return np.where(stops[following] < NEVER, last[following], NEVER)
+    moves = np.flatnonzero((trace.action == Action.ALLOC) | (trace.action == Action.FREE_REQUESTED))
+    others = moves[stacks.kind[trace.stack[moves]] != Kind.RECOMPUTE]
+    return np.append(others, NEVER)[np.searchsorted(others, born)]
+
+
 def _next_pass(phases: Phases, events: I8) -> I8:
     """Start of the first forward pass after each event; ``NEVER`` if none follows."""
     forward = np.isin(phases.phase, [Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION])
@@ -133,12 +152,7 @@ def _pass_ends(timeline: Timeline, stacks: StackFacts, phases: Phases, born: I8,
     forward_end = np.append(phases.start[1:-1], NEVER)
     in_forward = (span >= 0) & forward[span] & (kind != Kind.RECOMPUTE)
     ends[in_forward] = forward_end[span[in_forward]]
-    # A recomputation ends at the first event that does anything else.
     recomputed = np.flatnonzero((kind == Kind.RECOMPUTE) & (born >= 0))
     if len(recomputed):
-        trace = timeline.trace
-        moves = np.flatnonzero((trace.action == Action.ALLOC) | (trace.action == Action.FREE_REQUESTED))
-        others = moves[stacks.kind[trace.stack[moves]] != Kind.RECOMPUTE]
-        after = np.searchsorted(others, born[recomputed])
-        ends[recomputed] = np.append(others, NEVER)[after]
+        ends[recomputed] = _recomputation_ends(timeline, stacks, born[recomputed])
     return ends

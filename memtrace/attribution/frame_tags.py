@@ -107,7 +107,7 @@ FRAME_RULES: tuple[FrameRule, ...] = (
     FrameRule(Tag.CUBLAS, None, r"(getCUDABlas\w*Workspace|getCurrentCUDABlas\w*Handle|getNewWorkspace|getWorkspaceAndSize|cublas\w*Workspace|CublasLtWorkspace)"),
     FrameRule(Tag.COMM, r"torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py$", None),
     FrameRule(Tag.COMM, None, r"c10d::ProcessGroup"),
-    FrameRule(Tag.BUCKET, r"torch/nn/parallel/distributed\.py$", r"^(__init__|_ddp_init_helper|_build_\w+)$"),
+    FrameRule(Tag.BUCKET, r"torch/nn/parallel/distributed\.py$", r"^(__init__|_ddp_init_helper|_build_\w+|_pre_forward|_rebuild_\w+)$"),
     FrameRule(Tag.BUCKET, None, r"c10d::Reducer::(initialize_buckets|rebuild_buckets|Reducer)"),
     FrameRule(Tag.KV_CACHE, r"cache_utils\.py$", r"^(update|lazy_initialization|__init__|reorder_cache)$"),
     FrameRule(Tag.GENERATE, r"generation/utils\.py$", r"^generate$"),

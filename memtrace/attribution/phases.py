@@ -195,7 +195,7 @@ def _backdate_backward(
         return spans
     kinds = stacks.kind[trace.stack[frees]]
     by_autograd = (kinds == Kind.NONE) | (kinds == Kind.BACKWARD) | (kinds == Kind.RECOMPUTE)
-    shared = _frees_share_stacks(trace)
+    shared = frees_share_stacks(trace)
     allocs = np.flatnonzero(trace.action == Action.ALLOC)
     moved = []
     for i, (start, phase, step) in enumerate(spans):
@@ -210,7 +210,7 @@ def _backdate_backward(
     return moved
 
 
-def _frees_share_stacks(trace: DeviceTrace) -> bool:
+def frees_share_stacks(trace: DeviceTrace) -> bool:
     """Whether frees were recorded with the stack of the allocation (``context="alloc"``): no stack is free-only."""
     alloc_stacks = np.unique(trace.stack[trace.action == Action.ALLOC])
     free_stacks = np.unique(trace.stack[trace.action == Action.FREE_REQUESTED])

@@ -83,7 +83,8 @@ class Signals:
 
     @cached_property
     def bucket_frames(self) -> Bool:
-        return self.facts.has(Tag.BUCKET) & self.persistent
+        f = self.facts
+        return f.stacks.is_bucket[f.timeline.allocations.stack] & f.stays & (f.size >= _LARGE_BYTES)
 
     @cached_property
     def loss_gradients(self) -> Bool:
@@ -139,7 +140,7 @@ class Signals:
 
     @cached_property
     def among_loading(self) -> Bool:
-        """Made without a stack while a model was loaded: loading functions were at work, or the first pass is to come."""
+        """Made without a stack while a model was loaded: loading functions ran, or the first pass is to come."""
         if self.load_frames.any():
             return self._frameless
         return self._frameless & (self.facts.born < self._first_pass)

@@ -37,13 +37,15 @@ class StackFacts:
     """Per stack, plus one last entry for "no stack recorded", so that index -1 is valid.
 
     ``tags``: union of frame tags. ``kind``: :class:`Kind`. ``is_loss``: computes a loss rather than running inside a
-    module that a trainer's ``compute_loss`` called. ``depth``: number of nested module calls. ``python``: the same
+    module that a trainer's ``compute_loss`` called. ``depth``: number of nested module calls. ``is_bucket``: data-parallel
+    training's own code allocates, not the model it calls. ``python``: the same
     stacks without C++ frames, whose place among the Python ones is not reliable.
     """
 
     tags: I8
     kind: U1
     is_loss: Bool
+    is_bucket: Bool
     depth: I8
     python: StackTable
 
@@ -107,7 +109,6 @@ def stack_facts(table: StackTable) -> StackFacts:
     kind[recomputes_here] = Kind.BACKWARD
     kind[(tags & int(Tag.OPTIMIZER)) != 0] = Kind.OPTIMIZER
     kind[is_empty] = Kind.NONE
-    is_loss = loss < call
 
     def padded(column: NDArray[np.generic], last: int) -> NDArray[np.generic]:
         return np.append(column, np.array([last], dtype=column.dtype))
@@ -115,7 +116,8 @@ def stack_facts(table: StackTable) -> StackFacts:
     return StackFacts(
         tags=padded(tags, 0),  # type: ignore[arg-type]
         kind=padded(kind, Kind.NONE),  # type: ignore[arg-type]
-        is_loss=padded(is_loss, 0),  # type: ignore[arg-type]
+        is_loss=padded(loss < call, 0),  # type: ignore[arg-type]
+        is_bucket=padded(first(Tag.BUCKET) < call, 0),  # type: ignore[arg-type]
         depth=padded((calls + 1) // 2, 0),  # type: ignore[arg-type]  # each call leaves two frames
         python=table,
     )
