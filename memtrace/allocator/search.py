@@ -76,7 +76,7 @@ def search(
     spread: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> list[Candidate]:
-    """Candidates, best first: those that fit, then by peak reserved memory, then by number of driver calls."""
+    """Candidates, best first; see :func:`ranked`."""
     names = tuple(confs) if confs is not None else sensible_confs(version, limit_bytes is not None)
     found: list[Candidate] = []
     for done, conf in enumerate(names):
@@ -84,12 +84,20 @@ def search(
         found.append(run_conf(program, conf, config, spread=spread))
         if progress is not None:
             progress((done + 1) / len(names))
-    return sorted(found, key=rank)
+    return ranked(found)
 
 
-def rank(candidate: Candidate) -> tuple[bool, int, int, int]:
-    """Sort key. A run that failed is the better the later it failed."""
-    run = candidate.run
-    calls = run.segment_allocs + run.segment_frees
-    failed_at = run.first_oom_event
-    return (not run.fits, 0 if failed_at is None else -failed_at, run.peak_reserved_bytes, calls)
+def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Best first: runs that fit, by peak reserved memory in steps of 1 % of the lowest, then by driver calls, which
+    cost time. Runs that fail come last, the better the later they fail."""
+    found = list(candidates)
+    best = min((candidate.run.peak_reserved_bytes for candidate in found if candidate.run.fits), default=1) or 1
+
+    def key(candidate: Candidate) -> tuple[bool, int, int, int]:
+        run = candidate.run
+        calls = run.segment_allocs + run.segment_frees
+        if run.first_oom_event is not None:
+            return True, -run.first_oom_event, calls, run.peak_reserved_bytes
+        return False, 100 * (run.peak_reserved_bytes - best) // best, calls, run.peak_reserved_bytes
+
+    return sorted(found, key=key)

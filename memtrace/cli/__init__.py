@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "graph": ("graph", "the segment/block graph (GraphML, JSON, DOT)"),
     "diff": ("diff", "what changed between two recordings, by category and call site"),
     "check": ("check", "a gate for CI: fail when a recording needs more memory than allowed"),
+    "simulate": ("simulate", "would it have fit? the same program under other settings, limits, edits"),
     "ranks": ("ranks", "one row a GPU of a multi-GPU run, the imbalance, the odd one out"),
     "export": ("export", "files for other tools: Perfetto, speedscope, HTML, a cut snapshot"),
     "run": ("run", "run an unchanged training script with recording on"),

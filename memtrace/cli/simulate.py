@@ -1,0 +1,119 @@
+"""Would it have fit? Replay the recorded program under other allocator settings, limits, or with parts left out.
+
+The first run is the recorded settings; every --conf adds one. Without --capacity the runs have the limit that the
+recorded run had, as far as the file shows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from memtrace.cli.common import add_force, add_input, add_json, add_rules, open_timeline, print_json, progress
+from memtrace.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_input(parser, at=False)
+    parser.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        metavar="SETTINGS",
+        help='as in PYTORCH_CUDA_ALLOC_CONF, such as "expandable_segments:True"; may be repeated',
+    )
+    parser.add_argument(
+        "--capacity", metavar="SIZE", help="the most the process may reserve (24GiB), as a memory fraction sets it"
+    )
+    parser.add_argument("--search", action="store_true", help="try the sensible settings and rank them")
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="leave out a category, category/subcategory or call site; may be repeated",
+    )
+    parser.add_argument(
+        "--scale", action="append", default=[], metavar="WHAT=FACTOR", help="the same, made FACTOR times as large"
+    )
+    parser.add_argument("--torch", metavar="VERSION", help="PyTorch release whose rules apply (default: the file's)")
+    parser.add_argument(
+        "--quick", action="store_true", help="one assumption about driver addresses, no range (several times faster)"
+    )
+    parser.add_argument(
+        "--export", metavar="OUT.pickle", help="write a run as a snapshot that memtrace and PyTorch's viewer open"
+    )
+    parser.add_argument("--run", type=int, metavar="N", help="which run to export (default: the last)")
+    add_force(parser)
+    add_rules(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from memtrace.simulation import Question, answer
+    from memtrace.simulation_edits import parse_edits
+    from memtrace.units import parse_size
+
+    edits = parse_edits(args.without, args.scale)
+    capacity = None if args.capacity is None else parse_size(args.capacity)
+    version = None if args.torch is None else _version(args.torch)
+    target = None if args.export is None else _target(args)
+    timeline = open_timeline(args)
+    attribution = None
+    if edits:
+        from memtrace.attribution.classify import attribute
+        from memtrace.attribution.user_rules import read_rules
+
+        attribution = attribute(timeline, read_rules(args.rules) if args.rules else ())
+    question = Question(tuple(args.conf), capacity, args.search, edits, version, addresses=not args.quick)
+    with progress("simulating") as on_progress:
+        result = answer(timeline, question, attribution, on_progress)
+    if target is not None:
+        _export(target, args.run, timeline.snapshot, result)
+    if args.json:
+        print_json(result.as_json())
+        return 0
+    from memtrace.export.simulation_text import render_simulation
+    from memtrace.export.text import console, print_lines
+
+    print_lines(render_simulation(result, min(console().width, 160)))
+    return 0
+
+
+def _version(text: str) -> tuple[int, int]:
+    parts = text.split("+")[0].split(".")
+    if len(parts) < 2 or not all(part.isdigit() for part in parts[:2]):
+        raise UsageError(f"--torch takes a release such as 2.4, not {text!r}")
+    return int(parts[0]), int(parts[1])
+
+
+def _target(args: argparse.Namespace) -> Path:
+    from memtrace.cli.common import check_target
+
+    target = Path(args.export)
+    check_target(target, args.force)
+    return target
+
+
+def _export(target: Path, number: int | None, snapshot: object, result: object) -> None:
+    """Write one run; whole or not at all."""
+    import pickle
+
+    from memtrace.allocator.export import as_snapshot
+    from memtrace.simulation import Answer
+    from memtrace.snapshot.model import Snapshot
+
+    assert isinstance(result, Answer) and isinstance(snapshot, Snapshot)
+    runs = result.simulations
+    index = len(runs) - 1 if number is None else number
+    if not 0 <= index < len(runs):
+        raise UsageError(f"--run {number}: there are runs 0 to {len(runs) - 1}")
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        with partial.open("wb") as out:
+            pickle.dump(as_snapshot(snapshot, runs[index]), out, protocol=4)
+        partial.replace(target)
+    except OSError as error:
+        raise UsageError(f"{target}: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
