@@ -147,14 +147,14 @@ class StandIn(TorchDispatchMode):
         stats |= {f"{name}.all.peak": self.peak for name in names}
         return stats | {"num_ooms": self.num_ooms, "num_alloc_retries": self.num_ooms}
 
-    def reset_peaks(self, device: int) -> None:
-        self.peak = self.allocated
-
     def memory_info(self, device: int) -> tuple[int, int]:
         return self.capacity - self.allocated, self.capacity
 
     def memory_fraction(self, device: int) -> float | None:
         return self.fraction
+
+    def limit(self, size_bytes: int) -> None:
+        self.fraction = size_bytes / self.capacity
 
     def attach_oom_observer(self, observer: Any) -> None:
         self.observers.append(observer)

@@ -60,6 +60,11 @@ class Recording(contextlib.AbstractContextManager["Recording"]):
         if self.recorder is not None:
             self.recorder.step()
 
+    def count_steps_by_hand(self) -> None:
+        """Leave the counting to :meth:`step` from the beginning."""
+        if self.recorder is not None:
+            self.recorder.log.counted_by_program = True
+
     def dump(self, path: str | os.PathLike[str] | None = None) -> Path | None:
         """Write the state and history so far; returns the file, ``None`` where that failed (and was said)."""
         return self.recorder.dump(path) if self.recorder is not None else None

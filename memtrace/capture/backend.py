@@ -41,9 +41,9 @@ class Backend(Protocol):
     def stop(self) -> None: ...
     def snapshot(self) -> dict[str, Any]: ...
     def stats(self, device: int) -> dict[str, Any]: ...
-    def reset_peaks(self, device: int) -> None: ...
     def memory_info(self, device: int) -> tuple[int, int]: ...
     def memory_fraction(self, device: int) -> float | None: ...
+    def limit(self, size_bytes: int) -> None: ...
     def attach_oom_observer(self, observer: OomObserver) -> None: ...
     def set_metadata(self, text: str) -> None: ...
     def has_metadata(self) -> bool: ...
@@ -146,10 +146,6 @@ class CudaBackend:
         """``torch.cuda.memory_stats`` of one device."""
         return dict(import_torch().cuda.memory_stats(device))
 
-    def reset_peaks(self, device: int) -> None:
-        """Forget the peaks so far."""
-        import_torch().cuda.reset_peak_memory_stats(device)
-
     def memory_info(self, device: int) -> tuple[int, int]:
         """(free, total) bytes of the device, all processes counted."""
         free, total = import_torch().cuda.mem_get_info(device)
@@ -162,6 +158,12 @@ class CudaBackend:
             return None
         fraction = float(get_fraction(device))
         return fraction if fraction < 1.0 else None
+
+    def limit(self, size_bytes: int) -> None:
+        """Let this process reserve no more than ``size_bytes`` of the current device, as a smaller card would."""
+        cuda = import_torch().cuda
+        total = cuda.get_device_properties(cuda.current_device()).total_memory
+        cuda.set_per_process_memory_fraction(min(1.0, size_bytes / total))
 
     def attach_oom_observer(self, observer: OomObserver) -> None:
         """Have ``observer`` called before an OutOfMemoryError unwinds anything. PyTorch offers no way to detach it."""

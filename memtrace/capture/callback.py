@@ -34,6 +34,7 @@ class MemtraceCallback(TrainerCallback):  # type: ignore[misc]
         """Begin to record."""
         found = {key: kwargs[key] for key in ("model", "optimizer") if kwargs.get(key) is not None}
         self.recording = record(self.path, **(found | self.options)).__enter__()
+        self.recording.count_steps_by_hand()
         atexit.register(self._at_exit)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

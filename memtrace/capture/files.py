@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 PICKLE_PROTOCOL = 4  # the newest that PyTorch's own web viewer reads
+BLANK = " " * 70_000  # stands for a text that is not known yet; longer than a pickle's frames (64 KiB)
+_BINUNICODE = b"X"
 _TEMPORARY = f".memtrace-{socket.gethostname()}-"  # on a shared file system every host minds its own
 
 
@@ -78,20 +80,27 @@ def rename(path: Path, wanted: Path, force: bool = False) -> Path:
     return renamed
 
 
-def patch_blank(path: Path, room: int, text: str) -> None:
-    """Write ``text`` over the string of ``room`` spaces in a pickle, atomically; the file's length stays. Raises OSError.
+def fill_blank(path: Path, text: str) -> None:
+    """Put ``text`` in the place of the one string of ``BLANK`` in a snapshot, atomically. Raises OSError.
 
-    Does nothing where the file holds no such string.
+    So long a string stands outside the pickle's frames, so its length may change. Does nothing where there is none.
     """
     content = path.read_bytes()
-    at = content.rfind(b" " * room)
+    header = _BINUNICODE + len(BLANK).to_bytes(4, "little")
+    at = content.rfind(header + BLANK.encode())
     if at < 0:
         return
-    filling = text.encode("ascii", "replace")[:room].ljust(room)
+    filling = text.encode("utf-8", "replace")
+    parts = [content[:at], _BINUNICODE, len(filling).to_bytes(4, "little"), filling]
+    _write_whole(path, b"".join([*parts, content[at + len(header) + len(BLANK) :]]))
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Replace a file's content atomically."""
     temporary = path.parent / f"{_TEMPORARY}{os.getpid()}.tmp"
     try:
         with temporary.open("wb") as stream:
-            stream.write(content[:at] + filling + content[at + room :])
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)

@@ -47,7 +47,7 @@ def launch(program: Sequence[str], is_module: bool, options: RecordOptions) -> i
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
     signals.remove()
-    if inner.started_us is None and not inner.finished and options.steps is None:
+    if inner.started_us is None and not inner.is_child and options.steps is None:
         messages.say("the program never used the GPU; nothing was recorded")
     api.conclude(inner, error)
     if isinstance(error, KeyboardInterrupt):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from memtrace.capture.recorder import Recorder
 
 _SAME_HANDLED = 3  # times that the same request in the same phase was handled before its state is no longer saved
-_MESSAGE_ROOM = 2000  # characters kept free in the file for the error's text, which is known only later
 
 
 @dataclass(slots=True)
@@ -56,7 +55,7 @@ class OomBook:
             previous.completed = log.completed
             return
         oom = {
-            "message": " " * _MESSAGE_ROOM,
+            "message": files.BLANK,  # known only when the error arrives somewhere
             "time_us": now_us(),
             "device": device,
             "requested_bytes": requested,
@@ -81,12 +80,16 @@ class OomBook:
             return
         self.announced = True
         message = _oom_text(error)
-        if message and self.last.file is not None:
-            self.last.extra["oom"]["message"] = message
-            with messages.guarded("adding the error's text to the file"):
-                files.patch_blank(self.last.file, _MESSAGE_ROOM, message)
+        self._complete(message)
         for line in oom_lines(self.last.extra, self.last.file, self.last.events):
             messages.say(line)
+
+    def _complete(self, message: str) -> None:
+        """Write the error's text, or none, where it was left open."""
+        if self.last is not None and self.last.file is not None:
+            self.last.extra["oom"]["message"] = message
+            with messages.guarded("adding the error's text to the file"):
+                files.fill_blank(self.last.file, message)
 
     def set_aside(self, recorder: Recorder) -> None:
         """The program carried on: move the state of a handled error out of the way of the final file, and say so."""
@@ -94,6 +97,7 @@ class OomBook:
             return
         self.announced = True
         where = "its state could not be saved"
+        self._complete("")
         if self.last.file is not None:
             with messages.guarded("renaming a file"):
                 self.last.file = files.rename(self.last.file, recorder.path("-oom"), recorder.options.force)

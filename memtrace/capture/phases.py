@@ -39,9 +39,12 @@ class PhaseLog:
 
     def next_step(self, by_program: bool) -> bool:
         """Count a step; the automatic count stops as soon as the program counts. Returns whether it counted."""
-        if by_program:
+        if by_program and not self.counted_by_program:
             self.counted_by_program = True
-        elif self.counted_by_program:
+            if self.step > 0:  # this very step has been counted already, perhaps several times
+                self.step = 1
+                return True
+        elif not by_program and self.counted_by_program:
             return False
         self.step += 1
         self.marks.append((now_us(), self.name, self.step))

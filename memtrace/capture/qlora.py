@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from memtrace.capture import backend as backend_module
+from memtrace.capture.checkpoint import write_checkpoint
+from memtrace.capture.losses import CHUNK_TOKENS, loss_and_output
 from memtrace.errors import UsageError
+
+__all__ = [
+    "StepConfig",
+    "add_adapters",
+    "load_base",
+    "make_optimizer",
+    "run_loop",
+    "token_lists",
+    "vocabulary",
+    "write_checkpoint",
+]
 
 Mark = Callable[[str], None]
 
@@ -44,10 +57,10 @@ class StepConfig:
     autocast: bool = False
     keep_logits: bool = False
     loss: str = "full"
+    chunk_tokens: int = CHUNK_TOKENS
     trainer: str = "loop"
     lengths: tuple[int, int] | None = None
     seed: int = 0
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.quant not in QUANTS:
@@ -60,26 +73,13 @@ class StepConfig:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
 
-def write_checkpoint(architecture: dict[str, Any], folder: Path, device: str, seed: int = 0) -> Path:
-    """Save a bf16 checkpoint with random weights of ``architecture`` (keys of a Transformers ``config.json``)."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    keys = dict(architecture)
-    config = AutoConfig.for_model(keys.pop("model_type"), **keys)
-    torch.manual_seed(seed)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
-    return folder
-
-
 def load_base(folder: Path | str, cfg: StepConfig, device: str) -> Any:
     """``from_pretrained`` in the configuration's quantisation."""
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    options: dict[str, Any] = {"attn_implementation": cfg.attn, "device_map": {"": device}, "dtype": torch.bfloat16}
+    attention = "flash_attention_2" if cfg.attn == "flash" else cfg.attn
+    options: dict[str, Any] = {"attn_implementation": attention, "device_map": {"": device}, "dtype": torch.bfloat16}
     if cfg.quant.startswith("nf4"):
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
@@ -129,12 +129,12 @@ def make_optimizer(model: Any, cfg: StepConfig) -> Any:
     if cfg.optim in ("adamw_torch", "adamw_torch_fused"):
         return torch.optim.AdamW(trainable, lr=1e-4, fused=cfg.optim.endswith("fused") or None)
     if cfg.optim == "sgd":
-        return torch.optim.SGD(trainable, lr=1e-4, momentum=0.9)
+        return torch.optim.SGD(trainable, lr=1e-4)
     import bitsandbytes as bnb
 
     known = {
         "adamw_8bit": bnb.optim.AdamW8bit,
-        "adamw_32bit": bnb.optim.AdamW32bit,
+        "adamw_bnb": bnb.optim.AdamW32bit,
         "paged_adamw_8bit": bnb.optim.PagedAdamW8bit,
         "paged_adamw_32bit": bnb.optim.PagedAdamW32bit,
     }
@@ -170,8 +170,8 @@ def run_loop(model: Any, optimizer: Any, cfg: StepConfig, device: str, mark: Mar
             ids = _batch(cfg, vocab, device, generator)
             mark("forward")
             with _autocast(cfg, device):
-                out = model(input_ids=ids, labels=ids)
-            loss = out.loss / cfg.accumulate
+                loss, out = loss_and_output(model, ids, cfg.loss, cfg.chunk_tokens)
+                loss = loss / cfg.accumulate
             kept = out if cfg.keep_logits else None
             del out
             mark("backward")

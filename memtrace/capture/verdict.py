@@ -37,7 +37,7 @@ def oom_lines(extra: Mapping[str, Any], file: Path | None, events: int) -> list[
     reserved = int(stats.get("reserved_bytes.all.current", 0))
     rank = f" (rank {extra['rank']} of {extra['world_size']})" if extra["world_size"] > 1 else ""
     lines = [
-        f"out of memory{rank} in {oom['phase']} of step {oom['step']}: {size_text(tried)} more were asked for; "
+        f"out of memory{rank} in phase {oom['phase']}, step {oom['step']}: {size_text(tried)} more were asked for; "
         f"{size_text(allocated)} allocated, {size_text(reserved)} reserved on device {extra['device']}",
         _why(extra, tried, allocated, reserved),
         _holders(extra, allocated),

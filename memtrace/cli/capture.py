@@ -1,0 +1,92 @@
+"""Build and record a QLoRA run on this machine's GPU: memtrace capture --model PRESET --seq-len L [OPTIONS]
+
+MODEL is a local folder with weights, a hub id, or a preset or config.json, which get random weights (nothing is
+downloaded; memory does not depend on the values). All options of `memtrace estimate` describe the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from memtrace.cli.estimate import add_setup, options_from
+from memtrace.cli.run import add_recording_options
+from memtrace.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_setup(parser)
+    add = parser.add_argument
+    add(
+        "--out",
+        type=Path,
+        default=Path("capture.pickle"),
+        metavar="FILE",
+        help="the recording (default capture.pickle)",
+    )
+    add("--train-steps", type=int, default=2, metavar="N", help="optimizer steps (default 2)")
+    add("--eval-batches", type=int, default=0, metavar="N", help="evaluate on N batches at the end, keeping logits")
+    add("--full", action="store_true", help="train all weights, without adapters")
+    add("--layers", type=int, metavar="N", help="fewer (or more) layers; random weights only")
+    add("--late", action="store_true", help="begin to record after the model is loaded")
+    add("--limit", metavar="SIZE", help="limit reserved memory, as a smaller card would, e.g. 22GiB")
+    add("--seed", type=int, default=0, metavar="N", help="seed of weights, tokens and dropout")
+    add(
+        "--truth", type=Path, metavar="OUT.labels.json.xz", help="repeat the run instrumented; write what each byte was"
+    )
+    add_recording_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from memtrace.capture import backend as backend_module
+    from memtrace.capture.checkpoint import find_model
+    from memtrace.capture.qlora import StepConfig
+    from memtrace.capture.qlora_run import Plan, record_plan, record_truth
+    from memtrace.units import parse_size
+
+    setup = options_from(args)
+    if args.train_steps < 0 or args.eval_batches < 0 or args.train_steps + args.eval_batches == 0:
+        raise UsageError("nothing to do: give --train-steps or --eval-batches")
+    backend_module.get().require()
+    step = StepConfig(
+        seq_len=setup.sequence,
+        batch=setup.batch,
+        steps=args.train_steps,
+        accumulate=setup.accumulation,
+        eval_batches=args.eval_batches,
+        quant=setup.quant,
+        lora=not args.full,
+        rank=setup.rank,
+        targets=setup.targets,
+        dropout=setup.dropout,
+        adapter_dtype=setup.adapter_dtype,
+        optim=setup.optimizer,
+        attn=setup.attention,
+        checkpointing=setup.checkpointing,
+        reentrant=setup.reentrant,
+        prepare_kbit=setup.prepare_kbit,
+        autocast=setup.autocast,
+        keep_logits=setup.keep_logits,
+        loss=setup.loss,
+        chunk_tokens=setup.chunk_tokens,
+        seed=args.seed,
+    )
+    with tempfile.TemporaryDirectory(prefix="memtrace-") as scratch:
+        device = "cpu" if backend_module.get().device_type == "cpu" else "cuda"
+        plan = Plan(
+            model=find_model(args.model, Path(scratch), args.layers, device),
+            step=step,
+            stacks=args.stacks,
+            max_entries=args.max_entries,
+            late=args.late,
+            cap_bytes=parse_size(args.limit) if args.limit else None,
+            deep=args.deep,
+            force=args.force,
+        )
+        file, _, before = record_plan(plan, args.out)
+        if args.truth is not None:
+            labels = record_truth(plan, file, before, args.truth)
+            share = labels["labelled_share_of_bytes"]
+            print(f"truth labels of {share:.2%} of the allocated bytes written to {args.truth}")
+    return 0
