@@ -37,9 +37,9 @@ class StackFacts:
     """Per stack, plus one last entry for "no stack recorded", so that index -1 is valid.
 
     ``tags``: union of frame tags. ``kind``: :class:`Kind`. ``is_loss``: computes a loss rather than running inside a
-    module that a trainer's ``compute_loss`` called. ``depth``: number of nested module calls. ``is_bucket``: data-parallel
-    training's own code allocates, not the model it calls. ``python``: the same
-    stacks without C++ frames, whose place among the Python ones is not reliable.
+    module that a trainer's ``compute_loss`` called. ``is_bucket``: data-parallel training's own code allocates, not the
+    model it calls. ``depth``: number of nested module calls. ``python``: the same stacks without C++ frames, whose
+    place among the Python ones is not reliable.
     """
 
     tags: I8
