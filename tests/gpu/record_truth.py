@@ -281,25 +281,28 @@ def job(name: str, arguments: argparse.Namespace, recording: Recording, checkpoi
     try:
         return record_both(name, arguments, recording, checkpoint, work)
     except Exception as error:
-        return f"{name}: FAILED: {error!r:.600}\n{traceback.format_exc()[-2000:]}"
+        return f"{name}: FAILED: {error!s:.3500}\n{traceback.format_exc()[-1500:]}"
 
 
 def record_both(name: str, arguments: argparse.Namespace, recording: Recording, checkpoint: Path, work: Path) -> str:
-    """Both processes of one configuration, then the labels."""
-    began, cap, seconds = time.time(), 0, []
+    """Both processes of one configuration at once, then the labels."""
+    began, cap, seconds = time.time(), 0, {}
     if recording.cap_of is not None:
         other = json.loads((work / "files" / f"{recording.cap_of}.info.json").read_text())
         cap = int(other["stats"]["reserved_bytes.all.peak"] * recording.cap_factor)
-    line = ""
-    for mode in ("clean", "stamped", "labels"):
+
+    def run(mode: str) -> str:
         command = [sys.executable, __file__, "--one", name, "--mode", mode, "--checkpoint", str(checkpoint)]
         command += ["--work", str(work), "--device", arguments.device, "--cap", str(cap)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.timeout)
-        seconds.append(round(time.time() - began, 1))
+        seconds[mode] = round(time.time() - began, 1)
         if done.returncode:
-            return f"{name}: {mode} run FAILED\n{done.stderr[-3000:]}"
-        line = done.stdout.strip()
-    return f"{line} (seconds {seconds})"
+            raise RuntimeError(f"{mode} run\n{done.stderr[-3000:]}")
+        return done.stdout.strip()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, ("clean", "stamped")))
+    return f"{run('labels')} ({seconds})"
 
 
 def main() -> None:
