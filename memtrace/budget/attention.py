@@ -75,22 +75,30 @@ def rotate_half(ops: Ops, x: Tensor) -> Tensor:
     return out
 
 
-def apply_rotary(ops: Ops, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, part: float = 1.0) -> tuple[Tensor, Tensor]:
-    """``apply_rotary_pos_emb``; ``part`` < 1 rotates only that share of each head (Phi: ``partial_rotary_factor``)."""
-    if part < 1.0:
-        q_embed = _rotate_part(ops, q, cos, sin, part)
-        k_embed = _rotate_part(ops, k, cos, sin, part)
+def apply_rotary(
+    ops: Ops, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, part: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_pos_emb``.
+
+    ``part``: the share of each head that is rotated, for code that slices it off and concatenates it again (Phi 3),
+    which it does even where the share is all of it.
+    """
+    if part is not None:
+        q_rot, q_pass = _split_head(ops, q, part)
+        k_rot, k_pass = _split_head(ops, k, part)
+        q_embed = ops.concat(ops.add(ops.mul(q_rot, cos), ops.mul(rotate_half(ops, q_rot), sin)), q_pass)
+        k_embed = ops.concat(ops.add(ops.mul(k_rot, cos), ops.mul(rotate_half(ops, k_rot), sin)), k_pass)
         return q_embed, k_embed
     q_embed = ops.add(ops.mul(q, cos), ops.mul(rotate_half(ops, q), sin))
     k_embed = ops.add(ops.mul(k, cos), ops.mul(rotate_half(ops, k), sin))
     return q_embed, k_embed
 
 
-def _rotate_part(ops: Ops, x: Tensor, cos: Tensor, sin: Tensor, part: float) -> Tensor:
-    rotated_columns = round(x.elements * part)
-    rot = ops.slice_columns(x, rotated_columns, x.elements)
-    passed = ops.slice_columns(x, x.elements - rotated_columns, x.elements)
-    return ops.concat(ops.add(ops.mul(rot, cos), ops.mul(rotate_half(ops, rot), sin)), passed)
+def _split_head(ops: Ops, x: Tensor, part: float) -> tuple[Tensor, Tensor]:
+    """The rotated columns of each head (``x`` itself if all are) and the others, which may be none."""
+    rotated = round(x.elements * part)
+    rot = x if rotated == x.elements else ops.slice_columns(x, rotated, x.elements)
+    return rot, ops.slice_columns(x, x.elements - rotated, x.elements)
 
 
 def sdpa(ops: Ops, kernel: str, g: Geometry, query: Tensor, key: Tensor, value: Tensor, masked: bool = False) -> Tensor:

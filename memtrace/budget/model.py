@@ -105,7 +105,12 @@ class Decoder:
             key_states = self._heads(layer, "self_attn.k_proj", "self_attn.k_norm", hidden_states)
             value_states = self._heads(layer, "self_attn.v_proj", "", hidden_states)
         query_states, key_states = apply_rotary(
-            ops, query_states, key_states, context.cos, context.sin, shape.rotary_share
+            ops,
+            query_states,
+            key_states,
+            context.cos,
+            context.sin,
+            shape.rotary_share if shape.fused_projections else None,
         )
         attn_weights: Tensor | None = None
         if self.kernel == "eager":

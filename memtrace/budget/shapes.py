@@ -162,7 +162,7 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         sliding_window=window if isinstance(window, int) and window > 0 else None,
         attention_softcap=family == "gemma2" and config.get("attn_logit_softcapping", 50.0) is not None,
         logit_softcap=family == "gemma2" and config.get("final_logit_softcapping", 30.0) is not None,
-        rotary_share=float(config.get("partial_rotary_factor", 1.0) or 1.0),
+        rotary_share=float(config.get("partial_rotary_factor") or 1.0) if family == "phi3" else 1.0,
     )
 
 

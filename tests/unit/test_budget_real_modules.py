@@ -45,3 +45,25 @@ def test_saved_storages_equal_those_of_the_real_modules(run: dict[str, Any]) -> 
         if i >= first and stream.sizes[i] > 512 and not stream.labels[i].startswith(("base_weights", "runtime"))
     )
     assert found == {int(size): count for size, count in run["saved"].items()}
+
+
+# What CUDA does and a CPU does not, and boolean temporaries of the mask, which differ by attention window.
+_NOT_ON_CPU = {"cumsum", "causal_mask"}
+
+
+@pytest.mark.parametrize(
+    "run", [run for run in RUNS if "forward" in run], ids=lambda run: str(run["config"]["model_type"])
+)
+def test_allocations_of_forward_and_backward_equal_those_of_the_real_modules(run: dict[str, Any]) -> None:
+    shape = shape_from_config(run["config"], "real")
+    options = RunOptions(
+        TRUTH["sequence"], 1, TRUTH["rank"], dropout=0.0, checkpointing=False, quant="none", attention="eager"
+    )  # fmt: skip
+    stream = simulate_run(shape, options, gpu_preset("h200").device, steps=1)
+    at = {mark.name: mark.event for mark in stream.marks}
+    for phase, begin, end in (("forward", "forward", "backward"), ("backward", "backward", "optimizer")):
+        made = [e for e in stream.events[at[begin] : at[end]] if 0 <= e < EMPTY_CACHE and stream.sizes[e] > 800]
+        made = [e for e in made if stream.ops[e] not in _NOT_ON_CPU and not stream.labels[e].startswith("runtime")]
+        softmax = [e for e in made if stream.ops[e] == "softmax_backward"]
+        on_cpu = set(made) - set(softmax[1::2])  # CUDA's softmax backward needs a temporary
+        assert Counter(stream.sizes[e] for e in on_cpu) == {int(size): n for size, n in run[phase].items()}
