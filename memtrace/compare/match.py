@@ -28,8 +28,9 @@ class Side:
 class Pair:
     """Sites that are one and the same, and what showed it; one side is empty where nothing in it matches.
 
-    ``how``: ``line`` (same call path, aligned lines), ``function`` (same functions on the call path), ``operator``
-    (same autograd node), ``no stack`` (neither side has one), ``purpose`` (one side has none), None if unmatched.
+    ``how``: ``line`` (same call path, aligned lines), ``function`` (same functions on the call path, or at its
+    inner end), ``caller`` (the allocating functions differ, what called them is the same), ``operator`` (same autograd
+    node), ``no stack`` (neither side has one), ``purpose`` (one side has none), None if unmatched.
     """
 
     before: tuple[Side, ...]
@@ -40,9 +41,11 @@ class Pair:
 Key = Callable[[CallPaths, Side], Hashable | None]
 
 
-def _needs_landmarks(key: Callable[[CallPaths, Side], Hashable]) -> Key:
+def _if_common(key: Callable[[CallPaths, Side], Hashable]) -> Key:
+    """Only for sites whose own function is in both recordings."""
+
     def checked(paths: CallPaths, site: Side) -> Hashable | None:
-        return key(paths, site) if paths.has_landmarks(site.stack) else None
+        return key(paths, site) if paths.starts_common(site.stack) else None
 
     return checked
 
@@ -55,18 +58,23 @@ def _node(paths: CallPaths, site: Side) -> Hashable | None:
     return None if paths.has_landmarks(site.stack) else paths.node(site.stack) or None
 
 
+def _caller(paths: CallPaths, site: Side) -> Hashable | None:
+    return paths.functions(site.stack) or None
+
+
 def _stackless(paths: CallPaths, site: Side) -> Hashable | None:
     return None if paths.has_landmarks(site.stack) else site.is_early
 
 
 LEVELS: tuple[tuple[str, Key], ...] = (
     ("line", _whole),
-    ("line", _needs_landmarks(lambda p, s: p.places(s.stack))),
-    ("line", _needs_landmarks(lambda p, s: p.places(s.stack, 5))),
-    ("function", _needs_landmarks(lambda p, s: p.functions(s.stack))),
-    ("function", _needs_landmarks(lambda p, s: p.functions(s.stack, 6))),
-    ("function", _needs_landmarks(lambda p, s: (s.module, p.functions(s.stack, 3)))),
-    ("function", _needs_landmarks(lambda p, s: (s.module, p.functions(s.stack, 1)))),
+    ("line", _if_common(lambda p, s: p.places(s.stack))),
+    ("line", _if_common(lambda p, s: p.places(s.stack, 5))),
+    ("function", _if_common(lambda p, s: p.functions(s.stack))),
+    ("function", _if_common(lambda p, s: p.functions(s.stack, 6))),
+    ("function", _if_common(lambda p, s: (s.module, p.functions(s.stack, 3)))),
+    ("function", _if_common(lambda p, s: (s.module, p.functions(s.stack, 1)))),
+    ("caller", _caller),
     ("operator", _node),
     ("no stack", _stackless),
 )

@@ -35,25 +35,32 @@ def is_native(frame: Frame) -> bool:
 class CallPaths:
     """The stacks of one recording. ``function[f]``, ``place[f]``: number of frame f's function, without and with line.
 
-    Numbers are shared by the two recordings of a comparison. ``landmark[f]`` is false for machinery and native frames.
+    Numbers mean the same in both recordings of a comparison. ``landmark[f]`` is false for machinery and native frames;
+    ``common[f]`` is true for landmarks whose function the other recording has as well. What only one side has (another
+    launcher, a new wrapper) can't help to match, and is left out of paths.
     """
 
     table: StackTable
     function: tuple[int, ...]
     place: tuple[int, ...]
     landmark: tuple[bool, ...]
+    common: tuple[bool, ...]
 
     def whole(self, stack: int) -> tuple[int, ...]:
         """Every frame: Python by function and line, native code by function."""
         return tuple(self.place[f] for f in self.table.frame_ids(stack).tolist())
 
     def places(self, stack: int, depth: int | None = None) -> tuple[int, ...]:
-        """Landmarks by function and line, the innermost ``depth`` of them."""
-        return tuple(self.place[f] for f in self._landmarks(stack)[:depth])
+        """Common landmarks by function and line, the innermost ``depth`` of them."""
+        return tuple(self.place[f] for f in self._common(stack)[:depth])
 
     def functions(self, stack: int, depth: int | None = None) -> tuple[int, ...]:
-        """Landmarks by function, the innermost ``depth`` of them."""
-        return tuple(self.function[f] for f in self._landmarks(stack)[:depth])
+        """Common landmarks by function, the innermost ``depth`` of them."""
+        return tuple(self.function[f] for f in self._common(stack)[:depth])
+
+    def starts_common(self, stack: int) -> bool:
+        """Whether the innermost landmark, the code that allocated, is a function of both recordings."""
+        return next((self.common[f] for f in self.table.frame_ids(stack).tolist() if self.landmark[f]), False)
 
     def node(self, stack: int) -> str:
         """The innermost autograd node in the stack (``MmBackward0``); empty if none."""
@@ -67,8 +74,8 @@ class CallPaths:
         """Whether anything of the stack is Python code that people write."""
         return any(self.landmark[f] for f in self.table.frame_ids(stack).tolist())
 
-    def _landmarks(self, stack: int) -> list[int]:
-        return [f for f in self.table.frame_ids(stack).tolist() if self.landmark[f]]
+    def _common(self, stack: int) -> list[int]:
+        return [f for f in self.table.frame_ids(stack).tolist() if self.common[f]]
 
 
 def align(before: StackTable, after: StackTable) -> tuple[CallPaths, CallPaths]:
@@ -77,31 +84,41 @@ def align(before: StackTable, after: StackTable) -> tuple[CallPaths, CallPaths]:
     lines_before, lines_after = _lines_of(before, {}), _lines_of(after, files)
     lines = {key: match_lines(lines_before.get(key, ()), seen) for key, seen in lines_after.items()}
     numbers: dict[object, int] = {}
-    return (
-        _paths(before, numbers, {}, {}, "before"),
-        _paths(after, numbers, files, lines, "after"),
-    )
+    first = _numbered(before, numbers, {}, None)
+    second = _numbered(after, numbers, files, lines)
+    return _paths(before, first, second), _paths(after, second, first)
 
 
-def _paths(
+def _numbered(
     table: StackTable,
     numbers: dict[object, int],
     files: dict[str, str],
-    lines: dict[tuple[str, str], dict[int, int]],
-    side: str,
-) -> CallPaths:
-    function, place, landmark = [], [], []
+    lines: dict[tuple[str, str], dict[int, int]] | None,
+) -> list[tuple[int, int, bool]]:
+    """(function, place, landmark) of each frame. ``lines`` is None for the recording that the numbers follow."""
+    found = []
     for frame in table.frames:
         native = is_native(frame)
         path = plain_path(frame.filename)
         key = ("", frame.name) if native else (files.get(path, path), frame.name)
-        line: object = frame.line
-        if side == "after":
+        line: object = 0 if native else frame.line
+        if lines is not None and not native:
             line = lines.get(key, {}).get(frame.line, ("only after", frame.line))
-        function.append(numbers.setdefault(("function", key), len(numbers)))
-        place.append(numbers.setdefault(("place", key, 0 if native else line), len(numbers)))
-        landmark.append(not native and not _MACHINERY.search(path))
-    return CallPaths(table, tuple(function), tuple(place), tuple(landmark))
+        function = numbers.setdefault(("function", key), len(numbers))
+        place = numbers.setdefault(("place", key, line), len(numbers))
+        found.append((function, place, not native and not _MACHINERY.search(path)))
+    return found
+
+
+def _paths(table: StackTable, own: list[tuple[int, int, bool]], other: list[tuple[int, int, bool]]) -> CallPaths:
+    known = {function for function, _, _ in other}
+    return CallPaths(
+        table,
+        function=tuple(function for function, _, _ in own),
+        place=tuple(place for _, place, _ in own),
+        landmark=tuple(landmark for _, _, landmark in own),
+        common=tuple(landmark and function in known for function, _, landmark in own),
+    )
 
 
 def _functions_of(table: StackTable) -> dict[str, set[str]]:

@@ -20,6 +20,7 @@ _HOW = {
     "line": "",
     "kind": "",
     "function": "same function",
+    "caller": "same caller",
     "operator": "same operator",
     "no stack": "",
     "purpose": "no stack on one side",

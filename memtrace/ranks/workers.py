@@ -131,7 +131,7 @@ def on_dask(
         # Workers may run in another folder.
         located = {source: source if is_remote(source) else os.path.abspath(source) for source in sources}  # noqa: PTH100
         futures = {client.submit(_named, task, located[s], s, device, pure=False, retries=1): s for s in located}
-        for future in as_completed(list(futures)):
+        for future in as_completed(list(futures), loop=client.loop):
             source = futures[future]
             if future.status == "finished":
                 answers[source] = future.result()

@@ -1,0 +1,49 @@
+"""``memtrace ranks``: one row a rank, unreadable files reported, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support import trace_path
+
+from memtrace.cli import main
+
+BOTH = [str(trace_path("ddp_rank0")), str(trace_path("ddp_rank1"))]
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ranks", *BOTH, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [rank["rank"] for rank in answer["ranks"]] == [0, 1]
+    for rank in answer["ranks"]:
+        assert {"peaks", "reserved_bytes", "categories", "verdict", "file", "steps"} <= set(rank)
+        assert sum(rank["categories"].values()) == rank["reserved_bytes"]
+    assert answer["odd"]["rank"] == 1 and answer["failed"] == []
+    assert answer["imbalance"]["peak_allocated"]["spread_bytes"] > 1 << 30
+
+
+def test_text_with_an_unreadable_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "rank2.pickle"
+    broken.write_bytes(b"")
+    assert main(["ranks", *BOTH, str(broken)]) == 0
+    text = capsys.readouterr().out
+    assert "rank 1 is the odd one out" in text and "longer sequences" in text
+    assert f"{broken}: the file is empty" in text.replace("\n", " ")
+    assert "imbalance" in text and "highest on" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["absent.pickle"], 3),
+        ([BOTH[0], "--jobs", "0"], 2),
+        ([BOTH[0], "--jobs", "2", "--scheduler", "tcp://x:1"], 2),
+        (["-"], 2),
+        (["/nonexistent/*.pickle"], 2),
+    ],
+)
+def test_exit_codes(args: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ranks", *args]) == code
+    assert "Traceback" not in capsys.readouterr().err

@@ -1,0 +1,126 @@
+"""Imbalance, alignment of steps, and the odd rank out with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+from support import trace_path
+
+from memtrace.ranks.compare import compare_ranks
+from memtrace.ranks.odd import Standing, find_odd
+from memtrace.ranks.summary import Failure, Rank, StepPeak, summarise
+
+GIB = 1 << 30
+
+
+@lru_cache(maxsize=8)
+def rank(name: str) -> Rank:
+    made = summarise(str(trace_path(name)))
+    assert isinstance(made, Rank)
+    return made
+
+
+def test_two_ranks_with_other_sequence_lengths() -> None:
+    answer = compare_ranks([rank("ddp_rank1"), rank("ddp_rank0")])
+    assert [r.rank for r in answer.ranks] == [0, 1] and answer.numbered_by == "recording or file name"
+    assert answer.odd is not None and answer.odd.rank == 1
+    assert answer.odd.why[0].startswith("activations +1.32 GiB")
+    assert "longer sequences" in answer.odd.why[0]
+    assert answer.aligned_by == "steps from the start" and answer.compared_step == 1
+    assert answer.imbalance["base_weights"].spread_bytes == 0
+    assert answer.imbalance["activations"].spread_bytes > GIB
+    for standing in answer.compared:
+        assert sum(standing.categories.values()) == standing.reserved_bytes
+
+
+def test_steps_hold_the_peak_of_the_recording() -> None:
+    for name in ("ddp_rank0", "tiny-llama_3-steps", "llama2-7b_baseline"):
+        summary = rank(name)
+        assert max(step.allocated_bytes for step in summary.steps) == summary.peaks["allocated_bytes"]
+        assert [step.step for step in summary.steps] == list(range(len(summary.steps)))
+        for step in summary.steps:
+            assert sum(step.categories.values()) == step.reserved_bytes
+
+
+def test_a_second_model_is_named_with_its_numbers() -> None:
+    base = rank("llama2-7b_baseline")
+    ranks = [replace(base, rank=i, file=f"{i}") for i in range(3)]
+    ranks.append(replace(rank("llama2-7b_reference-model"), rank=3, file="3"))
+    odd = compare_ranks(ranks).odd
+    assert odd is not None and odd.rank == 3
+    reason = next(line for line in odd.why if line.startswith("base_weights"))
+    assert "second model" in reason and "times as much" in reason
+
+
+def standing(number: int, outside: int | None = None, **categories: int) -> Standing:
+    full = {"base_weights": 4 * GIB, "activations": 2 * GIB} | categories
+    total = sum(full.values())
+    return Standing(number, f"rank{number}.pickle", 7, total, total, outside, full)
+
+
+def test_memory_outside_the_allocator_makes_a_rank_odd() -> None:
+    ranks = [standing(i, outside=GIB) for i in range(4)]
+    assert find_odd(ranks) is None
+    odd = find_odd([standing(0, outside=4 * GIB), *ranks[1:]])
+    assert odd is not None and odd.rank == 0 and odd.excess_bytes == 3 * GIB
+    assert odd.why[0].startswith("outside_allocator +3.00 GiB") and "NCCL" in odd.why[0]
+
+
+def test_outside_memory_counts_only_where_every_file_tells_it() -> None:
+    assert find_odd([standing(0, outside=9 * GIB), standing(1), standing(2)]) is None
+
+
+def test_a_rank_with_less_is_odd_too() -> None:
+    odd = find_odd([standing(0), standing(1), standing(2, activations=GIB // 2), standing(3)])
+    assert odd is not None and odd.rank == 2 and odd.excess_bytes < 0
+    assert odd.why[0].startswith("activations -1.50 GiB")
+
+
+def test_a_run_that_is_uneven_all_over_has_no_odd_rank() -> None:
+    assert find_odd([standing(i, activations=(2 + i) * GIB) for i in range(6)]) is None
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_nothing_to_compare(count: int) -> None:
+    answer = compare_ranks([rank("tiny-llama_3-steps")] * count + [Failure("x", "no such file")])
+    assert answer.odd is None and len(answer.failed) == 1
+    assert "could not be read" in answer.sentence
+
+
+def test_repeated_numbers_fall_back_to_the_order_of_files() -> None:
+    base = rank("tiny-llama_3-steps")
+    answer = compare_ranks([replace(base, file=f"gpu{i}/rank0.pickle", rank=0) for i in (10, 2, 1)])
+    assert [r.file for r in answer.ranks] == ["gpu1/rank0.pickle", "gpu2/rank0.pickle", "gpu10/rank0.pickle"]
+    assert [r.rank for r in answer.ranks] == [0, 1, 2] and answer.numbered_by == "order of files"
+
+
+def step(number: int, peak: int) -> StepPeak:
+    return StepPeak(number, 0, peak, peak, {"activations": peak})
+
+
+def test_steps_of_cut_traces_are_aligned_from_the_end() -> None:
+    base = replace(rank("tiny-llama_3-steps"), steps=tuple(step(i, 10 + i) for i in range(5)))
+    late = replace(base, truncated=True, steps=(step(0, 13), step(1, 14)))
+    answer = compare_ranks([replace(base, rank=0), replace(late, rank=1)])
+    assert answer.aligned_by == "steps from the end"
+    assert answer.steps[-1].peaks_bytes == (14, 14) and answer.steps[0].peaks_bytes == (10, None)
+    assert answer.compared_step == 4
+
+
+def test_recorded_step_numbers_are_used_as_they_are() -> None:
+    base = replace(rank("tiny-llama_3-steps"), steps_recorded=True)
+    first = replace(base, rank=0, steps=(step(7, 3), step(8, 9)))
+    second = replace(base, rank=1, steps=(step(8, 5), step(9, 4)), truncated=True)
+    answer = compare_ranks([first, second])
+    assert answer.aligned_by == "recorded steps" and answer.compared_step == 8
+    assert [row.peaks_bytes for row in answer.steps] == [(3, None), (9, 5), (None, 4)]
+
+
+def test_ranks_without_a_common_step_are_compared_at_their_own_events() -> None:
+    answer = compare_ranks(
+        [replace(rank("tiny-llama_3-steps"), rank=0), replace(rank("llama2-7b_oom-at-load"), rank=1)]
+    )
+    assert answer.aligned_by == "each rank's own event" and answer.compared_step is None
+    assert answer.ranks[1].verdict != "no_oom" and "out of memory on rank 1" in answer.sentence

@@ -1,0 +1,102 @@
+"""Many files by many workers: the same answer from processes and from Dask, and no answer lost with a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rank_tasks
+from support import trace_path
+
+from memtrace.errors import UsageError
+from memtrace.ranks.compare import compare_ranks
+from memtrace.ranks.sources import expand
+from memtrace.ranks.summary import Failure, Rank, summarise
+from memtrace.ranks.workers import in_processes, on_dask
+
+COPIES = 64
+SMALLEST = "llama2-7b_oom-at-load"
+
+
+def fill(folder: Path, count: int, name: str = "tiny-llama_3-steps") -> list[str]:
+    for rank in range(count):
+        (folder / f"run_rank{rank}.pickle.xz").symlink_to(trace_path(name))
+    return expand([str(folder)])
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> list[str]:
+    return fill(tmp_path, COPIES)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A real scheduler with two worker processes on this machine."""
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as made:
+        yield made
+
+
+def nameless(answers: list[Rank | Failure]) -> list[Rank | Failure]:
+    return [replace(answer, file="", **({"rank": None} if isinstance(answer, Rank) else {})) for answer in answers]
+
+
+def test_64_copies_give_64_equal_ranks_from_processes_and_from_dask(copies: list[str], cluster: Any) -> None:
+    done: list[int] = []
+    answers = in_processes(copies, jobs=2, on_done=done.append)
+    assert [answer.file for answer in answers] == copies
+    assert done == list(range(1, COPIES + 1))
+    expected = summarise(copies[0])
+    assert isinstance(expected, Rank)
+    assert nameless(answers) == nameless([expected]) * COPIES
+    assert on_dask(copies, cluster.scheduler_address) == answers
+    compared = compare_ranks(answers)
+    assert [rank.rank for rank in compared.ranks] == list(range(COPIES))
+    assert compared.odd is None and "balanced" in compared.sentence
+    assert all(spread.spread_bytes == 0 for spread in compared.imbalance.values())
+    assert all(row.spread_bytes == 0 for row in compared.steps)
+
+
+def test_a_killed_worker_costs_no_answer(tmp_path: Path) -> None:
+    sources = fill(tmp_path, 8, SMALLEST)
+    (tmp_path / "kill").touch()
+    answers = in_processes(sources, jobs=2, task=rank_tasks.dies_once)
+    assert not (tmp_path / "kill").exists()
+    assert answers == in_processes(sources, jobs=2)
+
+
+def test_a_killed_dask_worker_costs_no_answer(tmp_path: Path, cluster: Any) -> None:
+    sources = fill(tmp_path, 8, SMALLEST)
+    (tmp_path / "kill").touch()
+    answers = on_dask(sources, cluster.scheduler_address, task=rank_tasks.dies_once)
+    assert not (tmp_path / "kill").exists()
+    assert answers == [summarise(source) for source in sources]
+
+
+def test_a_file_that_kills_its_reader_is_reported_and_takes_nothing_with_it(tmp_path: Path) -> None:
+    sources = fill(tmp_path, 6, SMALLEST)
+    answers = in_processes(sources, jobs=2, task=rank_tasks.always_dies)
+    dead = [answer for answer in answers if isinstance(answer, Failure)]
+    assert [Path(failure.file).name for failure in dead] == ["run_rank3.pickle.xz"]
+    assert "killed" in dead[0].error
+    assert len([answer for answer in answers if isinstance(answer, Rank)]) == 5
+
+
+def test_an_unreadable_file_is_reported_by_either_engine(tmp_path: Path, cluster: Any) -> None:
+    sources = fill(tmp_path, 2, SMALLEST)
+    (tmp_path / "run_rank2.pickle").write_bytes(b"\x80\x04 this is no snapshot")
+    sources = expand([str(tmp_path)])
+    for answers in (in_processes(sources, jobs=2), on_dask(sources, cluster.scheduler_address)):
+        assert [type(answer) for answer in answers] == [Rank, Rank, Failure]
+        assert answers[2].file == sources[2]
+        assert "\n" not in answers[2].error  # type: ignore[union-attr]
+
+
+def test_no_scheduler_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memtrace.ranks.workers._CONNECT_S", 1)
+    with pytest.raises(UsageError, match="no Dask scheduler answers"):
+        on_dask(["x.pickle"], "tcp://127.0.0.1:9")
