@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memtrace.allocator.bounds import LowerBounds, lower_bounds
@@ -17,7 +17,7 @@ from memtrace.allocator.config import NEWEST, AllocatorConfig, Version, conf_str
 from memtrace.allocator.evidence import gather
 from memtrace.allocator.program import Program, extract
 from memtrace.allocator.search import Candidate, ranked, run_conf, sensible_confs
-from memtrace.allocator.selfcheck import Limit, recorded_limit, self_check
+from memtrace.allocator.selfcheck import Limit, recorded_limit, settle
 from memtrace.allocator.whatif import Simulation
 from memtrace.attribution.classify import Attribution
 from memtrace.errors import NoAnswerError
@@ -156,7 +156,8 @@ def answer(
     configs = [(conf, parse_conf(conf, version, total)) for conf in question.confs]  # refuse bad strings first
     program = extract(gather(device, from_snapshot(snapshot.settings, version)))
     limit = _limit(snapshot, timeline, version)
-    check = self_check(program, timeline.replay, limit)
+    check = settle(program, timeline.replay, limit)
+    limit = check.limit
     edited, labels = program, tuple(edit.label for edit in question.edits)
     if attribution is not None:
         edited = apply(program, attribution, question.edits)
@@ -171,7 +172,8 @@ def answer(
     ]
     if labels and not configs:
         jobs.append((conf_string(snapshot.settings), own.with_limit(capacity), edited, labels))
-    for conf, config in configs:
+    for conf, parsed in configs:
+        config = replace(parsed, padding_bytes=own.padding_bytes)
         if question.capacity_bytes is not None or config.limit_bytes is None:
             config = config.with_limit(capacity)
         jobs.append((conf, config, edited, labels))

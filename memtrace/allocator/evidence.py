@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,9 +35,30 @@ class Evidence:
     explicit: Bool
 
 
+NPU_PADDING_BYTES = 32  # torch_npu adds this to every request before rounding it
+
+
+def with_padding(device: Device, config: AllocatorConfig) -> AllocatorConfig:
+    """The settings with the padding of torch_npu, if block sizes show it: in the small pool, where blocks have no
+    unsplit tails, some are what the padded request rounds to, and none is what the bare one does."""
+    blocks = device.blocks
+    if not len(blocks) or config.padding_bytes:
+        return config
+    rows = np.flatnonzero((blocks.requested_size > 0) & device.segments.is_small[blocks.segment])
+    padded_config = replace(config, padding_bytes=NPU_PADDING_BYTES)
+    bare = round_sizes(blocks.requested_size[rows], config)
+    padded = round_sizes(blocks.requested_size[rows], padded_config)
+    telling = bare != padded
+    size = blocks.size[rows]
+    if (telling & (size == padded)).any() and not (telling & (size == bare)).any():
+        return padded_config
+    return config
+
+
 def gather(device: Device, config: AllocatorConfig) -> Evidence:
     """Read lifetimes, segments and the beginning out of one device's trace and final state."""
     trace, blocks = device.trace, device.blocks
+    config = with_padding(device, config)
     life = link(trace, blocks)
     pools = tuple(dict.fromkeys((DEFAULT_POOL, *trace.pools, *device.segments.pools)))
     history = trace_back(device, config, pools)

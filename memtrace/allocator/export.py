@@ -128,7 +128,6 @@ def _segments(run: Simulation, frames: _Frames, device: int) -> list[dict[str, A
             mine.append(blocks[at])
             at += 1
         name = state.ids[number]
-        stream = name.stream if name.stream < 1 << 63 else name.stream - (1 << 64)
         result.append(
             {
                 "device": device,
@@ -137,7 +136,7 @@ def _segments(run: Simulation, frames: _Frames, device: int) -> list[dict[str, A
                 "allocated_size": sum(b[1] for b in mine if b[3] == "active_allocated"),
                 "active_size": sum(b[1] for b in mine if b[3] != "inactive"),
                 "requested_size": sum(b[2] for b in mine if b[3] != "inactive"),
-                "stream": stream,
+                "stream": _signed(name.stream),
                 "segment_type": "small" if name.small else "large",
                 "segment_pool_id": pools[name.pool],
                 "is_expandable": expandable,
@@ -166,16 +165,22 @@ def _trace(run: Simulation, frames: _Frames) -> list[dict[str, Any]]:
         codes, handles, events = [*codes, int(Op.REFUSE)], [*handles, -1], [*events, run.stopped_at]
     told: list[dict[str, Any]] = []
 
-    def tell(action: str, address: int, size: int, stream: int, event: int, stack: list[dict[str, Any]]) -> None:
+    pools = program.evidence.history.pools
+
+    def tell(
+        action: str, address: int, size: int, stream: int, event: int, stack: list[dict[str, Any]], pool: int
+    ) -> None:
         entry = {"action": action, "addr": address, "size": size, "stream": stream, "frames": stack}
+        if len(pools) > 1:
+            entry["pool_id"] = pools[pool]
         if trace.time_us is not None and event >= 0:
             entry["time_us"] = int(trace.time_us[event])
         told.append(entry)
 
     def tell_segments(event: int, stack: list[dict[str, Any]]) -> None:
         for action, address, size, number in raised.pop(event, ()):
-            stream = run.state.ids[number].stream
-            tell(_SEGMENT_EVENTS[Action(action)], address, size, stream, event, stack)
+            name = run.state.ids[number]
+            tell(_SEGMENT_EVENTS[Action(action)], address, size, _signed(name.stream), event, stack, name.pool)
 
     raised.pop(-1, None)  # what the state before the first event was made of
     spared = {one.event: one for one in run.spared}
@@ -183,16 +188,17 @@ def _trace(run: Simulation, frames: _Frames) -> list[dict[str, Any]]:
         stack = frames.again(int(trace.stack[event]))
         for waiting in completed_by_flush.pop(event, ()):
             size, stream = int(program.requested_bytes[waiting]), int(program.stream[waiting])
-            tell("free_completed", int(run.address[waiting]), size, stream, event, stack)
+            tell("free_completed", int(run.address[waiting]), size, stream, event, stack, int(program.pool[waiting]))
         if code == Op.REFUSE:
             tell_segments(event, stack)
+            pool = program.refusals[handle].pool if handle >= 0 else int(program.pool[_handle_at(run, event)])
             stream = trace.streams[int(trace.stream[event])]
             if event in spared:
                 one = spared[event]
-                tell("alloc", one.address, int(trace.size[event]), stream, event, stack)
+                tell("alloc", one.address, int(trace.size[event]), stream, event, stack, pool)
                 end = frames.again(int(trace.stack[event]))
-                tell("free_requested", one.address, int(trace.size[event]), stream, event, end)
-                tell("free_completed", one.address, int(trace.size[event]), stream, event, end)
+                tell("free_requested", one.address, int(trace.size[event]), stream, event, end, pool)
+                tell("free_completed", one.address, int(trace.size[event]), stream, event, end, pool)
             elif event in refused:
                 free = trace.oom_device_free_bytes.get(event, -1)
                 told.append(
@@ -202,6 +208,7 @@ def _trace(run: Simulation, frames: _Frames) -> list[dict[str, Any]]:
                         "stream": stream,
                         "device_free": max(free, 0),
                         "frames": stack,
+                        **({} if len(pools) == 1 else {"pool_id": pools[pool]}),
                         **({} if trace.time_us is None else {"time_us": int(trace.time_us[event])}),
                     }
                 )
@@ -210,18 +217,29 @@ def _trace(run: Simulation, frames: _Frames) -> list[dict[str, Any]]:
             tell_segments(event, stack)
             continue
         address, size = int(run.address[handle]), int(program.requested_bytes[handle])
-        stream = int(program.stream[handle])
+        stream, pool = int(program.stream[handle]), int(program.pool[handle])
         if code == Op.MALLOC:
             tell_segments(event, stack)
-            tell("alloc", address, size, stream, event, stack)
+            tell("alloc", address, size, stream, event, stack, pool)
         elif code == Op.COMPLETE:
             if handle not in completed_by_flush.get(-2, ()):
-                tell("free_completed", address, size, stream, event, stack)
+                tell("free_completed", address, size, stream, event, stack, pool)
         else:
-            tell("free_requested", address, size, stream, event, stack)
+            tell("free_requested", address, size, stream, event, stack, pool)
             if code == Op.FREE:
-                tell("free_completed", address, size, stream, event, stack)
+                tell("free_completed", address, size, stream, event, stack, pool)
     return told
+
+
+def _signed(stream: int) -> int:
+    """A stream handle as PyTorch writes it."""
+    return stream if stream < 1 << 63 else stream - (1 << 64)
+
+
+def _handle_at(run: Simulation, event: int) -> int:
+    """The allocation whose malloc comes from an event."""
+    life = run.program.evidence.life
+    return int(np.searchsorted(life.alloc_event[life.initial :], event)) + life.initial
 
 
 def _flush_completions(run: Simulation) -> dict[int, list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memtrace.allocator.initial import RESERVATION_BYTES
-from memtrace.allocator.state import State
+from memtrace.allocator.state import MASK, SHIFT, State
 from memtrace.snapshot.model import Action
 
 _NAMES = {
@@ -116,4 +116,16 @@ class RecordedDriver:
             self._release_completed(event)
 
     def may_release(self, state: State, pool: int) -> bool:
-        return True  # recorded releases decide; see the replay
+        """A private pool was given up if this flush is recorded to release some of its memory."""
+        starts = [
+            address
+            for kind, address, _, _ in self.queue[self.at :]
+            if kind in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+        ]
+        for number, name in enumerate(state.ids):
+            if name.pool == pool:
+                for key in state.lists[number]:
+                    low, size = key & MASK, key >> SHIFT
+                    if any(low <= start < low + size for start in starts):
+                        return True
+        return False

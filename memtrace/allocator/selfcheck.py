@@ -65,6 +65,22 @@ def self_check(program: Program, replay: Replay, limit: Limit) -> SelfCheck:
     return SelfCheck(True, None, None, why is None, why, limit)
 
 
+def settle(program: Program, replay: Replay, limit: Limit) -> SelfCheck:
+    """:func:`self_check`, choosing within the bounds of an inferred limit one that predicts the recording, if any does.
+
+    Garbage collection depends on the exact limit, not only on what was granted and refused.
+    """
+    check = self_check(program, replay, limit)
+    low, high = limit.at_least_bytes, limit.below_bytes
+    if check.predicted is not False or limit.source != "inferred" or low is None or high is None:
+        return check
+    for tried in (high - 1, (low + high) // 2, low + (high - low) // 4, low + 3 * (high - low) // 4):
+        other = self_check(program, replay, Limit(tried, limit.source, low, high))
+        if other.predicted:
+            return other
+    return check
+
+
 def difference(program: Program, run: Simulation) -> str | None:
     """The first way in which a simulated run differs from the recorded one, as a sentence; None if in none."""
     evidence = program.evidence

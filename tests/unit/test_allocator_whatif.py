@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from allocator_recordings import FUZZ, GIB, device, fuzz_truth, manifest, program, recording, replayed
@@ -10,12 +12,15 @@ from memtrace.allocator import replay_device
 from memtrace.allocator.addresses import Policy
 from memtrace.allocator.bounds import lower_bounds
 from memtrace.allocator.conf_text import parse_conf
+from memtrace.allocator.config import AllocatorConfig
+from memtrace.allocator.evidence import gather
 from memtrace.allocator.export import as_snapshot
 from memtrace.allocator.program import Op
 from memtrace.allocator.search import run_conf, search, sensible_confs
-from memtrace.allocator.selfcheck import Limit, recorded_limit, self_check
+from memtrace.allocator.selfcheck import Limit, recorded_limit, self_check, settle
 from memtrace.allocator.whatif import Simulation, simulate
 from memtrace.snapshot.load import from_raw
+from memtrace.snapshot.model import Action
 
 V = (2, 11)
 CAP = int(22.086 * GIB)  # of the fragmentation recordings
@@ -251,3 +256,53 @@ def test_an_exported_run_is_a_recording_that_replays_exactly(name: str, conf: st
     assert int(dev.segments.total_size.sum()) == run.end_reserved_bytes
     held = dev.blocks.size[dev.blocks.state != 0].sum()
     assert int(held) >= run.end_allocated_bytes
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_private_pools_survive_an_export(expandable: bool) -> None:
+    """One stream's requests moved to a private pool: its memory stays until nothing asks for it any more."""
+    code = program("fuzz_default_0")
+    evidence = code.evidence
+    streams = np.unique(code.stream)
+    pool = (code.stream == streams[-1]).astype(np.int32)
+    history = replace(evidence.history, pools=((0, 0), (3, 0)))
+    moved = replace(code, evidence=replace(evidence, history=history, pool=pool), pool=pool)
+    config = parse_conf(f"expandable_segments:{expandable}", V).with_limit(4 * GIB)
+    run = simulate(moved, config)
+    raw = as_snapshot(recording("fuzz_default_0"), run)
+    assert {segment["segment_pool_id"] for segment in raw["segments"]} == {(0, 0), (3, 0)}
+    dev = from_raw(raw, "exported").device(0)
+    result = replay_device(dev, raw["allocator_settings"])
+    assert result.exact, result.why
+    allocs = dev.trace.action == Action.ALLOC
+    assert {result.pools[i] for i in result.pool[allocs].tolist()} == {(0, 0), (3, 0)}
+    # Before PyTorch 2.12 events don't say their pool; it is found by the private segments that are still there.
+    silent = as_snapshot(recording("fuzz_default_0"), run)
+    for entry in silent["device_traces"][0]:
+        del entry["pool_id"]
+    older = from_raw(silent, "exported").device(0)
+    assert (older.trace.pool < 0).all()
+    again = replay_device(older, silent["allocator_settings"])
+    assert again.exact, again.why
+    # The private pool can't share, so what it holds comes on top.
+    assert run.peak_reserved_bytes >= lower_bounds(moved, config).placement_bytes
+
+
+def test_padded_requests_of_another_back_end_are_recognised() -> None:
+    """torch_npu adds 32 bytes to every request; final block sizes show it."""
+    code = program("fuzz_default_0")
+    padded = replace(code.evidence.config, padding_bytes=32)
+    run = simulate(code, padded)
+    raw = as_snapshot(recording("fuzz_default_0"), run)
+    result = replay_device(from_raw(raw, "exported").device(0), raw["allocator_settings"])
+    assert result.exact, result.why
+    assert gather(
+        from_raw(as_snapshot(recording("fuzz_default_0"), run), "x").device(0), AllocatorConfig()
+    ).config == replace(AllocatorConfig(), padding_bytes=32)
+
+
+@pytest.mark.parametrize("name", ["fuzz_gc_0", "fuzz_gc_split_0", "fuzz_capped_0", "fuzz_split64_cap_0"])
+def test_a_limit_read_off_the_trace_predicts_the_trace(name: str) -> None:
+    check = settle(program(name), replayed(name), recorded_limit(replayed(name)))
+    assert check.predicted, check.predicted_why
+    assert check.limit.source == "inferred"
