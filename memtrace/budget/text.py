@@ -54,8 +54,11 @@ def _head(estimate: Estimate) -> Iterator[str]:
 def _verdict(estimate: Estimate) -> list[str]:
     fit = estimate.fit
     room = f"{format_bytes(fit.device_bytes)} of {format_bytes(fit.capacity_bytes)}"
+    uncertain = round(estimate.peak_reserved_bytes * RESERVED_MARGIN_PERCENT / 100)
     if fit.fits:
         text = f"FITS: needs {room}, {format_bytes(fit.margin_bytes)} to spare."
+        if fit.margin_bytes < uncertain:
+            text += f" Too close to be sure: reserved memory is predicted within {RESERVED_MARGIN_PERCENT:g} %."
     elif fit.fits_when_flushed:
         text = (
             f"FITS, BARELY: left alone it would reserve {room}; under pressure the allocator gives cached segments "
