@@ -195,7 +195,7 @@ class Signals:
         queries = np.zeros(len(f.phases) + 1, dtype=np.int64)
         rotary = f.has(Tag.ROPE) & self._in_trace
         np.maximum.at(queries, f.span[rotary], f.size[rotary])
-        limit = queries[f.span] * 3 // 2
+        limit = queries[f.span] * 5 // 4
         return inside & (limit > 0) & (f.size > limit)
 
     @cached_property
