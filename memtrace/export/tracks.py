@@ -116,10 +116,14 @@ def _phases(analysis: Analysis, times: I8) -> Iterator[Slice]:
 
 
 def _ranges(analysis: Analysis) -> Iterator[Slice]:
-    """Recorded ``record_function`` ranges of this device, properly nested; those cut off by the ring are left out."""
-    device, has_times = analysis.timeline.device.device, analysis.timeline.trace.time_us is not None
-    if not has_times:
+    """Recorded ``record_function`` ranges of this device, properly nested, as far as they lie within the trace.
+
+    Annotations have a ring of their own, which may reach further back than the events'.
+    """
+    device, times = analysis.timeline.device.device, analysis.timeline.trace.time_us
+    if times is None:
         return
+    begin_ns = int(times[0]) * 1000
     open_at: list[tuple[str, int, int]] = []
     order = 0
     for note in analysis.timeline.snapshot.annotations:
@@ -132,6 +136,8 @@ def _ranges(analysis: Analysis) -> Iterator[Slice]:
             while open_at:  # whatever was opened inside it and never closed ends with it
                 name, start, start_order = open_at.pop()
                 order += 1
-                yield Slice(name, start, max(start, note.time_us * 1000), start_order, order, None, None)
+                start, end = max(start, begin_ns), max(start, note.time_us * 1000)
+                if end >= begin_ns:
+                    yield Slice(name, start, end, start_order, order, None, None)
                 if name == note.name:
                     break
