@@ -133,6 +133,15 @@ def frame_tags(filename: str, name: str) -> Tag:
     return tags
 
 
+_PACKAGE = re.compile(r"^(?:.*/)?(?:site-packages|dist-packages)/([^/]+)/")
+
+
+def package_of(filename: str) -> str:
+    """The installed package a file belongs to ("torch"), "" for the user's own code."""
+    found = _PACKAGE.match(filename.replace("\\", "/"))
+    return found[1] if found else ""
+
+
 _CPP_FILE = re.compile(r"(^|\.(cpp|cc|cxx|c|h|hpp|cuh?|so[\d.]*)|\?\?)$")
 _CPP_NAME = re.compile(r"::|\(|^_*Py[A-Z_]|^(__clone|_start|__libc_start_\w+|pthread_\w+)$")
 

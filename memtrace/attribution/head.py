@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.frame_tags import Tag, frame_tags
+from memtrace.attribution.frame_tags import Tag, frame_tags, package_of
 from memtrace.attribution.stack_facts import Kind, StackFacts
 from memtrace.snapshot.stacks import StackTable
 
 Bool = NDArray[np.bool_]
 _DEEPER = 3
-_LIBRARY = ("torch/", "peft/", "bitsandbytes/", "accelerate/")
+_LIBRARY = {"torch", "peft", "bitsandbytes", "accelerate"}
 
 
 def head_stacks(facts: StackFacts) -> Bool:
@@ -23,7 +23,7 @@ def head_stacks(facts: StackFacts) -> Bool:
     table = facts.python
     result = np.zeros(len(table) + 1, dtype=np.bool_)
     is_call = [bool(frame_tags(f.filename, f.name) & Tag.CALL) for f in table.frames]
-    is_library = [any(part in f.filename for part in _LIBRARY) for f in table.frames]
+    is_library = [package_of(f.filename) in _LIBRARY for f in table.frames]
     code = _function_ids(table)
     deepest: dict[tuple[int, int], int] = {}
     linear: list[tuple[int, list[tuple[int, int]]]] = []

@@ -172,9 +172,12 @@ class Signals:
 
     @cached_property
     def head_frames(self) -> Bool:
+        """What a call of the head leaves last: before its output, autocast makes 16-bit copies of weight and input."""
         f = self.facts
-        heads = head_stacks(f.stacks)
-        return heads[f.timeline.allocations.stack] & f.is_kind(Kind.FORWARD)
+        stack = f.timeline.allocations.stack
+        head = head_stacks(f.stacks)[stack] & f.is_kind(Kind.FORWARD)
+        followed = np.append(head[1:] & (stack[1:] == stack[:-1]), False)
+        return head & ~followed
 
     @cached_property
     def head_copies(self) -> Bool:
@@ -193,7 +196,7 @@ class Signals:
         f = self.facts
         inside = f.has(Tag.ATTENTION) & f.is_kind(Kind.FORWARD, Kind.RECOMPUTE) & self._in_trace
         queries = np.zeros(len(f.phases) + 1, dtype=np.int64)
-        rotary = f.has(Tag.ROPE) & self._in_trace
+        rotary = f.has(Tag.ROPE) & self._in_trace & ~self.cublas_once & ~self.cublas_frames
         np.maximum.at(queries, f.span[rotary], f.size[rotary])
         limit = queries[f.span] * 5 // 4
         return inside & (limit > 0) & (f.size > limit)

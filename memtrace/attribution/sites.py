@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from memtrace.attribution.frame_tags import Tag, frame_tags
+from memtrace.attribution.frame_tags import Tag, frame_tags, package_of
 from memtrace.attribution.head import head_stacks
 from memtrace.attribution.stack_facts import StackFacts
 from memtrace.snapshot.stacks import Frame, StackTable
@@ -76,7 +76,9 @@ def _modules(facts: StackFacts) -> list[str]:
     told apart by what else the same call, seen from outside, runs: rotary embeddings, or an activation function."""
     table = facts.python
     heads = head_stacks(facts)
-    is_code = [not (frame_tags(f.filename, f.name) & Tag.CALL) and "torch/" not in f.filename for f in table.frames]
+    is_code = [
+        not (frame_tags(f.filename, f.name) & Tag.CALL) and package_of(f.filename) != "torch" for f in table.frames
+    ]
     function = {frame: (f.filename, f.name) for frame, f in enumerate(table.frames)}
     role: dict[tuple[int, tuple[str, str]], str] = {}
     chains: list[list[tuple[int, tuple[str, str]]]] = []
