@@ -40,7 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         unpacked = Path(folder) / "snapshot.pickle"
-        unpacked.write_bytes(lzma.open(args.recording).read())
+        unpacked.write_bytes(lzma.decompress(args.recording.read_bytes()))
         bare = [sys.executable, "-c", BARE, str(unpacked)]
         report = [sys.executable, "-m", "memtrace", "report", str(unpacked)]
         measure(bare), measure(report)  # warm the page cache and the byte-code cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -49,10 +49,13 @@ class Attribution:
         return np.array([rule.category is category for rule in self.rules])[self.rule]
 
 
-def attribute(timeline: Timeline, user_rules: Sequence[UserRule] = ()) -> Attribution:
+def attribute(
+    timeline: Timeline, user_rules: Sequence[UserRule] = (), allowed: Container[Evidence] = tuple(Evidence)
+) -> Attribution:
     """Attribute every allocation. Linear in allocations; the first rule that fits decides.
 
-    Labels that memtrace's own recorder stored come first, then ``user_rules``, then the table.
+    Labels that memtrace's own recorder stored come first, then ``user_rules``, then the table. ``allowed`` leaves
+    rules of other kinds of evidence out, to measure what each kind is worth.
     """
     facts = gather(timeline)
     signals = Signals(facts)
@@ -76,7 +79,8 @@ def attribute(timeline: Timeline, user_rules: Sequence[UserRule] = ()) -> Attrib
     for entry in RULES:
         if not is_open.any():
             break
-        decide(number, entry.test(signals))
+        if entry.evidence in allowed:
+            decide(number, entry.test(signals))
         number += 1
     return Attribution(rules, rule, facts)
 

@@ -2,54 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
+from scoring import score
 from support import LABELLED, analysis, labels
 
 from memtrace.attribution.categories import SUBCATEGORIES, Category
 from memtrace.report import report
 
 
-def score(name: str) -> tuple[float, float, Counter[tuple[str, str]]]:
-    """(share of the peak's bytes right, share of all allocated bytes right, confusions at the peak in bytes)."""
-    made, truth = analysis(name), labels(name)
-    table, peak = made.timeline.allocations, truth["peak_event"]
-    said = made.attribution.categories()
-    size, born, freed = table.requested_bytes, table.alloc_event, table.free_completed_event
-    at_peak = (born <= peak) & ((freed < 0) | (freed > peak))
-    wanted = dict(zip(truth["event_index"], truth["label"], strict=True))
-    right: Counter[str] = Counter()
-    total: Counter[str] = Counter()
-    wrong: Counter[tuple[str, str]] = Counter()
-    for row in range(len(table)):
-        label = wanted.get(int(born[row]))
-        if label is None:
-            continue
-        hit = label.split("/")[0] == said[row]
-        for where in ("all", "peak") if at_peak[row] else ("all",):
-            total[where] += int(size[row])
-            right[where] += int(size[row]) * hit
-        if at_peak[row] and not hit:
-            wrong[label, said[row]] += int(size[row])
-    # Memory from before the recording has no events: there, the truth is a total for each label.
-    before: Counter[str] = Counter()
-    for label, count in truth["before_recording"].items():
-        if label != "unlabelled":
-            before[label.split("/")[0]] += count
-    early = at_peak & (born < 0)
-    for category, count in before.items():
-        total["peak"] += count
-        right["peak"] += min(count, int(size[early & (said == category)].sum()))
-    return right["peak"] / total["peak"], right["all"] / total["all"], wrong
-
-
 @pytest.mark.parametrize("name", LABELLED)
 def test_shares_right(name: str) -> None:
-    at_peak, overall, wrong = score(name)
-    assert at_peak >= 0.99, wrong.most_common(5)
-    assert overall >= 0.97
+    made = analysis(name)
+    result = score(made.timeline, made.attribution, labels(name))
+    assert result.at_peak >= 0.99, result.wrong.most_common(5)
+    assert result.overall >= 0.97
 
 
 @pytest.mark.parametrize("name", LABELLED)
