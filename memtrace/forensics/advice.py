@@ -35,6 +35,20 @@ def ran_on_windows(case: Case) -> bool:
     return any(_WINDOWS_PATH.match(frame.filename) for frame in case.timeline.snapshot.stacks.frames)
 
 
+def _any_file(case: Case, part: str) -> bool:
+    return any(part in frame.filename.replace("\\", "/") for frame in case.timeline.snapshot.stacks.frames)
+
+
+def uses_autocast(case: Case) -> bool:
+    """Whether mixed precision shows on a stack, as trainers switch it on (a ``with`` block of one's own shows none)."""
+    return _any_file(case, "amp/autocast_mode.py")
+
+
+def uses_liger(case: Case) -> bool:
+    """Whether kernels of the liger-kernel package ran."""
+    return _any_file(case, "liger_kernel/")
+
+
 def uses_expandable(case: Case) -> bool:
     """Whether expandable segments are in effect."""
     return case.config.expandable_segments or bool(case.timeline.replay.is_expandable.any())
@@ -69,12 +83,12 @@ def replay_expandable(case: Case) -> Simulation | None:
     return simulate(program, config, until=case.at.event if case.is_oom else None)
 
 
-def expandable_segments(case: Case, backend: str = "CUDA") -> Advice | None:
+def expandable_segments(case: Case) -> Advice | None:
     """Switch expandable segments on, with the saving by replay; None where they are on or can't be used."""
     if uses_expandable(case) or ran_on_windows(case):
         return None
     change = (
-        f"PYTORCH_{backend}_ALLOC_CONF=expandable_segments:True in the environment before Python starts "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment before Python starts "
         "(Linux, PyTorch 2.1+; not with vLLM's sleep mode)"
     )
     outcome = replay_expandable(case)

@@ -196,11 +196,17 @@ def _first_step(case: Case) -> bool | None:
     truncated = is_truncated(case.timeline)
     if truncated is False:
         return True
-    # Optimizer states older than the recording mean earlier steps; workspaces made in it mean there was none.
+    # Optimizer states older than the recording mean earlier steps; workspaces made in a pass that was recorded from
+    # its embedding on mean there was none.
     born = case.facts.born
     if (case.kind(Category.LORA, "optimizer_state") & (born < 0)).any():
         return False
-    return True if (case.kind(Category.RUNTIME, "cublas_workspace") & (born >= 0)).any() else None
+    first = case.passes[0] if case.passes else None
+    if truncated or first is None:
+        return None
+    inside = (born >= first.start) & (born < first.end)
+    workspace = (case.kind(Category.RUNTIME, "cublas_workspace") & inside).any()
+    return True if workspace and (inside & (case.module == "embedding")).any() else None
 
 
 def _about(case: Case) -> list[str]:

@@ -19,7 +19,8 @@ _LEAST_LAYERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """``done`` whole layers of ``total`` (None if unknown), each of which added ``bytes_per_layer``."""
+    """``done`` whole layers of ``total`` (None if unknown, or if the pass began before the recording), each of which
+    added ``bytes_per_layer``."""
 
     done: int
     total: int | None
@@ -29,6 +30,11 @@ class Progress:
     def needed_bytes(self) -> int | None:
         """What the layers that are left would add; None where their number is unknown."""
         return None if self.total is None else max(0, self.total - self.done) * self.bytes_per_layer
+
+    @property
+    def at_least_bytes(self) -> int:
+        """What is needed at the least: the layers that are left or, where their number is unknown, one."""
+        return self.bytes_per_layer if self.needed_bytes is None else self.needed_bytes
 
 
 def layer_count(analysis: Analysis) -> int | None:
@@ -74,7 +80,8 @@ def forward_progress(analysis: Analysis, event: int) -> Progress | None:
         done += 1
     level, born = timeline.requested_bytes, facts.born[rows]
     now, before = int(level[born[-1]]), int(level[born[count - 1 - distance]])
-    return Progress(done, layer_count(analysis), max(0, now - before))
+    begins = any(analysis.attribution.sites.module[stack] == "embedding" for stack in np.unique(sites[:distance]))
+    return Progress(done, layer_count(analysis) if begins else None, max(0, now - before))
 
 
 def _alike(sites: I8, distance: int, back: int) -> bool:

@@ -16,7 +16,7 @@ from memtrace.forensics.answer import Capacity
 from memtrace.forensics.capacity import Known, Refusal, capacity_at, device_total_bytes, refusals
 from memtrace.forensics.layers import Progress, forward_progress
 from memtrace.forensics.log_verdict import MATERIAL_SHARE
-from memtrace.forensics.passes import SamePoint, same_points
+from memtrace.forensics.needs import still_needed
 from memtrace.layout import Layout, State, layout_at
 from memtrace.report import Analysis
 from memtrace.snapshot.model import DEFAULT_POOL
@@ -89,7 +89,7 @@ def judge(analysis: Analysis, event: int, known: Known) -> Verdict:
     capacity = capacity_at(timeline, refusal, known)
     pieces = measure_pieces(layout_at(timeline, event), refusal)
     progress = forward_progress(analysis, event)
-    needed = _still_needed(analysis, event, progress)
+    needed = still_needed(analysis, event, progress)
     verdict, sure, because = _decide(timeline_free(refusal, known), refusal, capacity, pieces, progress, needed)
     elsewhere = _elsewhere(device_total_bytes(timeline, known), refusal, capacity)
     if elsewhere is not None and verdict in ("budget", "fragmentation"):
@@ -107,20 +107,6 @@ def timeline_free(refusal: Refusal, known: Known) -> int | None:
     if refusal.device_free_bytes is not None:
         return refusal.device_free_bytes
     return round(known.free.middle) if known.free is not None else None
-
-
-def _still_needed(analysis: Analysis, event: int, progress: Progress | None) -> int | None:
-    """Requested bytes that the pass would have added from here (the refused ones included), by an earlier pass or by
-    the layers that are left; None if nothing tells."""
-    points = same_points(analysis, event)
-    if points:
-        best = min(points, key=_distance)
-        return round(best.needed_bytes * best.scale)
-    return progress.needed_bytes if progress is not None else None
-
-
-def _distance(point: SamePoint) -> float:
-    return abs(np.log(point.scale)) if point.scale > 0 else float("inf")
 
 
 _Decision = tuple[str, bool, list[str]]
@@ -149,15 +135,16 @@ def _decide(
     if asked > capacity.high_bytes:
         return "budget", True, [f"The request alone, {size(asked)}, is larger than the capacity.", *because]
     spare = capacity.high_bytes - pieces.allocated_bytes - asked
-    short = pieces.allocated_bytes + asked > capacity.low_bytes and 2 * pieces.slack_bytes < asked
-    if spare < 0 or short:
+    if pieces.allocated_bytes + asked > capacity.low_bytes:
         if pieces.slack_bytes:
             because.append(
                 f"The {size(pieces.slack_bytes)} that is free in pieces would not have held it in one either."
             )
         else:
             because.append("Nothing was free inside reserved memory, so pieces play no part.")
-        return "budget", True, [*because, *_outlook(progress, needed, asked)]
+        # Between the bounds of an inferred capacity it might have fitted just so.
+        sure = spare < 0 or 2 * pieces.slack_bytes < asked
+        return "budget", sure, [*because, *_outlook(progress, needed, asked)]
     if pieces.slack_bytes <= MATERIAL_SHARE * capacity.low_bytes:
         share = pieces.slack_bytes / max(capacity.low_bytes, 1)
         because.append(
@@ -170,7 +157,8 @@ def _decide(
             f"In one piece the {size(pieces.slack_bytes)} that is free in {pieces.count} pieces would have held it, "
             "but not what this pass still needed."
         )
-        return "budget", needed >= 2 * (asked + spare), [*because, *_outlook(progress, needed, asked)]
+        sure = needed >= 2 * (asked + spare) and (progress is None or progress.total is not None)
+        return "budget", sure, [*because, *_outlook(progress, needed, asked)]
     because.append(
         f"{size(pieces.slack_bytes)} was free inside reserved memory, in {pieces.count} pieces; the largest this "
         f"request could use has {size(pieces.usable_bytes)}."
@@ -179,8 +167,7 @@ def _decide(
         because.append(f"The rest of this pass needed about {size(needed)}: in one piece it would have fitted.")
     if pieces.usable_bytes >= asked:
         because.append("A fitting piece came free too late: PyTorch does not search again after its flush.")
-    sure = pieces.allocated_bytes + asked <= capacity.low_bytes
-    return "fragmentation", sure, because
+    return "fragmentation", True, because
 
 
 def _state(refusal: Refusal, pieces: Pieces, capacity: Capacity) -> str:
@@ -202,8 +189,10 @@ def _outlook(progress: Progress | None, needed: int | None, asked: int) -> list[
             f"{progress.done} of {progress.total} layers were done, each adding {size(progress.bytes_per_layer)}: "
             f"the rest needs about {size(progress.needed_bytes or 0)} more."
         ]
+    if progress is not None and progress.bytes_per_layer and needed == progress.bytes_per_layer:
+        return [f"Each layer adds {size(progress.bytes_per_layer)}, so not even the next one would have fitted."]
     if needed is not None and needed > 1.5 * asked:
-        return [f"By an earlier pass, about {size(needed)} more was needed from here."]
+        return [f"About {size(needed)} more was still to come in this pass."]
     return []
 
 

@@ -18,7 +18,7 @@ _LONGER = 1.25
 
 
 def pass_sizes(case: Case) -> list[int]:
-    """Bytes of the embedding's output in each pass that began before the event: proportional to its tokens.
+    """Bytes of the embedding's output in each pass (up to the event if memory ran out there), so, its tokens.
 
     Without an embedding on the stacks, the largest tensor of the forward pass stands in for it. Zeros are left out.
     """
@@ -26,9 +26,9 @@ def pass_sizes(case: Case) -> list[int]:
     embedded = case.module == "embedding"
     result = []
     for one in case.passes:
-        if one.start > case.at.event:
+        if one.start > case.at.event and case.is_oom:
             break
-        inside = (facts.born >= one.start) & (facts.born < min(one.end, case.at.event + 1))
+        inside = (facts.born >= one.start) & (facts.born < one.end)
         rows = inside & embedded
         if not embedded.any():
             rows = inside & (facts.pass_end >= 0)
@@ -117,9 +117,10 @@ def reserved_in_pieces(case: Case) -> Finding | None:
 def padding_or_packing(case: Case) -> Finding | None:
     """The pass in question has clearly more tokens than usual, so its activations are what is too much."""
     sizes = pass_sizes(case)
-    if case.here is None or len(sizes) <= _LEAST_PASSES:
+    if case.here is None or len(sizes) != len(case.passes) or len(sizes) <= _LEAST_PASSES:
         return None
-    now, usual = sizes[-1], float(np.median(sizes[:-1]))
+    mine = case.passes.index(case.here)
+    now, usual = sizes[mine], float(np.median([*sizes[:mine], *sizes[mine + 1 :]]))
     if now < _LONGER * usual:
         return None
     of_pass = (case.kind(Category.ACTIVATIONS) | case.kind(Category.TEMPORARY)) & case.live
@@ -137,7 +138,7 @@ def padding_or_packing(case: Case) -> Finding | None:
         "padding_or_packing",
         "This batch has more tokens than usual",
         extra,
-        f"{rank} of {len(sizes)} batches so far: {now / usual:.2f} times the tokens of the median one, and with them "
+        f"{rank} of {len(sizes)} batches: {now / usual:.2f} times the tokens of the median one, and with them "
         f"{size(extra)} more activations.",
         (
             formula("truncate to the usual: max_length in SFTConfig near the median, or drop longer samples", saves),

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category
 from memtrace.attribution.phases import Phase
-from memtrace.forensics.advice import formula, rule
+from memtrace.forensics.advice import formula, rule, uses_liger
 from memtrace.forensics.answer import Finding
 from memtrace.forensics.case import Case
 from memtrace.units import MIB
@@ -43,6 +43,8 @@ def _near_loss(case: Case, loss: Bool) -> Bool:
 
 def logits_unchunked(case: Case) -> Finding | None:
     """Live logits, loss and their gradients at the event are a material part, or the refused request is one of them."""
+    if case.in_evaluation:  # what piles up there is outputs, see eval_peak
+        return None
     rows = logits_rows(case)
     live = case.live_total(rows)
     asked = case.verdict.refusal.asked_bytes if case.verdict.refusal is not None else 0
@@ -55,10 +57,9 @@ def logits_unchunked(case: Case) -> Finding | None:
     if is_next:
         evidence += f"; the refused {size(asked)} is one more of that size"
     saves = case.saving(rows)
-    change = (
-        "compute the loss in tiles: SFTTrainer of TRL 1.16 does; in Transformers use_liger_kernel=True "
-        "(package liger-kernel)"
-    )
+    change = "compute the loss in tiles: SFTTrainer of TRL 1.16 does"
+    if not uses_liger(case):
+        change += "; in Transformers use_liger_kernel=True (package liger-kernel)"
     advice = [formula(change, saves - min(_TILE_BYTES, largest))]
     advice.append(rule("a smaller per_device_train_batch_size or max_length: it grows with tokens × vocabulary"))
     return Finding(

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category
 from memtrace.attribution.frame_tags import Tag
-from memtrace.forensics.advice import formula, rule
+from memtrace.forensics.advice import formula, rule, uses_autocast
 from memtrace.forensics.answer import Finding
 from memtrace.forensics.case import Case
 from memtrace.units import MIB
@@ -15,7 +15,6 @@ from memtrace.units import format_bytes as size
 
 Bool = NDArray[np.bool_]
 _UPCAST = frozenset({"prepare_model_for_kbit_training", "prepare_model_for_int8_training"})
-_CASTS_ADAPTERS = frozenset({"cast_adapter_dtype", "_cast_adapter_dtype"})
 _CASTS_INPUT = frozenset({"_cast_input_dtype"})
 _REPLACED_WITHIN = 8  # events between a 32-bit copy's birth and the death of what it replaces
 
@@ -71,12 +70,6 @@ def fp32_upcast_head(case: Case) -> Finding | None:
     )  # fmt: skip
 
 
-def adapters_are_fp32(case: Case) -> bool:
-    """Whether something shows that adapters are stored in 32 bits."""
-    params = case.kind(Category.LORA, "params") & case.facts.stays
-    return bool((params & case.has_function(_CASTS_ADAPTERS)).any())
-
-
 def _dropout_masks(case: Case, rows: Bool) -> tuple[Bool, Bool]:
     """(masks, copies in 32 bits) among dropout's outputs: a call makes both, and the mask has one byte an element."""
     index = np.flatnonzero(rows)
@@ -106,22 +99,24 @@ def fp32_lora_branch(case: Case) -> Finding | None:
     if not case.is_material(total):
         return None
     masked = case.total(masks & forward & case.live)
-    why = "dropout's copy has four bytes for each byte of its mask" if (wide & copies).any() else "the branch casts it"
+    dropped = bool((wide & copies).any())
+    why = "dropout's copy has four bytes for each byte of its mask" if dropped else "the branch casts its input"
     evidence = f"{int(copies.sum())} copies of adapter inputs are live: {why}"
     if masked:
         evidence += f" (the masks are {size(masked)} more)"
+    change = "" if uses_autocast(case) else "train with bf16=True (autocast) and "
+    change += (
+        "cast the adapters to 16 bits: for p in model.parameters(): if p.requires_grad: p.data = p.data.to("
+        "torch.bfloat16) (SFTTrainer does it for 4-bit models)"
+    )
+    advice = [formula(change, case.saving((wide | cast) & forward, 0.5))]
+    if dropped:
+        advice.append(rule("lora_dropout=0 in LoraConfig: without dropout the adapters need no copies of their own"))
     return Finding(
         "fp32_lora_branch",
         "Adapters work in 32 bits and keep 32-bit inputs",
         total,
         evidence + ".",
-        (
-            formula(
-                "train with bf16=True (autocast) and cast the adapters: for p in model.parameters(): "
-                "if p.requires_grad: p.data = p.data.to(torch.bfloat16) (TRL's SFTTrainer does it for 4-bit models)",
-                case.saving((wide | cast) & forward, 0.5),
-            ),
-            rule("lora_dropout=0 in LoraConfig: without dropout the adapters need no copies of their own"),
-        ),
+        tuple(advice),
         case.frame_of(copies),
     )

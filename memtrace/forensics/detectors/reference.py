@@ -51,7 +51,7 @@ def _alike(case: Case, one: list[int], other: list[int]) -> bool:
 
 def _second_call(case: Case, weights: Bool) -> Bool | None:
     """Rows that belong to the later of two calls that loaded the same weights, whatever else that call did."""
-    groups = sorted(_calls(case, weights).items(), key=lambda item: int(case.facts.born[item[1]].min()))
+    groups = sorted(_calls(case, weights).items(), key=lambda item: (int(case.facts.born[item[1]].min()), item[1]))
     for i, (early, rows) in enumerate(groups):
         for late, others in groups[i + 1 :]:
             if not _alike(case, rows, others):
@@ -91,7 +91,7 @@ def _second_half(case: Case, weights: Bool) -> Bool | None:
 def reference_model_copy(case: Case) -> Finding | None:
     """Two loads, or a load and a deep copy, that stored the same weights, both alive at the event."""
     base = case.kind(Category.BASE_WEIGHTS, "quantized", "unquantized", "quant_state", "buffer") & case.live
-    matrices = base & (case.size >= _MATRIX_BYTES) & (case.facts.born >= 0)
+    matrices = base & (case.size >= _MATRIX_BYTES)
     if not matrices.any():
         return None
     copied = base & case.has_function(_COPIERS)
@@ -100,7 +100,7 @@ def reference_model_copy(case: Case) -> Finding | None:
         later = _second_call(case, matrices)
         how = "a second call loaded weights of the same sizes"
         if later is None:
-            later = _second_half(case, matrices)
+            later = _second_half(case, matrices & (case.facts.born >= 0))
             how = "the same sequence of weights was loaded twice"
         if later is None:
             return None

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from memtrace.attribution.categories import Category
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
+from memtrace.attribution.stack_facts import Kind
 from memtrace.budget.presets import model_names, model_preset
 from memtrace.forensics.advice import formula, rule
 from memtrace.forensics.answer import Finding
@@ -30,6 +31,11 @@ _SETTING = (
 def layer_matrices(case: Case) -> Bool:
     """Live unquantised matrices that occur in every layer: a size that repeats."""
     rows = case.kind(Category.BASE_WEIGHTS, "unquantized") & case.live & (case.size >= _MATRIX_BYTES)
+    # Without a stack from loading, a block from before the trace may be anything, unless it outlived a backward pass.
+    unseen = ~case.facts.is_kind(Kind.LOAD)
+    if Phase.BACKWARD in case.facts.phases.phase[:-1]:
+        unseen &= ~case.facts.is_kind(Kind.NONE)
+    rows &= ~unseen
     sizes, counts = np.unique(case.size[rows], return_counts=True)
     layers = layer_count(case.analysis)
     least = _REPEATS if layers is None else max(_REPEATS, layers // 2)  # two models have four embeddings

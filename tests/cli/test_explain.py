@@ -1,0 +1,171 @@
+"""``memtrace explain`` as people run it: what it takes, what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import SMALL, TRACES, TRUTH, info
+
+from memtrace.cli import main
+
+KEYS = {"oom", "verdict", "confidence", "when", "because", "findings", "ooms"}
+OOM_KEYS = {"is_gpu_oom", "backend", "device", "tried_bytes", "total_bytes", "free_bytes", "allocated_bytes",
+            "reserved_bytes", "reserved_unallocated_bytes", "limit_bytes", "process_bytes", "component"}  # fmt: skip
+FIRST = "llama2-7b_oom-first-step"
+
+
+def path(name: str) -> str:
+    return str(TRACES / f"{name}.pickle.xz")
+
+
+def message(name: str) -> str:
+    return f"torch.OutOfMemoryError: {info(name)['oom']['message']}\n"
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    code = main(["explain", *args])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def answer(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    code, out, _ = run(capsys, *args, "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+def check_contract(found: dict[str, Any]) -> None:
+    assert found.keys() >= KEYS
+    assert found["confidence"] in ("measured", "derived", "guess")
+    assert found["verdict"] in ("fragmentation", "budget", "limit", "not_this_process", "not_gpu_memory",
+                                "not_pytorch", "no_oom", "unknown")  # fmt: skip
+    assert found["oom"] is None or found["oom"].keys() >= OOM_KEYS
+    assert found["when"] is None or found["when"].keys() >= {"phase", "step", "first_step", "event"}
+    assert all(isinstance(line, str) and line for line in found["because"])
+    for finding in found["findings"]:
+        assert finding.keys() >= {"id", "title", "bytes", "evidence", "advice"}
+        for advice in finding["advice"]:
+            assert advice.keys() == {"change", "saves_bytes", "basis"}
+            assert advice["basis"] in ("replay", "formula", "rule")
+
+
+@pytest.mark.parametrize("name", [FIRST, "llama2-7b_oom-at-load", "tiny-llama_3-steps"])
+def test_json_keeps_the_contract(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check_contract(answer(capsys, path(name)))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_text_fits_one_screen(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, path(name))
+    lines = out.splitlines()
+    assert code == 0 and 3 <= len(lines) <= 20
+    assert max(map(len, lines)) <= 80
+    assert not any(line.endswith((" ", "\t")) for line in lines)
+
+
+def test_every_known_log_text_is_answered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for number, line in enumerate((TRUTH / "oom_messages.jsonl").read_text().splitlines()):
+        log = tmp_path / f"{number}.log"
+        log.write_text(json.loads(line)["log"])
+        found = answer(capsys, str(log))
+        check_contract(found)
+        assert (found["verdict"] != "no_oom" and found["oom"] == found["ooms"][0]) or len(found["ooms"]) > 1
+        code, out, _ = run(capsys, str(log))
+        assert code == 0 and len(out.splitlines()) <= 20 and max(map(len, out.splitlines())) <= 80
+
+
+def test_everything_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    _, brief, _ = run(capsys, path(FIRST))
+    _, whole, _ = run(capsys, path(FIRST), "--all")
+    assert len(whole.splitlines()) > len(brief.splitlines()) and max(map(len, whole.splitlines())) <= 80
+    assert "lora_dropout=0" in whole and "because" in whole
+
+
+def test_markdown_names_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, path(FIRST), "--md")
+    assert code == 0 and out.startswith("### budget, measured")
+    assert str(TRACES) not in out and "| `checkpointing_inactive` | 17.49 GiB |" in out
+
+
+def test_a_log_from_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stdin:
+        buffer = io.BufferedReader(io.BytesIO(message(FIRST).encode()))  # type: ignore[arg-type]
+
+    monkeypatch.setattr("sys.stdin", Stdin())
+    found = answer(capsys, "-")
+    assert found["oom"]["tried_bytes"] == 86 << 20 and found["confidence"] == "derived" and found["when"] is None
+
+
+def test_snapshot_and_log_in_any_order(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "out.pickle"  # names decide nothing
+    log.write_text("step 1\n" + message(FIRST))
+    one, other = answer(capsys, path(FIRST), str(log)), answer(capsys, str(log), path(FIRST))
+    assert one["capacity"]["source"] == "log" and one["verdict"] == "budget"
+    assert {k: v for k, v in one.items() if k != "files"} == {k: v for k, v in other.items() if k != "files"}
+
+
+def test_packed_logs_and_json_snapshots_are_told_by_content(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    packed = tmp_path / "run.log.gz"
+    packed.write_bytes(gzip.compress(message(FIRST).encode()))
+    assert answer(capsys, str(packed))["oom"]["tried_bytes"] == 86 << 20
+    lines = tmp_path / "run.jsonl"
+    lines.write_text(json.dumps({"level": "error", "message": message(FIRST)}) + "\n")
+    assert answer(capsys, str(lines))["oom"]["is_gpu_oom"]
+    snapshot = tmp_path / "snapshot.log"
+    snapshot.write_text(json.dumps({"segments": [], "device_traces": [[]]}))
+    assert answer(capsys, str(snapshot))["verdict"] == "no_oom"
+
+
+def test_several_messages_are_all_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(message(FIRST) + "restarting\n" + message("llama2-7b_oom-at-load"))
+    found = answer(capsys, str(log))
+    assert found["ooms"][0]["tried_bytes"] == found["oom"]["tried_bytes"] == 86 << 20
+    assert len(found["ooms"]) == 2
+
+
+def test_capacity_takes_sizes_as_people_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, path(FIRST), "--capacity", "22.5GiB")
+    assert found["capacity"]["low_bytes"] == found["oom"]["limit_bytes"] == 24159191040
+    assert run(capsys, path(FIRST), "--capacity", "lots")[0] == 2
+
+
+def test_any_event_can_be_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, path("tiny-llama_3-steps"), "--at", "end")
+    assert found["when"]["kind"] == "end" and found["verdict"] == "no_oom"
+    assert run(capsys, path("tiny-llama_3-steps"), "--at", "oom")[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "words"),
+    [
+        (lambda p: str(p / "missing"), 3, "no such file"),
+        (lambda p: str(p), 3, "folder"),
+        (lambda p: _write(p / "x.pickle", b"\x80\x04broken"), 3, "x.pickle"),
+        (lambda p: _write(p / "x.zip", b"PK\x03\x04" + bytes(64)), 3, "zip"),
+    ],
+)
+def test_bad_input_is_one_line(
+    make: Any, code: int, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    got, out, err = run(capsys, make(tmp_path))
+    assert (got, out) == (code, "") and len(err.splitlines()) == 1 and words in err
+
+
+def _write(file: Path, content: bytes) -> str:
+    file.write_bytes(content)
+    return str(file)
+
+
+def test_two_snapshots_are_for_other_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, path(FIRST), path("tiny-llama_3-steps"))
+    assert code == 2 and "memtrace diff" in err
+
+
+def test_an_empty_log_is_no_oom(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert answer(capsys, _write(tmp_path / "log", b""))["verdict"] == "no_oom"
