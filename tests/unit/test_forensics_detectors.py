@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support import ROOT
 from toy_run import COPY, LOADER, MIB, PACK, Run, Toy, root, trained
 
 from memtrace.forensics.answer import Explanation, Finding
@@ -213,3 +214,10 @@ def test_memory_outside_the_allocator() -> None:
 
 def test_every_detector_is_listed_under_its_id() -> None:
     assert all(name == detector.__name__ for name, detector in DETECTORS.items())
+
+
+def test_every_finding_has_its_page() -> None:
+    pages = {page.stem for page in (ROOT / "docs" / "findings").glob("*.md")} - {"README"}
+    assert pages == set(DETECTORS) | {"other_processes"}
+    index = (ROOT / "docs" / "findings" / "README.md").read_text()
+    assert all(f"({page}.md)" in index for page in pages)
