@@ -50,9 +50,8 @@ def main() -> None:
     ratios = [run[1][0] / run[0][0] for run in pairs]
     print(f"pickle.load      {seconds[0]:6.2f} s  {memory[0] / 2**20:6.0f} MiB")
     print(f"memtrace report  {seconds[1]:6.2f} s  {memory[1] / 2**20:6.0f} MiB")
-    print(
-        f"time ratio {statistics.median(ratios):.2f} (median of {args.runs} pairs), memory ratio {memory[1] / memory[0]:.2f}"
-    )
+    time_ratio, memory_ratio = statistics.median(ratios), memory[1] / memory[0]
+    print(f"time ratio {time_ratio:.2f} (median of {args.runs} pairs), memory ratio {memory_ratio:.2f}")
 
 
 if __name__ == "__main__":
