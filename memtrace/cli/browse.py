@@ -1,4 +1,4 @@
-"""Browse a snapshot in the terminal: budget, timeline, segment map, allocations, stacks and events at one shared cursor.
+"""Browse a snapshot in the terminal: budget, timeline, segment map, allocations, stacks, findings and events.
 
 Two files open the comparison of the two. With --serve the same screens are served to a web browser.
 """
@@ -6,6 +6,7 @@ Two files open the comparison of the two. With --serve the same screens are serv
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import shlex
 import sys
@@ -18,8 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """FILE [FILE2], --device, --at, --serve."""
     add_input(parser)
     parser.add_argument("other", metavar="FILE2", nargs="?", help="a second snapshot to compare with")
-    parser.add_argument("--serve", action="store_true", help="serve to a web browser instead (extra: torch-memtrace[serve])")
-    parser.add_argument("--host", default="localhost", help="address to serve on (default: localhost, this machine only)")
+    parser.add_argument(
+        "--serve", action="store_true", help="serve to a web browser instead (extra: torch-memtrace[serve])"
+    )
+    parser.add_argument(
+        "--host", default="localhost", help="address to serve on (default: localhost, this machine only)"
+    )
     parser.add_argument("--port", type=int, default=8000, help="port to serve on (default: 8000)")
 
 
@@ -29,9 +34,13 @@ def run(args: argparse.Namespace) -> int:
         return _serve(args)
     if not sys.stdout.isatty() and not os.environ.get("TEXTUAL_DRIVER"):
         raise UsageError("browse needs a terminal; memtrace report FILE prints the same numbers")
+    # Imports and the first screen make some hundred thousand objects that stay: collecting in between finds nothing.
+    gc.disable()
     from memtrace_tui.app import BrowseApp
     from memtrace_tui.provider import Recording
 
+    gc.freeze()
+    gc.enable()
     if args.file != "-":
         return BrowseApp(args.file, args.other, args.device, args.at).run() or 0
     if args.other is not None:

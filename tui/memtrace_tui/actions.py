@@ -78,13 +78,21 @@ class Actions:
         """The next device."""
         screen, session = self._screen, self._screen.session
         devices = session.recording.devices
+        if session.other is not None:
+            screen.notify("With two files each keeps the device it was opened at.", timeout=3)
+            return
         if len(devices) < 2:
             screen.notify("This recording has one device.", timeout=2)
             return
         screen.stop()
         session.look_at(devices[(devices.index(session.provider.device) + 1) % len(devices)])
-        screen.query_one(Scrubber).refresh()
-        screen.update()
+        self.action_refresh_all()
+
+    def action_refresh_all(self) -> None:
+        """Another device or file: everything is new."""
+        self._screen.query_one(Scrubber).refresh()
+        self._screen.action_explain()
+        self._screen.update()
 
     # -- getting things out
 
@@ -145,5 +153,3 @@ def _write(text: str, content: str) -> Path:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
     return path
-
-

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import ClassVar
 
 from textual.app import App, SystemCommand
@@ -76,16 +78,16 @@ class BrowseApp(App[int]):
         """In the worker thread. Only messages go back to the screen."""
         files = [self.source] + ([self.other] if self.other else [])
         recordings: list[Recording] = []
-        shown = -1.0
+        shown = time.monotonic()
 
         def progress(share: float) -> None:
             nonlocal shown
             if self._is_cancelled:
                 raise Cancelled
-            total = (len(recordings) + share) / len(files)
-            if total - shown >= 0.01:
-                shown = total
-                self.call_later(self._progress, total)
+            now = time.monotonic()
+            if now - shown >= 0.1:
+                shown = now
+                self.call_later(self._progress, (len(recordings) + share) / len(files))
 
         try:
             for number, file in enumerate(files):
@@ -166,7 +168,7 @@ class BrowseApp(App[int]):
             BLANK,
             *wrap([("This is a fault of memtrace, not of the recording. Other screens go on working. "
                     "A report should name these places:", "text")], width),
-            *[line((f"  {frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}", "dim")) for frame in trail[-6:]],
+            *[line((f"  {Path(f.filename).name}:{f.lineno} {f.name}", "dim")) for f in trail[-6:]],
         ]  # fmt: skip
         return Details("Something went wrong", lines, "error")
 
@@ -192,7 +194,9 @@ class BrowseApp(App[int]):
                     if binding.action.startswith(("view(", "app.focus", "step(", "dismiss")) or binding.system:
                         continue
                     title = f"{binding.description}  [{binding.key_display or binding.key}]"
-                    yield SystemCommand(title, f"{type(node).__name__}: {binding.action}", self._doing(binding.action, node))
+                    yield SystemCommand(
+                        title, f"{type(node).__name__}: {binding.action}", self._doing(binding.action, node)
+                    )
         for palette in PALETTES.values():
             yield SystemCommand(f"Theme: {palette.title}", "colours", lambda name=palette.name: self._choose(name))
 

@@ -10,7 +10,7 @@ from textual.strip import Strip
 from textual.theme import Theme
 
 from memtrace_tui.data.lines import Line
-from memtrace_tui.palette import PALETTES, Palette, colour
+from memtrace_tui.palette import LETTERS, PALETTES, Palette, colour
 
 _BOLD = {"strong", "title", "alarm", "key", "accent"}
 
@@ -53,8 +53,17 @@ class Look:
 
     def spans(self, spans: Iterable[tuple[str, str]], width: int, behind: str = "background") -> Strip:
         """Spans as a strip of exactly ``width`` cells."""
+        if self.plain:
+            spans = [(_letters(text, role), role) for text, role in spans]
         segments = [Segment(text, self.style(role, behind)) for text, role in spans if text]
         return Strip(segments).adjust_cell_length(width, self.style("text", behind))
+
+
+def _letters(text: str, role: str) -> str:
+    """A part of a stacked bar as letters: without colours its blocks would all look alike."""
+    if not role.startswith("fill:"):
+        return text
+    return {"fill:outside": "x", "fill:empty": "·"}.get(role, LETTERS.get(role.rpartition("|")[2], "?")) * len(text)
 
 
 def textual_theme(palette: Palette) -> Theme:

@@ -13,6 +13,7 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from memtrace.errors import MemtraceError
+from memtrace.forensics.answer import Explanation
 from memtrace_tui.actions import Actions
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.messages import Failed, MoveCursor, Open
@@ -30,21 +31,29 @@ class MainScreen(Actions, Screen[None]):
     """Owner of the cursor: everything else posts :class:`MoveCursor` or :class:`Open`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("comma", "event(-1)", "Event", key_display=", ."),
+        Binding("comma", "event(-1)", "Event", key_display=", .", tooltip="One event back or on"),
         Binding("full_stop", "event(1)", "Next event", show=False),
-        Binding("less_than_sign", "percent(-1)", "Back 1 %", show=False),
+        Binding("less_than_sign", "percent(-1)", "A hundredth of the trace", show=False, key_display="< >"),
         Binding("greater_than_sign", "percent(1)", "On 1 %", show=False),
-        Binding("left_square_bracket", "neighbour('phase', -1)", "Phase", key_display="[ ]"),
+        Binding(
+            "left_square_bracket",
+            "neighbour('phase', -1)",
+            "Phase",
+            key_display="[ ]",
+            tooltip="Previous or next phase",
+        ),
         Binding("right_square_bracket", "neighbour('phase', 1)", "Next phase", show=False),
-        Binding("left_curly_bracket", "neighbour('step', -1)", "Step", key_display="{ }"),
+        Binding(
+            "left_curly_bracket", "neighbour('step', -1)", "Step", key_display="{ }", tooltip="Previous or next step"
+        ),
         Binding("right_curly_bracket", "neighbour('step', 1)", "Next step", show=False),
-        Binding("p", "jump('peak')", "Peak"),
+        Binding("p", "jump('peak')", "Peak", tooltip="To the peak of allocated memory"),
         Binding("P", "jump('reserved-peak')", "Peak of reserved", show=False),
-        Binding("o", "oom", "OOM"),
+        Binding("o", "oom", "OOM", tooltip="To the next refused request"),
         Binding("colon", "ask_event", "Go to", show=False, key_display=":"),
-        Binding("space", "play(1)", "Play"),
+        Binding("space", "play(1)", "Play", tooltip="Play the cursor forward, or stop"),
         Binding("backspace", "play(-1)", "Play back", show=False),
-        Binding("right_parenthesis", "speed(1)", "Faster", show=False),
+        Binding("right_parenthesis", "speed(1)", "Play faster or slower", show=False, key_display=") ("),
         Binding("left_parenthesis", "speed(-1)", "Slower", show=False),
         Binding("d", "device", "Next GPU", show=False),
         Binding("y", "copy", "Copy", show=False),
@@ -59,7 +68,7 @@ class MainScreen(Actions, Screen[None]):
         super().__init__()
         self.session = session
         self.view_types = {each.view: each for each in views}
-        self.view_keys = {each.view: str(number) for number, each in enumerate(views, 1)}
+        self.view_keys = {each.view: each.key for each in views}
         self.current = first
         self.direction = 0
         self.speed = max(session.provider.count // 600, 1)
@@ -87,6 +96,26 @@ class MainScreen(Actions, Screen[None]):
         self.bindings_updated_signal.subscribe(self, lambda _: self.query_one(KeyBar).refresh())
         self.set_class(self.app.size.width >= 118, "wide")
         await self.action_view(self.current)
+        self.set_timer(0.25, self.action_explain)  # after the first screen, with which it would compete
+
+    # -- findings
+
+    def action_explain(self) -> None:
+        """Work out the findings in a thread, unless they are known."""
+        if self.session.explanation is None:
+            self.run_worker(self._explain, thread=True, exclusive=True, group="explain", exit_on_error=False)
+
+    def _explain(self) -> None:
+        try:
+            key, explanation = self.session.explain()
+        except Exception as error:
+            self.call_later(self.browser.fail, error, "explain")
+            return
+        self.call_later(self._explained, key, explanation)
+
+    def _explained(self, key: tuple[int, int], explanation: Explanation) -> None:
+        self.session.keep(key, explanation)
+        self.update()
 
     # -- views
 
@@ -104,11 +133,12 @@ class MainScreen(Actions, Screen[None]):
         if not existing:
             await body.mount(self.view_types[name](self.session))
         self.current = name
-        for view in body.query(View):
-            view.display = view.view == name
-        self.query_one(Tabs).show(name)
-        self.view.show()
-        self.view.main().focus()
+        with self.app.batch_update():  # one repaint
+            for view in body.query(View):
+                view.display = view.view == name
+            self.query_one(Tabs).show(name)
+            self.view.main().focus()
+            self.view.show()
 
     def update(self) -> None:
         """Something that screens show has changed: draw once, however many changes there were."""

@@ -7,7 +7,7 @@ any common colour vision can tell apart, and ``sixteen`` uses exact ANSI colours
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 LETTERS: Mapping[str, str] = {
     "base_weights": "B", "lora": "L", "activations": "A", "temporary": "T", "runtime": "R", "fragmentation": "F",
@@ -37,6 +37,7 @@ class Palette:
     warn: str
     bad: str
     hole: str
+    unused: str
     select: str
     category: Mapping[str, str]
     phase: Mapping[str, str]
@@ -44,7 +45,6 @@ class Palette:
     heat: tuple[str, ...]
     hue: tuple[str, ...]
     flat: bool = False
-    extra: Mapping[str, str] = field(default_factory=dict)
 
 
 def _categories(base: str, lora: str, act: str, temp: str, run: str, frag: str, lost: str) -> dict[str, str]:
@@ -58,7 +58,7 @@ def _phases(*colours: str) -> dict[str, str]:
 DARK = Palette(
     "memtrace-dark", "Dark", True,
     background="#101418", surface="#161b21", panel="#1f262e", text="#c9d1d9", dim="#7d8893", strong="#f0f4f8",
-    accent="#7cc4ff", good="#7fc98b", warn="#e8b64c", bad="#ff6b72", hole="#4b1f2d", select="#2c4a6b",
+    accent="#7cc4ff", good="#7fc98b", warn="#e8b64c", bad="#ff6b72", hole="#7d2b45", unused="#40202c", select="#2c4a6b",
     category=_categories("#5b8ff0", "#b784f5", "#f0a03c", "#45c0a8", "#93a0ae", "#e0526a", "#e6e05c"),
     phase=_phases("#4a535d", "#5f7488", "#3f7cc4", "#9a5fc9", "#3f9d6a", "#39424b", "#2f9aa8", "#a8863a"),
     ramp=("#f6e08a", "#f2b35f", "#dd7f5b", "#b3557a", "#7a4493", "#46388a"),
@@ -68,7 +68,7 @@ DARK = Palette(
 LIGHT = Palette(
     "memtrace-light", "Light", False,
     background="#fbfbf9", surface="#f3f3ef", panel="#e6e7e2", text="#2a2f35", dim="#6d757d", strong="#0b0f14",
-    accent="#0b62b0", good="#1c7a3a", warn="#9a6400", bad="#c1121f", hole="#f6c9d2", select="#bcd7f2",
+    accent="#0b62b0", good="#1c7a3a", warn="#9a6400", bad="#c1121f", hole="#f0a3b3", unused="#f7dbe1", select="#bcd7f2",
     category=_categories("#2f6bd8", "#8a4fd0", "#d97e06", "#0e8f78", "#6c7a88", "#c92b4b", "#9a8f00"),
     phase=_phases("#c8ccd0", "#b7c4d0", "#8fbbe8", "#d0aee8", "#98d3ae", "#dcdfe2", "#95d3da", "#e3cb94"),
     ramp=("#f3c846", "#ee9a3d", "#d6653f", "#a93f68", "#6c3385", "#37297a"),
@@ -78,8 +78,8 @@ LIGHT = Palette(
 SAFE = Palette(
     "memtrace-safe", "Colour-blind safe", True,
     background="#0e1114", surface="#151a1f", panel="#20272e", text="#d0d7de", dim="#86919c", strong="#ffffff",
-    accent="#56b4e9", good="#56b4e9", warn="#f0e442", bad="#ff8c42", hole="#4a2a12", select="#2a4a66",
-    category=_categories("#0072b2", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#d55e00", "#f0e442"),
+    accent="#56b4e9", good="#56b4e9", warn="#f0e442", bad="#ff8c42", hole="#7a3d10", unused="#3b2614", select="#2a4a66",
+    category=_categories("#56b4e9", "#cc79a7", "#e69f00", "#009e73", "#999999", "#d55e00", "#f0e442"),
     phase=_phases("#4a4f55", "#6b747d", "#0072b2", "#cc79a7", "#009e73", "#33383d", "#56b4e9", "#e69f00"),
     ramp=("#fde725", "#90d743", "#35b779", "#21918c", "#31688e", "#443983"),
     heat=("#2b3138", "#48505a", "#6f6a56", "#b89a3c", "#e6c229", "#fff7a8"),
@@ -88,7 +88,7 @@ SAFE = Palette(
 SIXTEEN = Palette(
     "memtrace-16", "16 colours", True,
     background="#000000", surface="#000000", panel="#0000aa", text="#aaaaaa", dim="#aaaaaa", strong="#ffffff",
-    accent="#55ffff", good="#55ff55", warn="#ffff55", bad="#ff5555", hole="#aa0000", select="#0000aa",
+    accent="#55ffff", good="#55ff55", warn="#ffff55", bad="#ff5555", hole="#aa0000", unused="#aa0000", select="#0000aa",
     category=_categories("#5555ff", "#ff55ff", "#ffff55", "#55ffff", "#aaaaaa", "#ff5555", "#55ff55"),
     phase=_phases("#555555", "#aaaaaa", "#5555ff", "#ff55ff", "#55ff55", "#555555", "#55ffff", "#ffff55"),
     ramp=("#ffffff", "#ffff55", "#55ff55", "#55ffff", "#5555ff", "#aa00aa"),
@@ -113,6 +113,8 @@ def colour(palette: Palette, role: str) -> str:
         return table.get(name, palette.text)
     if kind == "shade":  # the same category, for a block's neighbour
         return blend(colour(palette, name.replace("|", ":")), palette.background, 1.0 if palette.flat else 0.80)
+    if kind == "fill":  # a part of a stacked bar; without colours a letter stands for it
+        return colour(palette, name.replace("|", ":"))
     if kind == "faded":
         return blend(colour(palette, name.replace("|", ":")), palette.background, 1.0 if palette.flat else 0.45)
     if kind in ("ramp", "heat", "hue"):
@@ -120,6 +122,6 @@ def colour(palette: Palette, role: str) -> str:
         return colours[int(name) % len(colours)]
     special = {
         "title": palette.accent, "alarm": palette.background, "pending": palette.warn, "empty": palette.panel,
-        "outside": palette.dim, "unused": palette.hole, "key": palette.accent,
+        "outside": palette.dim, "key": palette.accent,
     }  # fmt: skip
-    return special.get(kind) or getattr(palette, kind, palette.text)
+    return special.get(kind) or str(getattr(palette, kind, palette.text))

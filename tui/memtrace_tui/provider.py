@@ -1,7 +1,7 @@
 """One recording for the screens: the analysis of each device, what it says at the cursor, and where to jump.
 
-Nothing here imports Textual. Every number comes from the dataclasses that ``--json`` prints: :class:`memtrace.report.Report`,
-:class:`memtrace.fragmentation.Fragmentation`, :class:`memtrace.layout.Layout`, :class:`memtrace.curves.Curves`.
+Nothing here imports Textual. Every number comes from the dataclasses that ``--json`` prints: ``report.Report``,
+``fragmentation.Fragmentation``, ``layout.Layout``, ``curves.Curves``, ``forensics.answer.Explanation``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memtrace.layout import Layout, layout_at
 from memtrace.report import Analysis, Moment, Report, analyse, moment_of, report
 from memtrace.snapshot.load import load
 from memtrace.snapshot.model import Snapshot
-from memtrace.timeline import At, Timeline, build, choose_device, choose_event
+from memtrace.timeline import At, Peak, Timeline, build, choose_device, choose_event
 from memtrace_tui.data.cache import Cache
 from memtrace_tui.data.lines import clean
 
@@ -80,7 +80,7 @@ class Provider:
 
     def at(self, event: int) -> At:
         """The event with the name it deserves: oom, peak, reserved-peak, end, or plain event."""
-        peaks = self.timeline.peaks()
+        peaks = self.peaks
         if event in self.ooms:
             kind = "oom"
         elif event == peaks[1].event:
@@ -142,6 +142,11 @@ class Provider:
     def ooms(self) -> tuple[int, ...]:
         """Events at which a request was refused."""
         return tuple(self.timeline.oom_events)
+
+    @cached_property
+    def peaks(self) -> tuple[Peak, Peak, Peak]:
+        """Peaks of requested, allocated and reserved bytes."""
+        return self.timeline.peaks()
 
     @cached_property
     def capacity_bytes(self) -> int | None:

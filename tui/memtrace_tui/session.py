@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from memtrace.compare.answer import Difference
+from memtrace.forensics.answer import Explanation
 from memtrace.report import Report
+from memtrace_tui.data.cache import Cache
 from memtrace_tui.data.eventlog import EventLog
 from memtrace_tui.data.rows import AllocationTable
 from memtrace_tui.provider import Provider, Recording
@@ -18,8 +21,13 @@ class Session:
         self.settings = settings or Settings()
         self.provider: Provider = recording.provider()
         self.event = self.provider.start.event
-        self._tables: dict[int, AllocationTable] = {}
+        self._tables: dict[int, AllocationTable] = {}  # by id of the provider
         self._logs: dict[int, EventLog] = {}
+        self.swapped = False  # whether the cursor moves in the second file
+        self.other_event = other.provider().start.event if other is not None else -1
+        self._differences: Cache[tuple[int, int], Difference] = Cache(8)
+        self.explained_event: int | None = None  # asked for on the findings screen; None: the device's own start
+        self._explanations: dict[tuple[int, int], Explanation] = {}
 
     @property
     def report(self) -> Report:
@@ -29,18 +37,41 @@ class Session:
     @property
     def table(self) -> AllocationTable:
         """The allocation table of the device looked at."""
-        device = self.provider.device
-        if device not in self._tables:
-            self._tables[device] = AllocationTable(self.provider)
-        return self._tables[device]
+        key = id(self.provider)
+        if key not in self._tables:
+            self._tables[key] = AllocationTable(self.provider)
+        return self._tables[key]
 
     @property
     def log(self) -> EventLog:
         """The event log of the device looked at."""
-        device = self.provider.device
-        if device not in self._logs:
-            self._logs[device] = EventLog(self.table)
-        return self._logs[device]
+        key = id(self.provider)
+        if key not in self._logs:
+            self._logs[key] = EventLog(self.table)
+        return self._logs[key]
+
+    @property
+    def explained(self) -> tuple[int, int]:
+        """(provider's id, event) that the findings are about."""
+        event = self.provider.start.event if self.explained_event is None else self.explained_event
+        return id(self.provider), event
+
+    @property
+    def explanation(self) -> tuple[int, Explanation] | None:
+        """(event, what ``explain`` says of it); None until it has been worked out."""
+        found = self._explanations.get(self.explained)
+        return None if found is None else (self.explained[1], found)
+
+    def explain(self) -> tuple[tuple[int, int], Explanation]:
+        """Work the explanation out. Takes a second or two; safe in a thread, as nothing of the session changes."""
+        from memtrace.forensics.explain import explain_snapshot  # not before it is needed: it takes its time
+
+        provider, key = self.provider, self.explained
+        return key, explain_snapshot(provider.analysis, provider.at(key[1]))
+
+    def keep(self, key: tuple[int, int], explanation: Explanation) -> None:
+        """Remember an explanation."""
+        self._explanations[key] = explanation
 
     def move(self, event: int) -> bool:
         """Put the cursor on the nearest event; whether that changed anything."""
@@ -52,4 +83,38 @@ class Session:
     def look_at(self, device: int) -> None:
         """Change the device; the cursor goes to that device's own start."""
         self.provider = self.recording.provider(device)
+        self.explained_event = None
         self.event = self.provider.start.event
+
+    # -- two files
+
+    def pair(self) -> tuple[Provider, Provider]:
+        """Providers of the first and the second file. Only with two files."""
+        assert self.other is not None
+        shown = self.provider
+        rest = (self.recording if self.swapped else self.other).provider()
+        return (rest, shown) if self.swapped else (shown, rest)
+
+    def pair_events(self) -> tuple[int, int]:
+        """Cursors in the first and the second file."""
+        return (self.other_event, self.event) if self.swapped else (self.event, self.other_event)
+
+    def difference(self) -> Difference:
+        """The second file minus the first, each at its cursor."""
+        from memtrace.diff import diff
+
+        events = self.pair_events()
+
+        def make() -> Difference:
+            (first, second), (a, b) = self.pair(), events
+            return diff(first.analysis, second.analysis, first.at(a), second.at(b))
+
+        return self._differences.get(events, make)
+
+    def swap(self) -> None:
+        """The cursor moves in the other file from now on; this file's cursor stays where it is."""
+        assert self.other is not None
+        self.swapped = not self.swapped
+        self.provider = (self.other if self.swapped else self.recording).provider()
+        self.event, self.other_event = self.other_event, self.event
+        self.explained_event = None

@@ -107,7 +107,12 @@ def raster(data: Columns, height: int, top_bytes: int) -> Raster:
         inside = grid < levels[layer][None, :]
         codes[inside] = layer
         codes[inside & faded] = layer + FADED
-    cells = codes.reshape(height, 8, len(data))
+    return cells_of_codes(codes)
+
+
+def cells_of_codes(codes: U1) -> Raster:
+    """Cells from codes at every eighth of a cell (rows, lowest first): the lowest code and the highest of each."""
+    cells = codes.reshape(len(codes) // 8, 8, codes.shape[1])
     under = cells[:, 0, :]
     same = cells == under[:, None, :]
     eighths = np.cumprod(same, axis=1).sum(axis=1).astype(np.uint8)

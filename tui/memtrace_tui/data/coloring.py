@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,9 @@ RAMP = 6
 
 @dataclass(frozen=True, slots=True)
 class Coloring:
-    """``codes`` has one entry a block; code ``i`` has role ``roles[i]`` and means ``labels[i]`` (hole and pending first).
+    """``codes`` has one entry a block; code ``i`` has role ``roles[i]`` and means ``labels[i]``.
 
-    ``letters`` stand for the colours where there are none.
+    Holes and pending blocks come first. ``letters`` stand for the colours where there are none.
     """
 
     mode: str
@@ -35,13 +36,11 @@ class Coloring:
 
 def coloring(provider: Provider, layout: Layout, mode: str) -> Coloring:
     """Colour the blocks of a layout by one of ``MODES``."""
-    codes, roles, labels, letters = _MODES[mode](provider, layout)
-    codes = (codes + FIRST).astype(np.uint8)
+    numbers, roles, labels, letters = _MODES[mode](provider, layout)
+    codes = (numbers + FIRST).astype(np.uint8)
     codes[layout.block_state == State.PENDING_FREE] = PENDING
     codes[layout.block_state == State.FREE] = HOLE
-    return Coloring(
-        mode, codes, ("hole", "pending", *roles), ("free", "pending free", *labels), "·p" + letters
-    )
+    return Coloring(mode, codes, ("hole", "pending", *roles), ("free", "pending free", *labels), "·p" + letters)
 
 
 _Answer = tuple[NDArray[np.int64], list[str], list[str], str]
@@ -65,7 +64,7 @@ def _ramp(values: NDArray[np.int64], edges: list[int], labels: Callable[[int, in
     return (
         codes,
         [f"ramp:{i}" for i in range(len(edges) - 1)],
-        [labels(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)],
+        [labels(a, b) for a, b in pairwise(edges)],
         "012345"[: len(edges) - 1],
     )
 

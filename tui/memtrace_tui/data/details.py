@@ -10,7 +10,7 @@ from memtrace.fragmentation import pool_name
 from memtrace.layout import Layout, State
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import BLANK, Line, Span, clean, indented, line, wrap
+from memtrace_tui.data.lines import BLANK, Line, Span, clean, clip, line, wrap
 from memtrace_tui.data.source import is_library
 from memtrace_tui.provider import Provider
 
@@ -69,7 +69,7 @@ def allocation_lines(provider: Provider, row: int, event: int, width: int, fold:
         lines.append(field("age", _life(provider, born, max(event, born))))
     if module:
         lines.append(field("module", module))
-    return lines + [BLANK] + stack_lines(provider, stack, width, fold)
+    return [*lines, BLANK, *stack_lines(provider, stack, width, fold)]
 
 
 def _life(provider: Provider, born: int, died: int) -> str:
@@ -115,60 +115,69 @@ def block_lines(provider: Provider, layout: Layout, block: int, width: int) -> l
     size = int(layout.block_bytes[block])
     lines = [
         place,
-        field("state", ("free", "bad")),
-        field("size", (format_bytes(size), "strong"), (f"  {format_count(size)} B", "dim")),
-        field("address", f"{int(layout.block_address[block]):#x}"),
-    ]
+        line(("free ", "bad"), (format_bytes(size), "strong"), (f"  {format_count(size)} B at ", "dim"),
+             f"{int(layout.block_address[block]):#x}"),
+    ]  # fmt: skip
     if size == int(layout.total_bytes[segment]):
-        return [*lines, *wrap([("The whole segment is free: it is kept for reuse and can be given back.", "text")], width)]
-    lines += [BLANK, line(("between", "title"))]
-    for neighbour, where in ((block - 1, "before"), (block + 1, "after")):
+        text = "The whole segment is free: it is kept for reuse and can be given back."
+        return [*lines, *wrap([(text, "text")], width)]
+    for neighbour, where in ((block - 1, "before it"), (block + 1, "after it")):
         inside = first <= neighbour < int(layout.first_block[segment + 1])
-        if inside and int(layout.row[neighbour]) >= 0:
-            lines += [line((where, "dim")), *indented(summary_lines(provider, int(layout.row[neighbour]), width - 2), 2)]
-        else:
-            lines.append(line((f"{where}: the segment's edge", "dim")))
+        row = int(layout.row[neighbour]) if inside else -1
+        lines += summary_lines(provider, row, where, width) if row >= 0 else [field(where, "the segment's edge")]
     return lines
 
 
-def summary_lines(provider: Provider, row: int, width: int) -> list[Line]:
-    """Two lines on an allocation: purpose and size, site."""
+def summary_lines(provider: Provider, row: int, label: str, width: int) -> list[Line]:
+    """Two lines on an allocation: size and purpose, site."""
     table, attribution = provider.timeline.allocations, provider.analysis.attribution
     rule = attribution.rules[int(attribution.rule[row])]
-    label = clean(attribution.sites.label(int(table.stack[row]))) or "no stack recorded"
+    where = clean(attribution.sites.label(int(table.stack[row]))) or "no stack recorded"
     return [
-        line((format_bytes(int(table.requested_bytes[row])), "strong"), " ",
-             (f"{rule.category}/{rule.subcategory}", category_role(rule.category))),
-        *wrap([(label, "dim")], width),
+        field(label, (format_bytes(int(table.block_bytes[row])), "strong"), " ",
+              (f"{rule.category}/{rule.subcategory}".replace("_", " "), category_role(rule.category))),
+        field("", (clip(where, max(width - LABEL_WIDTH, 12), keep_end=True), "dim")),
     ]  # fmt: skip
 
 
-def segment_lines(provider: Provider, layout: Layout, segment: int, width: int, pins: int = 6) -> list[Line]:
-    """A segment: sizes, and what is live in it, from the same measure of fragmentation as ``memtrace fragmentation``."""
+def segment_lines(provider: Provider, layout: Layout, segment: int, width: int, pins: int = 12) -> list[Line]:
+    """A segment: sizes, and what is live in it, as ``memtrace fragmentation`` measures it."""
     address, total = int(layout.address[segment]), int(layout.total_bytes[segment])
     blocks = slice(int(layout.first_block[segment]), int(layout.first_block[segment + 1]))
     states = layout.block_state[blocks]
     free = int(layout.block_bytes[blocks][states == State.FREE].sum())
     largest = int(layout.block_bytes[blocks][states == State.FREE].max(initial=0))
-    kind = "expandable" if layout.is_expandable[segment] else "ordinary"
+    kind = "expandable, " if layout.is_expandable[segment] else ""
+    holes = int((states == State.FREE).sum())
     lines = [
-        line((f"segment {address:#x}", "title")),
-        field("pool", f"{pool_name(layout, segment)}, {kind}"),
-        field("stream", f"{int(layout.stream[segment]):#x}"),
-        field("size", (format_bytes(total), "strong"), (f"  {format_count(total)} B", "dim")),
-        field("free", (format_bytes(free), "bad" if free else "text"), (f"  {free / total:.1%}", "dim")),
-        field("largest", (f"{format_bytes(largest)} free in one piece" if free else "no hole", "text")),
-        field("blocks", f"{len(states)}, {int((states == State.FREE).sum())} of them free"),
+        line(
+            (f"segment {address:#x}", "title"),
+            (f"  {kind}{pool_name(layout, segment)}, stream {int(layout.stream[segment]):#x}", "dim"),
+        ),
+        *wrap(
+            [
+                (format_bytes(total), "strong"),
+                (f" in {format_count(len(states))} blocks, ", "dim"),
+                (format_bytes(free), "bad" if free else "strong"),
+                (f" free ({free / total:.1%}) in {holes} pieces, largest ", "dim"),
+                (format_bytes(largest), "strong"),
+            ],
+            width,
+        ),
     ]
-    pinned = next((p for p in provider.report(layout.event).fragmentation.pinned_segments if p.address == address), None)
+    pinned = next(
+        (p for p in provider.report(layout.event).fragmentation.pinned_segments if p.address == address), None
+    )
     if pinned is None:
         what = "Wholly free: kept for reuse, can be given back." if free == total else "Full: no hole in it."
-        return [*lines, BLANK, *wrap([(what, "dim")], width)]
-    lines += [BLANK, line(("pinned by", "title"), (f"  what keeps {format_bytes(free)} from being given back", "dim"))]
+        return [*lines, *wrap([(what, "dim")], width)]
+    lines.append(line(("pinned by", "title"), ("  what keeps it from being given back", "dim")))
     for pin in pinned.pinned_by[:pins]:
+        purpose = f"{pin.category}/{pin.subcategory}".replace("_", " ")
+        where = clean(pin.frame) or "no stack recorded"
         lines.append(line((f"{format_bytes(pin.bytes):>10} ", "strong"),
-                          (f"{pin.category}/{pin.subcategory}", category_role(pin.category))))  # fmt: skip
-        lines += indented(wrap([(clean(pin.frame) or "no stack recorded", "dim")], max(width - 11, 12)), 11)
+                          (f"{purpose:<25} ", category_role(pin.category)),
+                          (clip(where, max(width - 37, 12), keep_end=True), "dim")))  # fmt: skip
     if len(pinned.pinned_by) > pins:
         lines.append(line((f"           and {len(pinned.pinned_by) - pins} more purposes", "dim")))
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,37 +69,71 @@ def sorted_segments(layout: Layout, segments: list[int], sort: str) -> list[int]
     return sorted(segments, key=lambda segment: -int(key[segment]))
 
 
-def cell_bytes_for(sizes: I8, width: int, rows: int) -> int:
-    """The smallest power of two (at least 512) for which the segments fit into ``rows`` of ``width`` cells."""
-    cell = 512
-    while True:
-        cells = -(-sizes // cell)
-        # Every segment also takes a gap, and half of a row is lost where a long one does not fit any more.
-        if int((cells + 1).sum()) <= width * rows * 0.92 or int(cells.max(initial=1)) <= 1:
-            return cell
-        cell *= 2
+PoolKey = tuple[str, int, str]
 
 
-def flow(layout: Layout, width: int, height: int, sort: str = "address", zoom: int = 0) -> Flow:
-    """Lay the segments out for a screen of ``width`` by ``height``; each ``zoom`` step halves the bytes of a cell."""
+def row_count(sizes: Sequence[int], width: int, cell: int) -> int:
+    """Rows that segments of these sizes take."""
+    rows, x = 1, 0
+    for size in sizes:
+        count = -(-size // cell)
+        if x and x + count > width:
+            rows, x = rows + 1, 0
+        if count > width - x:
+            rows += (x + count - 1) // width
+            x = (x + count) % width
+        else:
+            x += count
+        x += 1
+    return rows
+
+
+def scales(layout: Layout, width: int, height: int) -> dict[PoolKey, int]:
+    """Bytes a cell for each pool, so that this layout fills a screen of ``width`` by ``height``.
+
+    A cell is a power of two, and small enough for half of a pool's segments to have two cells or more, even if the map
+    must scroll then. Ask once, for the layout with most reserved bytes: a scale that changed while the cursor moves
+    would make the map jump.
+    """
+    pools = {key: [int(layout.total_bytes[s]) for s in members] for key, members in groups(layout)}
+    cells = {}
+    for key, sizes in pools.items():
+        median = sorted(sizes)[len(sizes) // 2]
+        largest = max(512, 1 << ((median // 2).bit_length() - 1)) if median >= 1024 else 512
+        cells[key] = largest
+    space = height - 2 * len(pools) + 1
+
+    def rows() -> int:
+        return sum(row_count(sizes, width, cells[key]) for key, sizes in pools.items())
+
+    while pools:
+        # Halve the cells of the pool that has the fewest rows, as long as everything still fits.
+        candidates = sorted(pools, key=lambda key: row_count(pools[key], width, cells[key]))
+        for key in candidates:
+            if cells[key] > 512:
+                cells[key] //= 2
+                if rows() <= space:
+                    break
+                cells[key] *= 2
+        else:
+            break
+    return cells
+
+
+def flow(layout: Layout, width: int, cell_bytes: dict[PoolKey, int], sort: str = "address", zoom: int = 0) -> Flow:
+    """Lay the segments out in rows of ``width`` cells; each ``zoom`` step halves the bytes of a cell."""
     rows: list[Row] = []
     cells: dict[int, int] = {}
     order: list[int] = []
     row_of: dict[int, int] = {}
     x_of: dict[int, int] = {}
-    pools = groups(layout)
-    reserved = max(layout.reserved_bytes, 1)
-    space = max(height - 2 * len(pools), len(pools))
-    for (pool, stream, kind), members in pools:
-        sizes = layout.total_bytes[members]
-        # Half of the space by size, half evenly: a small pool of many segments stays readable.
-        share = 0.65 * int(sizes.sum()) / reserved + 0.35 / len(pools)
-        cell = cell_bytes_for(sizes, width, max(round(space * share), 1))
-        cell = max(512, cell >> zoom if zoom >= 0 else cell << -zoom)
+    for key, members in groups(layout):
+        known = cell_bytes.get(key) or max(512, int(layout.total_bytes[members].max()) // 8 // 512 * 512)
+        cell = max(512, known >> zoom if zoom >= 0 else known << -zoom)
         chosen = sorted_segments(layout, members, sort)
         if rows:
             rows.append(())
-        rows.append(Heading(pool, stream, kind, tuple(chosen), cell))
+        rows.append(Heading(*key, tuple(chosen), cell))
         _place(layout, chosen, cell, width, rows, cells, row_of, x_of)
         order += chosen
     return Flow(tuple(rows), cells, tuple(order), row_of, x_of)

@@ -1,7 +1,7 @@
 """Lines of text with roles instead of colours: what the data side hands to the drawing side.
 
-A *role* is a name the palette turns into a style: ``text``, ``dim``, ``strong``, ``title``, ``good``, ``warn``, ``bad``,
-``accent``, ``hole``, ``cat:lora``, ``phase:forward``, ``ramp:3``, ``hue:2``.
+A *role* is a name the palette turns into a style: ``text``, ``dim``, ``strong``, ``title``, ``good``, ``warn``,
+``bad``, ``accent``, ``hole``, ``cat:lora``, ``phase:forward``, ``ramp:3``, ``hue:2``.
 """
 
 from __future__ import annotations

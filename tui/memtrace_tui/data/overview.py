@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from memtrace.attribution.categories import Category
+from memtrace.forensics.answer import Explanation
 from memtrace.report import Report
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.details import event_text
+from memtrace_tui.data.findings import VERDICTS
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import BLANK, Line, Span, bar, clean, clip, line, stacked, wrap
+from memtrace_tui.data.rows import exactly
 from memtrace_tui.provider import Provider
 
 _NAMES = {"oom": "Out of memory", "peak": "Peak of allocated memory", "reserved-peak": "Peak of reserved memory"}
 
 
-def banner_lines(provider: Provider, report: Report, width: int) -> list[Line]:
-    """What this moment is, in two or three lines of facts."""
+def banner_lines(provider: Provider, report: Report, width: int, answer: Explanation | None = None) -> list[Line]:
+    """What this moment is, in two or three lines of facts; with the verdict, where it is about this moment."""
     at, unused = report.at, report.fragmentation
     where = event_text(provider, at.event)
     if at.kind == "oom" and unused.asked_bytes is not None:
@@ -35,6 +38,9 @@ def banner_lines(provider: Provider, report: Report, width: int) -> list[Line]:
         if unused.asked_bytes is not None and unused.asked_bytes > unused.largest_free_block_bytes:
             fact.append((": too small for the request", "bad"))
         lines += wrap(fact, width, 2)
+    if answer is not None and answer.verdict != "no_oom":
+        lines.append(line((VERDICTS.get(answer.verdict, answer.verdict), "warn"), (f"  {answer.confidence}", "dim"),
+                          target=Goto("findings")))  # fmt: skip
     return lines
 
 
@@ -44,28 +50,24 @@ def gauge_lines(provider: Provider, report: Report, width: int) -> list[Line]:
     elsewhere = outside.get("not_this_allocator_bytes") or 0
     capacity = provider.capacity_bytes
     total = max(capacity or report.peaks["reserved_bytes"], report.reserved_bytes + max(elsewhere, 0), 1)
-    parts = [(report.categories[str(c)], f"cat:{c}") for c in Category]
+    parts = [(report.categories[str(c)], f"fill:cat|{c}") for c in Category]
     if elsewhere > 0:
-        parts.append((elsewhere, "outside"))
-    parts.append((max(total - sum(size for size, _ in parts), 0), "empty"))
-    words: list[Span] = [
-        (format_bytes(report.reserved_bytes), "strong"), (" reserved   ", "dim"),
-        (format_bytes(report.allocated_bytes), "strong"), (" allocated   ", "dim"),
-    ]  # fmt: skip
+        parts.append((elsewhere, "fill:outside"))
+    parts.append((max(total - sum(size for size, _ in parts), 0), "fill:empty"))
+    words: list[Span] = [("reserved ", "dim"), (format_bytes(report.reserved_bytes), "strong"), ("  allocated ", "dim"),
+                         (format_bytes(report.allocated_bytes), "strong")]  # fmt: skip
     if elsewhere > 0:
-        words += [(format_bytes(elsewhere), "strong"), (" outside this allocator   ", "dim")]
-    if capacity:
-        words += [(format_bytes(capacity), "strong"), (" capacity", "dim")]
-    else:
-        words += [(format_bytes(report.peaks["reserved_bytes"]), "strong"), (" peak reserved = full width", "dim")]
+        words += [("  outside this allocator ", "dim"), (format_bytes(elsewhere), "strong")]
     free = outside.get("device_free_bytes")
     if free is not None:
-        words += [("   ", "text"), (format_bytes(free), "strong"), (" free on the device", "dim")]
+        words += [("  device free ", "dim"), (format_bytes(free), "strong")]
+    whole = "capacity" if capacity else "peak reserved"
+    words += [(f"  full bar: {whole} ", "dim"), (format_bytes(capacity or report.peaks["reserved_bytes"]), "strong")]
     return [Line(tuple(stacked(parts, total, width))), *wrap(words, width)]
 
 
-def budget_lines(report: Report, width: int) -> list[Line]:
-    """A line a category and a subcategory, with bars; Enter shows the allocations behind it."""
+def budget_lines(report: Report, width: int, categories: bool = True, parts: bool = True) -> list[Line]:
+    """A line a category and (with ``parts``) a subcategory, with bars; Enter shows the allocations behind it."""
     label = 20
     bars = max(width - label - 10 - 8, 6)
     reserved = max(report.reserved_bytes, 1)
@@ -75,16 +77,19 @@ def budget_lines(report: Report, width: int) -> list[Line]:
         if category is Category.UNATTRIBUTED and not size:
             continue
         role = f"cat:{category}"
-        lines.append(line(
-            (f"{str(category).replace('_', ' '):<{label}}", role), (f"{format_bytes(size):>10}", "strong"),
-            (f"{size / reserved:>7.1%} ", "dim"), (bar(size / reserved, bars), role), target=_target(str(category), ""),
-        ))  # fmt: skip
-        for key, part in report.subcategories.items():
+        if categories:
+            lines.append(line(
+                (f"{str(category).replace('_', ' '):<{label}}", role), (f"{format_bytes(size):>10}", "strong"),
+                (f"{size / reserved:>7.1%} ", "dim"), (bar(size / reserved, bars), role),
+                target=_target(str(category), ""),
+            ))  # fmt: skip
+        for key, part in report.subcategories.items() if parts else ():
             owner, _, name = key.partition("/")
             if owner == category and name != owner:
                 cells = round(part / reserved * bars)
                 lines.append(line(
-                    (f"  {name.replace('_', ' '):<{label - 2}}", "dim"), (f"{format_bytes(part):>10}", "text"),
+                    (f"  {name.replace('_', ' '):<{label - 2}}", "dim" if categories else role),
+                    (f"{format_bytes(part):>10}", "text"),
                     (f"{part / reserved:>7.1%} ", "dim"), ("━" * cells or "╸", role), target=_target(owner, name),
                 ))  # fmt: skip
     return lines
@@ -99,7 +104,7 @@ def _target(category: str, sub: str) -> Goto:
 def facts_lines(provider: Provider, report: Report, width: int, sites: int = 8) -> list[Line]:
     """Peaks, the biggest sites, devices, warnings."""
     lines = [line(("peaks over the recording", "title"))]
-    for name, peak in zip(("requested", "allocated", "reserved"), provider.timeline.peaks(), strict=True):
+    for name, peak in zip(("requested", "allocated", "reserved"), provider.peaks, strict=True):
         lines.append(line((f"  {name:<10}", "dim"), (f"{format_bytes(report.peaks[f'{name}_bytes']):>10}", "strong"),
                           ("  " + clip(event_text(provider, peak.event), width - 24), "dim"),
                           target=Goto("timeline", peak.event)))  # fmt: skip
@@ -113,8 +118,11 @@ def facts_lines(provider: Provider, report: Report, width: int, sites: int = 8) 
     lines += [BLANK, line(("largest call sites", "title"))]
     for site in report.top[:sites]:
         purpose = f"{site.category}/{site.subcategory}".replace("_", " ")
-        lines.append(line((f"{format_bytes(site.bytes):>12} ", "strong"), (clip(purpose, width - 13), f"cat:{site.category}"),
-                          target=Goto("allocations", filter=f"category:{site.category} sub:/^{site.subcategory}$/")))  # fmt: skip
+        word = f"category:{site.category} sub:/^{site.subcategory}$/"
+        word += f" site:/^{exactly(clean(site.frame))}$/" if site.frame else " site:/^$/"
+        lines.append(line((f"{format_bytes(site.bytes):>12} ", "strong"),
+                          (clip(purpose, width - 13), f"cat:{site.category}"),
+                          target=Goto("allocations", filter=word)))  # fmt: skip
         where = clean(site.frame) or "no stack recorded"
         lines.append(line((" " * 13, "text"), (clip(where, max(width - 13, 8), keep_end=True), "dim")))
     lost = report.attribution

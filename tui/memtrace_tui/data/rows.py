@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -203,7 +204,10 @@ class AllocationTable:
         elif by in ("site", "module"):
             keys = stack.astype(np.int64)
         else:
-            keys = {"phase": self.facts.phase, "step": self.facts.step, "size": self.table.requested_bytes}[by][rows]
+            columns: dict[str, NDArray[np.generic]] = {
+                "phase": self.facts.phase, "step": self.facts.step, "size": self.table.requested_bytes,
+            }  # fmt: skip
+            keys = columns[by][rows].astype(np.int64)
         found, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
         sums, largest = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
         np.add.at(sums, inverse, size)
@@ -217,7 +221,11 @@ class AllocationTable:
             entry[1] += count
             entry[2] = max(entry[2], most)
         return sorted(
-            (Group(label, word, *sums, role) for (label, word, role), sums in merged.items()), key=lambda g: -g.bytes
+            (
+                Group(label, word, total, count, most, role)
+                for (label, word, role), (total, count, most) in merged.items()
+            ),
+            key=lambda group: -group.bytes,
         )
 
     def _group_label(self, by: str, key: int) -> tuple[str, str, str]:
@@ -231,7 +239,7 @@ class AllocationTable:
             return label.replace("_", " "), f"category:{category} sub:/^{rule.subcategory}$/", f"cat:{category}"
         if by in ("site", "module"):
             label = (self.site_labels if by == "site" else self.module_labels)[key]
-            return (label, f'{by}:/^{_escaped(label)}$/', "text") if label else (f"no {by}", f"{by}:/^$/", "dim")
+            return (label, f"{by}:/^{exactly(label)}$/", "text") if label else (f"no {by}", f"{by}:/^$/", "dim")
         if by == "phase":
             label = Phase(key).label
             return label, f"phase:{label}", f"phase:{label}"
@@ -246,8 +254,6 @@ def _ranks(texts: list[str]) -> I8:
     return np.array([order[text] for text in texts], dtype=np.int64)
 
 
-def _escaped(text: str) -> str:
+def exactly(text: str) -> str:
     """For between slashes in a filter: blanks would end the word, so they become ``\\s``."""
-    import re
-
     return re.escape(text).replace("\\ ", "\\s").replace("/", "\\/")

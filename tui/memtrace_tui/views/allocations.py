@@ -56,10 +56,11 @@ class AllocationsView(View):
     """A virtual table with filter, sort and groups; details of the selected row beside it where there is room."""
 
     view = "allocations"
+    key = "4"
     title = "Allocations"
     about = (
-        "Filter words: lora  /regex/  category:… sub:… site:… module:… phase:… step:… rule:… evidence:… pool:… stream:… "
-        " size>1MiB  -word for what must not fit. Click a title to sort."
+        "Filter words: lora  /regex/  category:… sub:… site:… module:… phase:… step:… rule:… evidence:… pool:… "
+        "stream:… size>1MiB  -word for what must not fit. Click a title to sort."
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter"),
@@ -106,7 +107,7 @@ class AllocationsView(View):
     def show(self) -> None:
         session = self.session
         self.query_one("#allocation", Lines).display = self.wide
-        key = (session.provider.device, None if self.everything else session.event, self.filter, self.sort,
+        key = (id(session.provider), None if self.everything else session.event, self.filter, self.sort,
                self.descending, self.grouping)  # fmt: skip
         if key != self._key:
             self._key = key
@@ -138,13 +139,17 @@ class AllocationsView(View):
             return f"{group.bytes / max(self._total, 1):.1%}", "dim"
         if column == "count":
             return format_count(group.count), "text"
-        return format_bytes(group.bytes if column == "bytes" else group.largest), "strong" if column == "bytes" else "text"
+        return format_bytes(
+            group.bytes if column == "bytes" else group.largest
+        ), "strong" if column == "bytes" else "text"
 
     def _summary(self) -> None:
         what = "ever allocated" if self.everything else f"live at event {format_count(self.session.event)}"
         spans = [
-            (f" {format_count(len(self.rows))}", "strong"), (f" {what}, ", "dim"), (format_bytes(self._total), "strong"),
-        ]  # fmt: skip
+            (f" {format_count(len(self.rows))}", "strong"),
+            (f" {what}, ", "dim"),
+            (format_bytes(self._total), "strong"),
+        ]
         if self.grouping != "none":
             spans += [("  by ", "dim"), (self.grouping, "accent")]
         if self.filter:

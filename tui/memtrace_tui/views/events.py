@@ -41,6 +41,7 @@ class EventsView(View):
     """Every recorded event, virtual; searching jumps between the events that fit."""
 
     view = "events"
+    key = "8"
     title = "Events"
     about = "The raw log. Search: an action, an address (0x…), a word or /regex/ of the call site; n and N jump."
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -75,8 +76,8 @@ class EventsView(View):
 
     def show(self) -> None:
         session, table = self.session, self.table()
-        if self._device != session.provider.device:
-            self._device = session.provider.device
+        if self._device != id(session.provider):
+            self._device = id(session.provider)
             table.show(session.provider.count, session.log.cell, keep=False)
             self._search()
         if session.event >= 0 and table.selected != session.event:
@@ -98,11 +99,18 @@ class EventsView(View):
             text = line((" no trace was recorded: only the final state is known", "dim"))
         elif self.query_text:
             before = int(np.searchsorted(self._found, self.session.event, side="right"))
-            text = line((f" {format_count(len(self._found))}", "strong"), (" events fit ", "dim"),
-                        (self.query_text, "accent"), (f"   {format_count(before)} of them up to here", "dim"))  # fmt: skip
+            text = line(
+                (f" {format_count(len(self._found))}", "strong"),
+                (" events fit ", "dim"),
+                (self.query_text, "accent"),
+                (f"   {format_count(before)} of them up to here", "dim"),
+            )
         else:
-            text = line((f" {format_count(self.session.provider.count)}", "strong"), (" events; the cursor is at ", "dim"),
-                        (event_text(self.session.provider, self.session.event), "text"))  # fmt: skip
+            text = line(
+                (f" {format_count(self.session.provider.count)}", "strong"),
+                (" events; the cursor is at ", "dim"),
+                (event_text(self.session.provider, self.session.event), "text"),
+            )
         self.query_one("#events-summary", Lines).show([text])
 
     def _details(self, width: int) -> list[Line]:
@@ -171,7 +179,9 @@ class EventsView(View):
         born, freed = int(table.alloc_event[row]), int(table.free_completed_event[row])
         target = freed if session.event == born else born
         if target < 0:
-            self.notify("Never freed in this recording." if session.event == born else "Allocated before the recording.")
+            self.notify(
+                "Never freed in this recording." if session.event == born else "Allocated before the recording."
+            )
         else:
             self.post_message(MoveCursor(target))
 

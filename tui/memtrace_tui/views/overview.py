@@ -9,7 +9,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 
-from memtrace_tui.data.lines import BLANK
+from memtrace_tui.data.findings import short_lines
+from memtrace_tui.data.lines import BLANK, line
 from memtrace_tui.data.overview import banner_lines, budget_lines, facts_lines, gauge_lines
 from memtrace_tui.views.base import View
 from memtrace_tui.widgets.lines import Lines
@@ -19,6 +20,7 @@ class OverviewView(View):
     """The budget at the cursor with its subcategories; peaks, call sites and warnings beside or below it."""
 
     view = "overview"
+    key = "1"
     title = "Overview"
     about = "Every reserved byte at the cursor by purpose. Enter on a line shows the allocations behind it."
     BINDINGS: ClassVar[list[BindingType]] = [Binding("tab", "app.focus_next", "Pane", show=False)]
@@ -36,17 +38,24 @@ class OverviewView(View):
         provider, report = self.session.provider, self.session.report
         facts = self.query_one("#facts", Lines)
         facts.display = self.wide
-        width = max(self.app.size.width - 2, 20)
+        width = max(self.app.size.width - 3, 20)  # padding and scroll bar
         if self.wide:
             width = width * 3 // 5 - 2
+        found = self.session.explanation
+        is_tall = self.app.size.height >= 34
+        is_about = found is not None and found[0] == self.session.event
         lines = [
-            *banner_lines(provider, report, width),
+            *banner_lines(provider, report, width, found[1] if found is not None and is_about else None),
             BLANK,
             *gauge_lines(provider, report, width),
             BLANK,
-            *budget_lines(report, width),
+            *budget_lines(report, width, parts=is_tall),
         ]
         side = facts_lines(provider, report, max(self.app.size.width - width - 5, 20) if self.wide else width)
+        if found is not None:
+            lines += [BLANK, *short_lines(found[1], found[0], width)]
+        if not is_tall:
+            lines += [BLANK, line(("in detail", "title")), *budget_lines(report, width, categories=False)]
         if not self.wide:
             lines += [BLANK, *side]
         self.main().show(lines)

@@ -42,7 +42,12 @@ class Legend(Drawn):
             if code in present:
                 mark = colours.letters[code] if self.look.plain else "█"
                 spans += [(" " + mark, role), (" " + label, "text")]
-        order = {"address": "by address", "free": "most free first", "size": "largest first", "hole": "largest hole first"}
+        order = {
+            "address": "by address",
+            "free": "most free first",
+            "size": "largest first",
+            "hole": "largest hole first",
+        }
         tail = f"  {order[settings.segment_sort]} "
         used = sum(len(text) for text, _ in spans)
         width = self.size.width
@@ -55,6 +60,7 @@ class SegmentsView(View):
     """The map at the left or above, the details of what is selected at the right or below."""
 
     view = "segments"
+    key = "3"
     title = "Segments"
     about = (
         "Each segment is as long as it is large. A cell's colour is what most of it holds, its height how much of it "
@@ -118,7 +124,9 @@ class SegmentsView(View):
     def action_coloring(self) -> None:
         """The next meaning of the colours."""
         settings = self.session.settings
-        settings.coloring = MODES[(MODES.index(settings.coloring) + 1) % len(MODES)] if settings.coloring in MODES else MODES[0]
+        settings.coloring = (
+            MODES[(MODES.index(settings.coloring) + 1) % len(MODES)] if settings.coloring in MODES else MODES[0]
+        )
         self.show()
 
     def action_pins(self) -> None:
@@ -188,10 +196,9 @@ class SegmentsView(View):
             yield (
                 f"{int(layout.address[segment]):#x}", str(int(layout.stream[segment])),
                 "small" if layout.is_small[segment] else "large", f"{int(layout.block_address[block]):#x}",
-                str(int(layout.block_bytes[block])), State(int(layout.block_state[block])).name.lower(), *purpose, frame,
+                str(int(layout.block_bytes[block])), State(int(layout.block_state[block])).name.lower(), *purpose,
+                frame,
             )  # fmt: skip
 
     def copy_text(self) -> str:
         return self.query_one("#details", Lines).text
-
-

@@ -24,6 +24,7 @@ class StacksView(View):
     """The tree at the left, the icicle at the right (or in its place), the source below."""
 
     view = "stacks"
+    key = "5"
     title = "Stacks"
     about = "Bytes live at the cursor under each caller; inverted, by the frame that allocated them first."
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -55,7 +56,7 @@ class StacksView(View):
         session, tree, bricks = self.session, self.query_one(CallTree), self.query_one(Icicle)
         tree.display, bricks.display = self.wide or not self.on_icicle, self.wide or self.on_icicle
         settings = session.settings
-        key = (session.provider.device, session.event, settings.inverted, settings.fold)
+        key = (id(session.provider), session.event, settings.inverted, settings.fold)
         if key != self._key:
             self._key = key
             rows = session.provider.live(session.event)
@@ -63,10 +64,10 @@ class StacksView(View):
             tree.show(self.root)
             bricks.show(self.root)
         assert self.root is not None
-        order = "allocating frame first" if settings.inverted else "outermost caller first"
+        order = "allocating frame first" if settings.inverted else "callers first"
         self.query_one("#stacks-summary", Lines).show([line(
             (f" {format_bytes(self.root.bytes)}", "strong"), (f" live in {self.root.count:,} allocations, ", "dim"),
-            (order, "accent"), (", library frames folded" if settings.fold else ", every frame", "dim"),
+            (order, "accent"), (", folded" if settings.fold else ", every frame", "dim"),
         )])  # fmt: skip
         self._source(tree.node)
 

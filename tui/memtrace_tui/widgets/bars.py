@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from textual import events
 from textual.strip import Strip
 
@@ -13,6 +15,7 @@ from memtrace_tui.messages import MoveCursor
 from memtrace_tui.session import Session
 from memtrace_tui.widgets.base import Drawn
 
+SHORT = {"Allocations": "Allocs", "Overview": "Overview", "Findings": "Finds"}
 KINDS = {"oom": "OOM", "peak": "PEAK", "reserved-peak": "RESERVED PEAK", "end": "END", "event": ""}
 
 
@@ -40,7 +43,7 @@ class Tabs(Drawn):
         segments = list(self.look.spans(spans, used, "panel"))
         self._ends = []
         for key, view, title in self.names:
-            text = title[:6] if short and view != self.current and len(title) > 8 else title
+            text = SHORT.get(title, title) if short and view != self.current else title
             behind = "select" if view == self.current else "panel"
             piece = [(f" {key} ", "key"), (f"{text} ", "strong" if view == self.current else "text")]
             size = sum(len(part) for part, _ in piece)
@@ -68,9 +71,11 @@ class CursorLine(Drawn):
     def draw_line(self, y: int) -> Strip:
         provider, event, width = self.session.provider, self.session.event, self.size.width
         kind = KINDS[provider.at(event).kind]
-        requested, allocated, reserved = provider.timeline.curve_at(event)
+        _, allocated, reserved = provider.timeline.curve_at(event)
         seconds = provider.seconds(event)
-        where = f"{format_count(event)}/{format_count(max(provider.count - 1, 0))}" if event >= 0 else "before the trace"
+        where = (
+            f"{format_count(event)}/{format_count(max(provider.count - 1, 0))}" if event >= 0 else "before the trace"
+        )
         left: list[Span] = [
             (" ▶ " if self.playing > 0 else " ◀ " if self.playing < 0 else " ● ", "accent"),
             (where, "strong"), ("  " + moment_text(provider, event), "text"),
@@ -155,7 +160,7 @@ class Scrubber(Drawn):
 class KeyBar(Drawn):
     """The keys that work here, most specific first; a click presses one."""
 
-    DISPLAY = {
+    DISPLAY: ClassVar[dict[str, str]] = {
         "enter": "⏎", "escape": "esc", "left": "←", "right": "→", "up": "↑", "down": "↓", "space": "space",
         "question_mark": "?", "slash": "/", "comma": ",", "full_stop": ".", "left_square_bracket": "[",
         "right_square_bracket": "]", "plus": "+", "minus": "-", "less_than_sign": "<", "greater_than_sign": ">",
@@ -192,9 +197,7 @@ class KeyBar(Drawn):
                 size = len(name) + len(description) + 3
                 if used + size > limit:
                     continue
-                segments += list(
-                    self.look.spans([(f" {name} ", "key"), (f"{description} ", "text")], size, "panel")
-                )
+                segments += list(self.look.spans([(f" {name} ", "key"), (f"{description} ", "text")], size, "panel"))
                 used += size
                 self._ends.append((used, key))
         return Strip(segments).adjust_cell_length(width, self.look.style("text", "panel"))

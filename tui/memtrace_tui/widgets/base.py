@@ -49,11 +49,11 @@ class Rows(Drawn, can_focus=True):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "step(-1)", "Up", show=False),
+        Binding("up,k", "step(-1)", "Row up or down", show=False, key_display="↑↓ k j"),
         Binding("down,j", "step(1)", "Down", show=False),
-        Binding("pageup,ctrl+b", "page(-1)", "Page up", show=False),
+        Binding("pageup,ctrl+b", "page(-1)", "Page up or down", show=False, key_display="pgup pgdn"),
         Binding("pagedown,ctrl+f", "page(1)", "Page down", show=False),
-        Binding("home", "edge(-1)", "First row", show=False),
+        Binding("home", "edge(-1)", "First or last row", show=False, key_display="home end"),
         Binding("end", "edge(1)", "Last row", show=False),
         Binding("enter", "open", "Open"),
     ]
@@ -102,7 +102,7 @@ class Rows(Drawn, can_focus=True):
         self.selected = max(min(self.selected, count - 1), 0)
         if count and not self.can_select(self.selected):
             self.selected = self._nearest(self.selected, 1)
-        self.top = max(min(self.top, count - self.page), 0)
+        self.top = max(min(self.top, count - self.page), 0) if self.size.height else 0
         self.show_selected()
         self.refresh()
 
@@ -121,7 +121,9 @@ class Rows(Drawn, can_focus=True):
         self.refresh()
 
     def show_selected(self) -> None:
-        """Scroll as little as needed."""
+        """Scroll as little as needed; what can't be selected in front of the first choice stays in sight."""
+        if not self.size.height:
+            return
         if self.selected < self.top:
             self.top = self.selected
         elif self.selected >= self.top + self.page:
@@ -245,3 +247,4 @@ class Rows(Drawn, can_focus=True):
         """Keep the selection on screen."""
         self.top = max(min(self.top, self.row_count - self.page), 0)
         self.show_selected()
+        self.refresh()

@@ -235,7 +235,9 @@ class BlockMap(Drawn, can_focus=True):
             if mine:
                 behind = "strong" if not look.plain else "select"
                 role = self._colours.roles[code] if fill else "hole"
-                segments.append(Segment("▄" if not look.plain else self._colours.letters[code], look.style(role, behind)))
+                segments.append(
+                    Segment("▄" if not look.plain else self._colours.letters[code], look.style(role, behind))
+                )
             else:
                 segments.append(cell_segment(look, self._colours, fill, code, odd))
         return Strip(segments).simplify().adjust_cell_length(self.size.width, look.style("text"))

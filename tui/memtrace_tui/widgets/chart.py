@@ -26,6 +26,14 @@ _SHORT = {"base_weights": "base", "activations": "act", "temporary": "temp", "ru
           "unattributed": "?"}  # fmt: skip
 
 
+def _compact(size_bytes: int) -> str:
+    """``4.09G``, ``198M``: three digits where there is no room for more."""
+    number, unit = format_bytes(size_bytes).split()
+    value = float(number)
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f}{unit[0] if unit != 'B' else ''}"
+
+
 def role_of(code: int) -> str:
     """Role of a raster code."""
     if code == EMPTY:
@@ -64,6 +72,7 @@ class Chart(Drawn, can_focus=True):
         self.start, self.stop = 0, max(session.provider.count, 1)
         self._provider_id = id(session.provider)
         self._key: tuple[object, ...] = ()
+        self._window_key: tuple[object, ...] = ()
         self._data: Columns | None = None
         self._raster: Raster | None = None
         self._strips: dict[int, Strip] = {}
@@ -85,16 +94,19 @@ class Chart(Drawn, can_focus=True):
     def top_bytes(self) -> int:
         """Upper edge of the scale: room for the highest reserved bytes, and for the capacity if that is near."""
         provider = self.session.provider
-        peak = max(provider.timeline.peaks()[2].size_bytes, 1)
+        peak = max(provider.peaks[2].size_bytes, 1)
         capacity = provider.capacity_bytes or 0
         return round((capacity if peak < capacity <= peak * 1.6 else peak) * 1.03)
 
     def _prepare(self) -> tuple[Columns, Raster]:
         provider = self.session.provider
         width, height = max(self.size.width - _AXIS, 1), self.chart_height
-        key = (id(provider), self.start, self.stop, width, height, self.by_time, id(self.look))
-        if self._data is None or self._raster is None or key != self._key:
+        window = (id(provider), self.start, self.stop, width, self.by_time)
+        if self._data is None or window != self._window_key:
             self._data = columns(provider, self.start, self.stop, width, self.by_time)
+            self._window_key = window
+        key = (window, height, id(self.look))
+        if self._raster is None or key != self._key:
             self._raster = raster(self._data, height, self.top_bytes)
             self._strips = {}
             self._key = key
@@ -233,16 +245,18 @@ class Chart(Drawn, can_focus=True):
                 continue
             name = _SHORT.get(category, str(category)) if is_short else str(category).replace("_", " ")
             mark = LETTERS[category] if self.look.plain else "■"
-            text = format_bytes(size)
-            if is_short:
-                text = text.replace(" GiB", "G").replace(" MiB", "M").replace(" KiB", "K").replace(" B", "")
-            spans += [(mark + " ", f"cat:{category}"), (f"{name} ", "text"), (text + "  ", "strong")]
+            text = _compact(size) if is_short else format_bytes(size)
+            spans += [
+                (mark if is_short else mark + " ", f"cat:{category}"),
+                (f"{name} ", "text"),
+                (text + "  ", "strong"),
+            ]
         return self.look.spans(spans, width)
 
     def _marks(self, data: Columns) -> Strip:
         provider = self.session.provider
         marks = [(" ", "text")] * len(data)
-        _, allocated, reserved = provider.timeline.peaks()
+        _, allocated, reserved = provider.peaks
         notes = [(reserved.event, "◇", "accent"), (allocated.event, "◆", "accent")]
         notes += [(event, "▼", "bad") for event in provider.ooms[:500]]
         for event, mark, role in notes:

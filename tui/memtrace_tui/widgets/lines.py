@@ -33,7 +33,7 @@ class Lines(Rows):
         return 0 <= row < len(self.lines) and self.lines[row].target is not None
 
     def draw_row(self, row: int, width: int, is_selected: bool) -> Strip:
-        behind = ("select" if self.has_focus else "panel") if is_selected else "background"
+        behind = "select" if is_selected and self.has_focus else "background"
         return self.look.strip(self.lines[row], width, behind)
 
     def opened(self, row: int) -> None:

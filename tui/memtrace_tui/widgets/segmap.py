@@ -14,7 +14,7 @@ from memtrace.layout import Layout
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.cells import Cells, packed_cells
 from memtrace_tui.data.coloring import Coloring, coloring
-from memtrace_tui.data.flow import Flow, Heading, Piece, flow
+from memtrace_tui.data.flow import Flow, Heading, Piece, PoolKey, flow, scales
 from memtrace_tui.data.lines import Span, clip
 from memtrace_tui.look import Look
 from memtrace_tui.session import Session
@@ -28,7 +28,9 @@ def cell_segment(look: Look, colours: Coloring, fill: int, code: int, odd: bool,
     role = colours.roles[code]
     if look.plain:
         letter = colours.letters[code]
-        return Segment(letter if fill >= 4 or not letter.isupper() else letter.lower(), look.style("text", behind or "background"))
+        return Segment(
+            letter if fill >= 4 or not letter.isupper() else letter.lower(), look.style("text", behind or "background")
+        )
     if fill == 0:
         return Segment(" ", look.style("text", "hole"))
     if odd and not role.startswith("heat"):
@@ -72,6 +74,7 @@ class SegmentMap(Drawn, can_focus=True):
         self._flow: Flow | None = None
         self._cells: dict[int, tuple[Cells, int]] = {}  # segment -> its pool's cells, its first one
         self._colours: Coloring | None = None
+        self._scales: tuple[tuple[int, int, int], dict[PoolKey, int]] | None = None
         self._strips: dict[tuple[int, bool], Strip] = {}
 
     # -- state
@@ -107,7 +110,8 @@ class SegmentMap(Drawn, can_focus=True):
         if self._flow is None or key != self._key:
             layout = self.layout_now
             self._colours = coloring(self.session.provider, layout, settings.coloring)
-            self._flow = flow(layout, max(size.width - 3, 8), size.height, settings.segment_sort, self.scale)
+            width = max(size.width - 3, 8)
+            self._flow = flow(layout, width, self._cell_bytes(width), settings.segment_sort, self.scale)
             self._cells = {}
             for row in self._flow.rows:
                 if isinstance(row, Heading):
@@ -121,6 +125,15 @@ class SegmentMap(Drawn, can_focus=True):
             self._strips = {}
             self.top = max(min(self.top, len(self._flow.rows) - size.height), 0)
         return self._flow
+
+    def _cell_bytes(self, width: int) -> dict[PoolKey, int]:
+        """Scales that fit the moment of most reserved memory, for as long as the screen keeps its size."""
+        provider = self.session.provider
+        key = (id(provider), width, self.size.height)
+        if self._scales is None or self._scales[0] != key:
+            fullest = provider.layout(provider.peaks[2].event)
+            self._scales = (key, scales(fullest, width, self.size.height))
+        return self._scales[1]
 
     def show(self) -> None:
         """The cursor, colours or order changed."""

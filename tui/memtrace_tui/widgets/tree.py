@@ -45,7 +45,7 @@ class CallTree(Rows):
     def show(self, root: Node) -> None:
         """Another tree."""
         self.root = root
-        self._open = open_hot(root, max(self.size.height - 2, 12))
+        self._open = open_hot(root, max(self.app.size.height - 8, 12))
         self._rebuild()
 
     def _rebuild(self) -> None:

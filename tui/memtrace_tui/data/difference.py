@@ -1,0 +1,57 @@
+"""A comparison as lines: the sentence, categories with signed bars, call sites with their part of the change."""
+
+from __future__ import annotations
+
+from memtrace.attribution.categories import Category
+from memtrace.compare.answer import Difference
+from memtrace.units import format_bytes, format_delta
+from memtrace_tui.data.lines import BLANK, Line, clean, clip, line, wrap
+
+_HEAD = 21
+
+
+def role_of_delta(size: int) -> str:
+    """More memory is bad, less is good."""
+    return "bad" if size > 0 else "good" if size < 0 else "dim"
+
+
+def category_lines(answer: Difference, width: int) -> list[Line]:
+    """Before, after, change and a bar for reserved bytes and each category."""
+    rows = [("reserved", "strong", answer.before.reserved_bytes, answer.after.reserved_bytes)]
+    for category in Category:
+        before, after = answer.before.categories[str(category)], answer.after.categories[str(category)]
+        if before or after or category is not Category.UNATTRIBUTED:
+            rows.append((str(category).replace("_", " "), f"cat:{category}", before, after))
+    half = max((width - _HEAD - 36) // 2, 4)
+    most = max(max(abs(after - before) for _, _, before, after in rows), 1)
+    lines = [line((f"{'':<{_HEAD}}{'before':>11}{'after':>11}{'change':>13}", "dim"))]
+    for name, role, before, after in rows:
+        change = after - before
+        cells = round(abs(change) / most * half) or (1 if change else 0)
+        left = " " * (half - cells) + "█" * cells if change < 0 else " " * half
+        right = "█" * cells if change > 0 else ""
+        lines.append(line(
+            (f"{name:<{_HEAD}}", role), (f"{format_bytes(before):>11}{format_bytes(after):>11}", "text"),
+            (f"{format_delta(change):>13} ", role_of_delta(change)), (left, "good"), ("│", "dim"), (right, "bad"),
+        ))  # fmt: skip
+    return lines
+
+
+def difference_lines(answer: Difference, width: int, sites: int = 200) -> list[Line]:
+    """All of it."""
+    lines = [*wrap([(clean(answer.sentence), "strong")], width), BLANK, *category_lines(answer, width), BLANK]
+    lines.append(line(("call sites", "title"), ("  by size of change; their changes add up to the categories'", "dim")))
+    for site in answer.sites[:sites]:
+        if not site.delta_bytes:
+            continue
+        what = f"{site.category}/{site.subcategory}".replace("_", " ")
+        note = "" if site.match is not None else "  only after" if site.after_count else "  only before"
+        where = clean(site.frame) or ("" if site.match == "kind" else "no stack recorded")
+        room = max(width - 13 - 27 - len(note), 8)
+        lines.append(line(
+            (f"{format_delta(site.delta_bytes):>12} ", role_of_delta(site.delta_bytes)),
+            (f"{clip(what, 25):<25}  ", f"cat:{site.category}"), (clip(where, room, keep_end=True), "text"),
+            (note, "warn"),
+            target=site,
+        ))  # fmt: skip
+    return lines

@@ -1,0 +1,76 @@
+"""Diff: two recordings, each at its own cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+
+from memtrace.compare.answer import Difference, SiteDelta
+from memtrace_tui.data.difference import difference_lines
+from memtrace_tui.data.goto import Goto
+from memtrace_tui.data.lines import clean
+from memtrace_tui.data.rows import exactly
+from memtrace_tui.messages import Open
+from memtrace_tui.session import Session
+from memtrace_tui.views.base import View
+from memtrace_tui.widgets.lines import Lines
+from memtrace_tui.widgets.overlay import Overlay
+
+
+class SiteLines(Lines):
+    """Lines whose call sites open the allocations behind them."""
+
+    def opened(self, row: int) -> None:
+        site = self.lines[row].target
+        if isinstance(site, SiteDelta):
+            where = f" site:/^{exactly(clean(site.frame))}$/" if site.frame and not site.frame.startswith("(") else ""
+            word = f"category:{site.category} sub:/^{site.subcategory}$/{where}"
+            view = "segments" if site.match == "kind" else "allocations"
+            self.post_message(Open(Goto(view, filter=word)))
+
+
+class DiffView(View):
+    """Overlaid timelines above; sentence, categories and call sites below."""
+
+    view = "diff"
+    key = "7"
+    title = "Diff"
+    about = "The second file minus the first, each at its own cursor. w changes which of the two the cursor moves in."
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("w", "swap", "Other file")]
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.answer: Difference | None = None
+
+    def compose(self) -> ComposeResult:
+        """Overlay and lines."""
+        with Vertical():
+            yield Overlay(self.session)
+            yield SiteLines(id="difference")
+
+    def main(self) -> Lines:
+        return self.query_one("#difference", Lines)
+
+    def show(self) -> None:
+        self.query_one(Overlay).styles.height = max(min(self.app.size.height // 3, 16), 6)
+        self.query_one(Overlay).refresh()
+        self.answer = self.session.difference()
+        self.main().show(difference_lines(self.answer, min(max(self.app.size.width - 3, 40), 140)))
+
+    def action_swap(self) -> None:
+        """The other file becomes the one that the cursor moves in and all screens show."""
+        self.session.swap()
+        self.call_later(self.screen.run_action, "refresh_all")
+
+    def csv(self) -> Iterable[Sequence[str]]:
+        yield "category", "subcategory", "frame", "before_bytes", "after_bytes", "delta_bytes", "match"
+        for site in self.answer.sites if self.answer is not None else ():
+            sizes = (str(site.before_bytes), str(site.after_bytes), str(site.delta_bytes))
+            yield site.category, site.subcategory, site.frame, *sizes, site.match or ""
+
+    def copy_text(self) -> str:
+        return self.main().text
