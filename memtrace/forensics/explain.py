@@ -18,10 +18,10 @@ from memtrace.forensics.case import Case
 from memtrace.forensics.detectors import detect, ranked
 from memtrace.forensics.log_figures import LogFigures, log_figures
 from memtrace.forensics.log_findings import findings_of_log
-from memtrace.forensics.log_verdict import verdict_from_log
+from memtrace.forensics.log_verdict import LogVerdict, verdict_from_log
 from memtrace.forensics.oom_text import LogReading, OomMessage
 from memtrace.forensics.passes import grown_since
-from memtrace.forensics.sizes import possibilities
+from memtrace.forensics.sizes import possibilities, possible_models
 from memtrace.forensics.verdict import judge
 from memtrace.report import Analysis
 from memtrace.timeline import At, choose_event
@@ -43,11 +43,18 @@ def explain_log(reading: LogReading, files: Sequence[str] = ()) -> Explanation:
         findings=findings_of_log(log),
         ooms=tuple(message.contract() for message in reading.messages),
         capacity=None,
-        sizes=(),
-        worth_saying=log.worth_saying,
+        sizes=possible_models(log.oom),
+        worth_saying=(*log.worth_saying, *_record_it(log)),
         files=tuple(files),
         warnings=_log_warnings(reading),
     )
+
+
+def _record_it(log: LogVerdict) -> tuple[str, ...]:
+    """What to do next where a text can't tell what held the memory."""
+    if log.oom is None or not log.oom.is_gpu_oom or log.verdict not in ("budget", "fragmentation", "unknown"):
+        return ()
+    return ("A text does not say what held the memory; memtrace run SCRIPT records it, and explain reads that too.",)
 
 
 def explain_snapshot(
@@ -186,6 +193,24 @@ def _when(case: Case) -> When | None:
     return When(phase, case.moment.step, _first_step(case), case.at.event, case.at.kind, grew)
 
 
+def _tokens_that_fit(case: Case) -> float | None:
+    """Share of the batch's tokens for which the pass would have fitted; None where that isn't the question.
+
+    What grows with tokens is taken to be all that is neither stored weights, trained, nor a workspace.
+    """
+    verdict, capacity = case.verdict, case.capacity
+    if verdict.verdict != "budget" or capacity is None or verdict.needed_bytes is None or verdict.pieces is None:
+        return None
+    if case.phase not in (Phase.FORWARD, Phase.BACKWARD) or case.in_evaluation:
+        return None
+    fixed = case.kind(Category.LORA) | case.kind(Category.RUNTIME)
+    fixed |= case.kind(Category.BASE_WEIGHTS, "quantized", "unquantized", "quant_state", "buffer")
+    fixed_bytes = case.live_total(fixed)
+    growing = verdict.pieces.allocated_bytes + verdict.needed_bytes - fixed_bytes
+    share = (capacity.low_bytes - fixed_bytes) / growing if growing > 0 else 0.0
+    return share if 0 < share < 1 else None
+
+
 def _first_step(case: Case) -> bool | None:
     """Whether the event lies in the program's first step; None before any step or where the recording began later."""
     step = case.moment.step
@@ -216,14 +241,19 @@ def _about(case: Case) -> list[str]:
         what = {"peak": "Use was highest", "reserved-peak": "Reserved memory was highest"}.get(
             case.at.kind, "Looked at"
         )
-        found.append(
-            f"{what} at event {case.at.event:,}: {size(case.allocated_bytes)} allocated, {size(case.reserved_bytes)} "
-            "reserved."
-        )
+        where = f"at event {case.at.event:,}" if case.at.event >= 0 else "before the first event"
+        if not len(case.timeline):
+            what, where = "Only the final state was recorded", "without a trace"
+        found.append(f"{what} {where}: {size(case.allocated_bytes)} allocated, {size(case.reserved_bytes)} reserved.")
     held = {str(c): case.live_total(case.kind(c)) for c in Category}
     top = sorted(((n, name) for name, n in held.items() if case.is_material(n)), reverse=True)[:3]
     if top:
         found.append("Most of it: " + ", ".join(f"{name} {size(n)}" for n, name in top) + ".")
+    if (share := _tokens_that_fit(case)) is not None:
+        found.append(
+            f"At most about {share:.0%} of this batch's tokens would fit as things are: activations and logits grow "
+            "with them."
+        )
     if case.is_oom and len(case.timeline.oom_events) > 1:
         found.append(f"{len(case.timeline.oom_events)} requests were refused in this recording; this is the last.")
     if case.points and case.is_oom:

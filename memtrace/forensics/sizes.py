@@ -6,6 +6,8 @@ import numpy as np
 
 from memtrace.attribution.categories import Category
 from memtrace.forensics.case import Case
+from memtrace.forensics.oom_text import OomMessage
+from memtrace.forensics.published import published_model
 from memtrace.units import format_bytes as size
 
 _KINDS: tuple[tuple[Category, str, str], ...] = (
@@ -20,6 +22,7 @@ _KINDS: tuple[tuple[Category, str, str], ...] = (
     (Category.LORA, "grads", "a gradient"),
 )
 _SMALLEST_BYTES = 1 << 20
+_MODEL_BYTES = 1 << 30
 
 
 def possibilities(case: Case) -> tuple[str, ...]:
@@ -46,6 +49,19 @@ def possibilities(case: Case) -> tuple[str, ...]:
     if per_token is not None:
         found.append(per_token)
     return tuple(found)
+
+
+def possible_models(message: OomMessage | None) -> tuple[str, ...]:
+    """From a log: the published model whose weights are as large as the request, if the printed digits leave one."""
+    found = message.interval("tried_bytes") if message is not None and message.is_gpu_oom else None
+    if found is None or found[0] < _MODEL_BYTES:
+        return ()
+    # What is printed is the driver's share of the request, rounded up to 2 MiB.
+    known = published_model(found[0] - (2 << 20), found[1])
+    if known is None:
+        return ()
+    name, bits = known
+    return (f"{size(round(sum(found) / 2))} is the size of {name} in {bits} bits, so it may be a whole model.",)
 
 
 def _alike(case: Case, asked: int) -> list[str]:

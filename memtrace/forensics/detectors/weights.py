@@ -9,11 +9,11 @@ from memtrace.attribution.categories import Category
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.stack_facts import Kind
-from memtrace.budget.presets import model_names, model_preset
 from memtrace.forensics.advice import formula, rule
 from memtrace.forensics.answer import Finding
 from memtrace.forensics.case import Case
 from memtrace.forensics.layers import layer_count
+from memtrace.forensics.published import published_model
 from memtrace.units import format_bytes as size
 
 Bool = NDArray[np.bool_]
@@ -40,19 +40,6 @@ def layer_matrices(case: Case) -> Bool:
     layers = layer_count(case.analysis)
     least = _REPEATS if layers is None else max(_REPEATS, layers // 2)  # two models have four embeddings
     return rows & np.isin(case.size, sizes[counts >= least])
-
-
-def _known_model(weight_bytes: int) -> tuple[str, int] | None:
-    """(preset, bits) whose weights have that size: 16 or 32 bits throughout, or 4 bits with 16-bit tables."""
-    for name in model_names():
-        shape = model_preset(name)
-        linear = shape.linear_parameters
-        candidates = ((16, 2 * shape.parameters), (32, 4 * shape.parameters))
-        four = linear // 2 + 2 * (shape.parameters - linear)
-        for bits, expected in (*candidates, (4, four)):
-            if abs(weight_bytes - expected) <= _ROUNDING_BYTES:
-                return name, bits
-    return None
 
 
 def base_not_quantized(case: Case) -> Finding | None:
@@ -86,7 +73,7 @@ def _while_loading(case: Case) -> Finding | None:
     assert refusal is not None
     stored = case.live_total(case.kind(Category.BASE_WEIGHTS))
     asked = min(refusal.asked_bytes, int(case.timeline.trace.size[case.at.event]))
-    known = _known_model(asked)
+    known = published_model(asked - _ROUNDING_BYTES, asked + _ROUNDING_BYTES)
     if known is not None and known[1] == 4:
         return None
     total = stored + asked
