@@ -154,6 +154,8 @@ def answer(
     version = question.version or torch_version(snapshot)
     total = device_total(snapshot)
     configs = [(conf, parse_conf(conf, version, total)) for conf in question.confs]  # refuse bad strings first
+    if any(config.backend != "native" for _, config in configs):
+        raise NoAnswerError("the cudaMallocAsync back end leaves placement to the driver, which is not modelled")
     program = extract(gather(device, from_snapshot(snapshot.settings, version)))
     limit = _limit(snapshot, timeline, version)
     check = settle(program, timeline.replay, limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memtrace.snapshot.model import I8, U1, Action, Bool, DeviceTrace
+from memtrace.snapshot.model import I4, I8, U1, Action, Bool, DeviceTrace
 
 
 def next_anchor(action: U1) -> I8:
@@ -18,14 +18,30 @@ def next_anchor(action: U1) -> I8:
     return np.minimum.accumulate(place[::-1])[::-1] if count else place
 
 
+def causes(trace: DeviceTrace) -> I4:
+    """What tells calls apart: the recorded stack objects, or, where a file shares none (JSON), the stacks. -1 unknown.
+
+    A free that completes at once shares its stack object with its request, so a trace with frees shows which it is.
+    """
+    action = trace.action
+    pairs = np.flatnonzero(
+        (action[:-1] == Action.FREE_REQUESTED)
+        & (action[1:] == Action.FREE_COMPLETED)
+        & (trace.address[:-1] == trace.address[1:])
+        & (trace.context[:-1] >= 0)
+    )
+    shared = trace.context[pairs] == trace.context[pairs + 1]
+    return trace.stack if len(pairs) and not shared.any() else trace.context
+
+
 def explicit_releases(trace: DeviceTrace, initial_reserved_bytes: int, collects_garbage: bool) -> Bool:
     """Which segment_free and segment_unmap events an explicit ``empty_cache()`` caused.
 
-    A release belongs to the malloc that follows if both carry the same recorded stack object. Where stacks were not
-    recorded, it belongs to a malloc that was refused, or that grew past all that was ever granted; a malloc that
-    stayed below had no reason to flush, unless garbage is collected.
+    A release belongs to the malloc that follows if both have the same cause. Where stacks were not recorded, it belongs
+    to a malloc that was refused, or that grew past all that was ever granted; a malloc that stayed below had no reason
+    to flush, unless garbage is collected.
     """
-    action, context, size = trace.action, trace.context, trace.size
+    action, context, size = trace.action, causes(trace), trace.size
     count = len(trace)
     if not count:
         return np.zeros(0, dtype=np.bool_)

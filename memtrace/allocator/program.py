@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memtrace.allocator.evidence import Evidence
-from memtrace.allocator.flushes import next_anchor
+from memtrace.allocator.flushes import causes, next_anchor
 from memtrace.snapshot.model import I4, I8, U1, Action, Bool, DeviceTrace
 
 
@@ -82,7 +82,7 @@ class Program:
 def extract(evidence: Evidence) -> Program:
     """The program of a recorded trace."""
     trace, life = evidence.device.trace, evidence.life
-    action, handle = trace.action, life.handle
+    action, handle, cause = trace.action, life.handle, causes(trace)
     count = len(trace)
     events = np.arange(count)
     is_request = action == Action.FREE_REQUESTED
@@ -96,7 +96,7 @@ def extract(evidence: Evidence) -> Program:
             & completes[1:]
             & (handle[:-1] >= 0)
             & (handle[:-1] == handle[1:])
-            & (trace.context[:-1] == trace.context[1:])
+            & (cause[:-1] == cause[1:])
         )
     follows = np.zeros(count, dtype=np.bool_)
     follows[1:] = immediate[:-1]
@@ -161,7 +161,7 @@ def extract(evidence: Evidence) -> Program:
 
 def _flushes(trace: DeviceTrace, explicit: Bool) -> tuple[Bool, Bool]:
     """(first release of every explicit ``empty_cache``, events after a malloc's first growth or forced release)."""
-    action, context = trace.action, trace.context
+    action, context = trace.action, causes(trace)
     count = len(trace)
     anchor = next_anchor(action)
     release = (action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 from memtrace.allocator.initial import RESERVATION_BYTES
@@ -117,15 +118,13 @@ class RecordedDriver:
 
     def may_release(self, state: State, pool: int) -> bool:
         """A private pool was given up if this flush is recorded to release some of its memory."""
-        starts = [
-            address
-            for kind, address, _, _ in self.queue[self.at :]
-            if kind in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
-        ]
+        released = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+        starts = sorted(address for kind, address, _, _ in self.queue[self.at :] if kind in released)
         for number, name in enumerate(state.ids):
             if name.pool == pool:
                 for key in state.lists[number]:
                     low, size = key & MASK, key >> SHIFT
-                    if any(low <= start < low + size for start in starts):
+                    place = bisect_left(starts, low)
+                    if place < len(starts) and starts[place] < low + size:
                         return True
         return False

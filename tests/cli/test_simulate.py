@@ -115,6 +115,7 @@ def test_edits_of_what_was_there_before_the_trace(capsysbinary: pytest.CaptureFi
     [
         (("--conf", "max_split_size_mb:5"), 2, "CachingAllocator option max_split_size_mb too small, must be >= 20"),
         (("--conf", "nonsense:1"), 2, "Unrecognized key 'nonsense' in Accelerator allocator config."),
+        (("--conf", "backend:cudaMallocAsync"), 4, "not modelled"),
         (("--capacity", "lots"), 2, "not a size"),
         (("--scale", "logits"), 2, "--scale takes WHAT=FACTOR"),
         (("--without", "no such thing"), 4, "no allocation is of 'no such thing'"),

@@ -164,6 +164,16 @@ def test_without_stacks_the_replay_is_as_exact() -> None:
         assert result.exact, (name, result.why)
 
 
+def test_stack_objects_that_are_never_shared_mean_nothing() -> None:
+    """A snapshot that went through JSON has a list of its own for every event."""
+    for name in ("fuzz_default_0", "fuzz_capped_0", "fuzz_split64_cap_0", "fuzz_gc_0"):
+        dev = device(name)
+        own = np.arange(len(dev.trace), dtype=np.int32)
+        result = replay_device(replace(dev, trace=replace(dev.trace, context=own)), recording(name).settings)
+        assert result.exact, (name, result.why)
+        assert result.statistics["num_alloc_retries"] == replayed(name).statistics["num_alloc_retries"]
+
+
 def test_the_limit_that_the_trace_shows() -> None:
     for name in ("fuzz_capped_0", "fuzz_split64_cap_0", "fuzz_gc_0", "fuzz_gc_split_0"):
         cap = int(fuzz_truth(name)["cap"] * GIB)
