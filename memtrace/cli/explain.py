@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _answer(args: argparse.Namespace) -> Explanation:
     from memtrace.forensics.explain import explain_log, explain_snapshot
-    from memtrace.forensics.inputs import is_snapshot, read_logs
+    from memtrace.forensics.inputs import is_snapshot, lines_of, read_logs
+    from memtrace.forensics.log_verdict import principal
     from memtrace.units import parse_size
 
     capacity = parse_size(args.capacity) if args.capacity else None
@@ -46,7 +47,8 @@ def _answer(args: argparse.Namespace) -> Explanation:
     reading = read_logs(logs) if logs else None
     if not snapshots:
         assert reading is not None
-        return explain_log(reading, logs)
+        line = principal(reading.messages).line if reading.messages else 0
+        return explain_log(reading, logs, lines_of(logs, line))
     args.file = snapshots[0]
     analysis, at = open_analysis(args)
     return explain_snapshot(analysis, at, capacity_bytes=capacity, reading=reading, files=args.files)

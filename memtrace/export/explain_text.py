@@ -30,7 +30,7 @@ def _when_text(when: When) -> str:
     if when.step is not None:
         nth = {True: " (the first)", False: "", None: " of the recording"}[when.first_step]
         parts.append(f"step {when.step}{nth}")
-    where = "" if when.kind == "oom" else {"peak": "peak in ", "end": "end in "}.get(when.kind, "at ")
+    where = "" if when.kind in ("oom", "log") else {"peak": "peak in ", "end": "end in "}.get(when.kind, "at ")
     return where + ", ".join(parts) if parts else ""
 
 

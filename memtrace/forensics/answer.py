@@ -50,7 +50,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """When memory ran out or, with ``kind`` "peak", when use was highest. ``step`` counts from the recording's start.
+    """When memory ran out or, with ``kind`` "peak", when use was highest. ``step`` counts from the recording's start;
+    with ``kind`` "log" phase and step are read from a log (its progress bar counts finished steps), without an event.
 
     ``first_step`` is None where the recording can't tell. ``grew_bytes`` compares with the same point of the previous
     pass over the model, by ``category/subcategory``; empty where there was none.
@@ -59,7 +60,7 @@ class When:
     phase: str
     step: int | None
     first_step: bool | None
-    event: int
+    event: int | None
     kind: str
     grew_bytes: Mapping[str, int]
 
@@ -84,6 +85,22 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
+class Pieces:
+    """Free memory inside what was reserved at a refusal. ``usable``: largest block that could have served the request's
+    pool and stream; ``own_free``: all of that pool and stream; ``elsewhere``: free bytes of other pools and streams;
+    ``releasable``: what a flush would have given back; ``slack``: all of it together, pending frees included."""
+
+    allocated_bytes: int
+    slack_bytes: int
+    usable_bytes: int
+    own_free_bytes: int
+    elsewhere_bytes: int
+    releasable_bytes: int
+    pending_bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Everything ``explain`` has to say; the first seven fields are the JSON contract."""
 
@@ -95,6 +112,9 @@ class Explanation:
     findings: tuple[Finding, ...]
     ooms: tuple[Mapping[str, object], ...]
     capacity: Capacity | None
+    pieces: Pieces | None
+    needed_bytes: int | None
+    """What the pass would still have asked for from a refusal on, estimated; None if nothing tells."""
     sizes: tuple[str, ...]
     worth_saying: tuple[str, ...]
     files: tuple[str, ...]

@@ -18,6 +18,7 @@ from memtrace.forensics.case import Case
 from memtrace.forensics.detectors import detect, ranked
 from memtrace.forensics.log_figures import LogFigures, log_figures
 from memtrace.forensics.log_findings import findings_of_log
+from memtrace.forensics.log_moment import moment_in_log
 from memtrace.forensics.log_verdict import LogVerdict, verdict_from_log
 from memtrace.forensics.oom_text import LogReading, OomMessage
 from memtrace.forensics.passes import grown_since
@@ -31,18 +32,20 @@ from memtrace.units import format_delta
 _GREW_SHARE = 0.01
 
 
-def explain_log(reading: LogReading, files: Sequence[str] = ()) -> Explanation:
-    """The answer from a log alone."""
+def explain_log(reading: LogReading, files: Sequence[str] = (), lines: Sequence[str] = ()) -> Explanation:
+    """The answer from a log alone. ``lines``: the log up to the message that :func:`principal` picks, if at hand."""
     log = verdict_from_log(reading.messages, reading.summaries)
     return Explanation(
         oom=log.oom.contract() if log.oom is not None else None,
         verdict=log.verdict,
         confidence=log.confidence,
-        when=None,
+        when=moment_in_log(list(lines)) if log.oom is not None else None,
         because=log.because,
         findings=findings_of_log(log),
         ooms=tuple(message.contract() for message in reading.messages),
         capacity=None,
+        pieces=None,
+        needed_bytes=None,
         sizes=possible_models(log.oom),
         worth_saying=(*log.worth_saying, *_record_it(log)),
         files=tuple(files),
@@ -92,6 +95,8 @@ def explain_snapshot(
         findings=detect(case),
         ooms=tuple(message.contract() for message in reading.messages) if reading is not None else (),
         capacity=verdict.capacity,
+        pieces=verdict.pieces,
+        needed_bytes=verdict.needed_bytes,
         sizes=possibilities(case),
         worth_saying=(),
         files=tuple(files) or (timeline.snapshot.source,),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from memtrace.errors import SnapshotError
+from memtrace.forensics.log_moment import lines_before
 from memtrace.forensics.oom_text import LogReading, read_log
 from memtrace.snapshot.container import open_stream
 
@@ -19,6 +20,7 @@ _OLD_PICKLE = re.compile(rb"^(\(dp|\(lp|\}q|\]q|\(d|\(l)[\x00-\xff]")
 _JSON_KEYS = re.compile(rb'"(segments|device_traces|blocks|total_size|allocator_settings)"')
 _BINARY = (b"PK\x03\x04", b"SQLite format 3\x00", b"\x89HDF", b"GGUF", b"\x7fELF")
 _HEAD_BYTES = 4096
+_TWICE_BYTES = 64 << 20
 
 
 def looks_like_snapshot(head: bytes) -> bool:
@@ -73,6 +75,18 @@ def read_logs(sources: Sequence[str]) -> LogReading:
         lines_read=sum(reading.lines_read for reading in readings),
         stopped_early=any(reading.stopped_early for reading in readings),
     )
+
+
+def lines_of(sources: Sequence[str], line: int) -> list[str]:
+    """The log up to a line, its last few hundred lines; [] for stdin, several logs, packed or very large ones, which
+    are not read twice."""
+    if len(sources) != 1 or sources[0] == "-" or line <= 0:
+        return []
+    path = Path(sources[0])
+    if path.stat().st_size > _TWICE_BYTES or _head(sources[0]).startswith(_PACKED):
+        return []
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as text:
+        return lines_before(text, line)
 
 
 def _read(source: str) -> LogReading:

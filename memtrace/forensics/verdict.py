@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memtrace.forensics.answer import Capacity
+from memtrace.forensics.answer import Capacity, Pieces
 from memtrace.forensics.capacity import Known, Refusal, capacity_at, device_total_bytes, refusals
 from memtrace.forensics.layers import Progress, forward_progress
 from memtrace.forensics.log_verdict import MATERIAL_SHARE
@@ -23,21 +23,6 @@ from memtrace.snapshot.model import DEFAULT_POOL
 from memtrace.units import format_bytes as size
 
 _WIDE_SHARE = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Free memory inside what was reserved. ``usable``: largest block that could have served the request's pool and
-    stream; ``elsewhere``: free bytes of other pools and streams; ``releasable``: what a flush would have given back."""
-
-    allocated_bytes: int
-    slack_bytes: int
-    usable_bytes: int
-    own_free_bytes: int
-    elsewhere_bytes: int
-    releasable_bytes: int
-    pending_bytes: int
-    count: int
 
 
 @dataclass(frozen=True, slots=True)

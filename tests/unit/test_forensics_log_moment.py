@@ -1,0 +1,88 @@
+"""Phase and step from the lines around a message, as trainers print them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memtrace.forensics.explain import explain_log
+from memtrace.forensics.inputs import lines_of
+from memtrace.forensics.log_moment import lines_before, moment_in_log
+from memtrace.forensics.oom_text import read_log
+
+MODULE = (
+    '  File "/x/site-packages/torch/nn/modules/module.py", line 1790, in _call_impl\n    return forward_call(*args)\n'
+)
+FORWARD = (
+    MODULE
+    + '  File "/x/site-packages/transformers/models/llama/modeling_llama.py", line 175, in forward\n    down = …\n'
+)
+BACKWARD = (
+    '  File "/x/site-packages/torch/_tensor.py", line 581, in backward\n    torch.autograd.backward(\n'
+    '  File "/x/site-packages/torch/autograd/graph.py", line 829, in _engine_run_backward\n    return …\n'
+)
+RECOMPUTE = '  File "/x/site-packages/torch/utils/checkpoint.py", line 1100, in unpack_hook\n    frame.recompute_fn()\n'
+OPTIMIZER = '  File "/x/site-packages/torch/optim/adam.py", line 178, in _init_group\n    state["exp_avg"] = …\n'
+LOAD = '  File "/x/site-packages/transformers/modeling_utils.py", line 4313, in from_pretrained\n    load()\n'
+EVALUATE = '  File "/x/site-packages/transformers/trainer.py", line 4300, in evaluation_loop\n    step()\n' + FORWARD
+OWN = '  File "/home/me/train.py", line 12, in <module>\n    main()\n'
+MESSAGE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 86.00 MiB. GPU 0 has a total capacity of 23.69 GiB\n"
+)
+
+
+def log(body: str, bar: str = "") -> list[str]:
+    return f"{bar}\nTraceback (most recent call last):\n{OWN}{body}{MESSAGE}".splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "phase"),
+    [
+        (FORWARD, "forward"), (BACKWARD, "backward"), (BACKWARD + RECOMPUTE + FORWARD, "backward"),
+        (OPTIMIZER, "optimizer"), (LOAD, "load"), (EVALUATE, "evaluation"),
+    ],
+)  # fmt: skip
+def test_phase_by_the_traceback(body: str, phase: str) -> None:
+    when = moment_in_log(log(body))
+    assert when is not None and (when.phase, when.step, when.event, when.kind) == (phase, None, None, "log")
+
+
+def test_the_last_traceback_counts() -> None:
+    lines = [*log(LOAD), "During handling of the above exception, another exception occurred:\n", *log(BACKWARD)]
+    when = moment_in_log(lines)
+    assert when is not None and when.phase == "backward"
+
+
+@pytest.mark.parametrize(
+    ("bar", "step"),
+    [
+        (" 12%|█▏        | 123/1000 [01:23<09:56,  1.47it/s]", 123),
+        ("  0%|          | 0/1000 [00:00<?, ?it/s]", 0),
+        ("\r  1%| | 9/1000 [00:03<?, ?it/s]\r  1%| | 10/1000 [00:04<06:00, 2.75it/s]", 10),
+        ("Loading checkpoint shards: 100%|██████████| 3/3 [00:04<00:00,  1.4s/it]", None),
+        ("Map: 100%|██████████| 5000/5000 [00:01<00:00, 3911.09 examples/s]", None),
+        ("step 5/10 done", None),
+    ],
+)
+def test_step_by_the_progress_bar(bar: str, step: int | None) -> None:
+    when = moment_in_log(log(FORWARD, bar))
+    assert when is not None and when.step == step and when.first_step == (None if step is None else step == 0)
+
+
+def test_nothing_to_go_by() -> None:
+    assert moment_in_log([MESSAGE]) is None
+    assert moment_in_log(["Traceback (most recent call last):\n", MESSAGE]) is None
+
+
+def test_a_file_is_read_up_to_its_message(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    text = "loss 1\n" * 1000 + "".join(log(BACKWARD, "  3%| | 3/100 [00:04<06:00, 2.75it/s]")) + "restarting\n" * 9
+    file.write_text(text)
+    reading = read_log(text)
+    lines = lines_of([str(file)], reading.messages[0].line)
+    assert len(lines) == 400 and "out of memory" in lines[-1]
+    when = explain_log(reading, [str(file)], lines).when
+    assert when is not None and (when.phase, when.step, when.first_step) == ("backward", 3, False)
+    assert lines_of(["-"], 5) == [] and lines_of([str(file), str(file)], 5) == []
+    assert lines_before(iter(["a", "b", "c"]), 2) == ["a", "b"]
