@@ -61,7 +61,8 @@ def _wrap(text: str, first: str, rest: str, most: int | None = None) -> list[str
                 line += word if empty else f" {word}"
                 word, empty = "", False
                 continue
-            at = max((word.rfind(mark, 0, room) + 1 for mark in "(,.=["), default=0) if room > 0 else 0
+            at = max((word.rfind(mark, 0, room) + 1 for mark in "(,=["), default=0) if room > 0 else 0
+            at = at or (word.rfind(".", 0, room) + 1 if room > 0 else 0)
             if len(word) > WIDTH - len(rest) and (at or empty):
                 at = at or room
                 line += word[:at] if empty else f" {word[:at]}"
@@ -140,13 +141,18 @@ def render_explanation(answer: Explanation, everything: bool = False) -> list[st
     return [*head, *why, *shown, *more, *foot]
 
 
+def _plain(text: str) -> str:
+    """Text that Markdown leaves as it is: dunder names are not bold, ``<module>`` is no tag."""
+    return text.replace("__", r"\_\_").replace("<", "&lt;").replace("*", r"\*")
+
+
 def render_markdown(answer: Explanation) -> list[str]:
     """The whole answer as Markdown; nothing in it but file names and what stacks name."""
     lines = [f"### {_headline(answer)}", ""]
     if answer.files:
         names = ", ".join(f"`{PurePath(file).name}`" for file in answer.files)
         lines += [f"From {names} by memtrace {__version__}.", ""]
-    lines += [f"- {sentence}" for sentence in [*answer.because, *answer.worth_saying, *answer.sizes]]
+    lines += [f"- {_plain(sentence)}" for sentence in [*answer.because, *answer.worth_saying, *answer.sizes]]
     if answer.when is not None and answer.when.grew_bytes:
         grown = ", ".join(f"{key} {format_delta(n)}" for key, n in list(answer.when.grew_bytes.items())[:5])
         lines.append(f"- Since the same point of the pass before: {grown}.")
@@ -158,12 +164,11 @@ def render_markdown(answer: Explanation) -> list[str]:
     for finding in answer.findings:
         lines += ["", f"**{finding.title}** (`{finding.id}`{', ' + _size(finding) if finding.bytes else ''})", ""]
         where = f" Made at `{finding.frame}`." if finding.frame else ""
-        lines.append(f"{finding.evidence}{where}")
+        lines.append(f"{_plain(finding.evidence[:1].upper() + finding.evidence[1:])}{where}")
         lines.append("")
-        lines += [
-            f"- {advice.change}{': **' + _saving(advice) + '**' if _saving(advice) else ''}"
-            for advice in finding.advice
-        ]
+        for advice in finding.advice:
+            saving = f" (**{_saving(advice)}**)" if _saving(advice) else ""
+            lines.append(f"- {_plain(advice.change)}{saving}")
     if answer.warnings:
         lines += ["", *[f"> {warning}" for warning in answer.warnings]]
     return lines
