@@ -24,10 +24,7 @@ def real(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("program", ["default", "expandable"])
 @pytest.mark.parametrize("name", NAMES)
 def test_prediction_equals_the_real_run(name: str, program: str, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    if name == program:
-        args = []
-    else:
-        args = ["--conf", real(name)["conf"]]
+    args = [] if name == program else ["--conf", real(name)["conf"]]
     if real(name)["limit_bytes"]:
         args += ["--capacity", str(real(name)["limit_bytes"])]
     assert main(["simulate", str(SETTINGS / f"{program}.pickle.xz"), "--json", *args]) == 0
