@@ -210,7 +210,8 @@ def top_sites(analysis: Analysis, rows: I8) -> tuple[Site, ...]:
         Site(category, sub, module, total, count, label, evidence, rule_id)
         for (category, sub, module, label, evidence, rule_id), (total, count) in merged.items()
     ]
-    return tuple(sorted(sites, key=lambda site: -site.bytes))
+    # Ties in a fixed order: stacks are numbered as they are met, which differs from run to run.
+    return tuple(sorted(sites, key=lambda s: (-s.bytes, s.category, s.subcategory, s.frame, s.module, s.rule)))
 
 
 def outside_allocator(timeline: Timeline, reserved_bytes: int) -> dict[str, int | None] | None:

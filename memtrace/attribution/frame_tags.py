@@ -85,7 +85,7 @@ FRAME_RULES: tuple[FrameRule, ...] = (
     FrameRule(Tag.ENGINE_CPP, None, r"torch::autograd::(Engine|python::PythonEngine|GraphTask|AccumulateGrad)|Backward\d+::apply"),
     # What a forward pass is doing
     FrameRule(Tag.LOSS, r"(loss_utils|/loss|losses?/\w+|cross_entropy\w*)\.py$|liger_kernel/", None),
-    FrameRule(Tag.LOSS, None, r"(cross_entropy|nll_loss|log_softmax|kl_div|logsumexp|\w*Loss$|^\w*_loss(_\w+)?$)"),
+    FrameRule(Tag.LOSS, None, r"(cross_entropy|nll_loss|log_softmax|kl_div|logsumexp|Loss$|^\w*_loss(_\w+)?$)"),
     FrameRule(Tag.ATTENTION, None, r"(scaled_dot_product|sdpa_attention|flash_attn|flash_attention|flex_attention|memory_efficient_attention|eager_attention|_upad_input)"),
     FrameRule(Tag.ATTENTION, r"integrations/\w*attention\.py$|xformers/ops", None),
     FrameRule(Tag.ATTENTION_EAGER, None, r"^eager_attention\w*$"),
