@@ -6,14 +6,20 @@ same order of requests, same streams, same timing of other streams.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memtrace.allocator.bounds import LowerBounds, lower_bounds
 from memtrace.allocator.conf_text import parse_conf
-from memtrace.allocator.config import NEWEST, AllocatorConfig, Version, conf_string, fraction_limit, from_snapshot
+from memtrace.allocator.config import (
+    AllocatorConfig,
+    Version,
+    conf_string,
+    fraction_limit,
+    from_snapshot,
+    release_of,
+)
 from memtrace.allocator.evidence import gather
 from memtrace.allocator.program import Program, extract
 from memtrace.allocator.search import Candidate, ranked, run_conf, sensible_confs
@@ -24,8 +30,6 @@ from memtrace.errors import NoAnswerError
 from memtrace.simulation_edits import Edit, apply
 from memtrace.snapshot.model import Snapshot
 from memtrace.timeline import Timeline
-
-_RELEASE = re.compile(r"(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +113,6 @@ class Answer:
         return {name: getattr(self, name) for name in names}
 
 
-def torch_version(snapshot: Snapshot) -> Version:
-    """The PyTorch release whose quirks apply: as recorded, else the oldest that writes such a file, else the newest."""
-    said = snapshot.memtrace.get("torch")
-    for text in (said, snapshot.torch_at_least):
-        match = _RELEASE.match(text) if isinstance(text, str) else None
-        if match is not None:
-            return int(match[1]), int(match[2])
-    return NEWEST
-
-
 def device_total(snapshot: Snapshot) -> int | None:
     """Memory of the card in bytes, where memtrace's own recorder noted it."""
     value = snapshot.memtrace.get("device_total_bytes")
@@ -151,7 +145,7 @@ def answer(
     snapshot, device = timeline.snapshot, timeline.device
     if not len(device.trace):
         raise NoAnswerError("the snapshot has no trace of events, so there is no program to replay")
-    version = question.version or torch_version(snapshot)
+    version = question.version or release_of(snapshot)
     total = device_total(snapshot)
     configs = [(conf, parse_conf(conf, version, total)) for conf in question.confs]  # refuse bad strings first
     if any(config.backend != "native" for _, config in configs):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.allocator.config import release_of
 from memtrace.allocator.replay import Replay, replay_device
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.snapshot.model import Action, Device, DeviceTrace, PoolId, Snapshot
@@ -135,7 +136,7 @@ def _peak(curve: I8, before: int) -> Peak:
 
 def build(snapshot: Snapshot, device: Device) -> Timeline:
     """Replay one device and tabulate it. Never raises on odd traces: ``replay.exact`` says whether to trust sizes."""
-    replay = replay_device(device, snapshot.settings)
+    replay = replay_device(device, snapshot.settings, release_of(snapshot))
     trace, initial = device.trace, replay.initial_blocks
     events = np.flatnonzero(trace.action == Action.ALLOC)
     before = len(initial.address)

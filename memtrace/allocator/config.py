@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from memtrace.snapshot.model import Snapshot
+
+_RELEASE = re.compile(r"(\d{1,3})\.(\d{1,3})")
 _MIB = 1 << 20
 Version = tuple[int, int]
 NEWEST: Version = (2, 15)
@@ -75,6 +80,15 @@ def fraction_limit(fraction: float, device_total_bytes: int, version: Version = 
     if version >= (2, 10) and fraction >= 1.0:
         return None
     return int(fraction * device_total_bytes)
+
+
+def release_of(snapshot: Snapshot) -> Version:
+    """The PyTorch release whose rules apply: as recorded, else the oldest that writes such a file, else the newest."""
+    for text in (snapshot.memtrace.get("torch"), snapshot.torch_at_least):
+        match = _RELEASE.match(text) if isinstance(text, str) else None
+        if match is not None:
+            return int(match[1]), int(match[2])
+    return NEWEST
 
 
 def _as_int(value: Any, default: int) -> int:
