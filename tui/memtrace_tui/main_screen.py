@@ -13,7 +13,6 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from memtrace.errors import MemtraceError
-from memtrace.forensics.answer import Explanation
 from memtrace_tui.actions import Actions
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.messages import Failed, MoveCursor, Open
@@ -22,6 +21,7 @@ from memtrace_tui.views.base import View
 from memtrace_tui.widgets.bars import CursorLine, KeyBar, Scrubber, Tabs
 
 if TYPE_CHECKING:
+    from memtrace.forensics.answer import Explanation
     from memtrace_tui.app import BrowseApp
 
 TICK_S = 1 / 12

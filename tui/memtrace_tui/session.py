@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from memtrace.compare.answer import Difference
-from memtrace.forensics.answer import Explanation
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from memtrace.report import Report
 from memtrace_tui.data.cache import Cache
 from memtrace_tui.data.eventlog import EventLog
 from memtrace_tui.data.rows import AllocationTable
 from memtrace_tui.provider import Provider, Recording
 from memtrace_tui.settings import Settings
+
+if TYPE_CHECKING:
+    from memtrace.compare.answer import Difference
+    from memtrace.forensics.answer import Explanation
+    from memtrace.simulation import Answer
 
 
 class Session:
@@ -27,6 +33,7 @@ class Session:
         self.other_event = other.provider().start.event if other is not None else -1
         self._differences: Cache[tuple[int, int], Difference] = Cache(8)
         self.explained_event: int | None = None  # asked for on the findings screen; None: the device's own start
+        self.whatifs: dict[int, Answer] = {}  # the last what-if replays, by id of the provider
         self._explanations: dict[tuple[int, int], Explanation] = {}
 
     @property
@@ -68,6 +75,14 @@ class Session:
 
         provider, key = self.provider, self.explained
         return key, explain_snapshot(provider.analysis, provider.at(key[1]))
+
+    def simulate(self, conf: str, on_progress: Callable[[float], None]) -> Answer:
+        """Replay under other settings ("" tries the sensible ones). Takes seconds; safe in a thread. Raises
+        MemtraceError where the recording can't be replayed."""
+        from memtrace.simulation import Question, answer
+
+        question = Question(confs=(conf,) if conf else (), search=not conf, addresses=False)
+        return answer(self.provider.timeline, question, progress=on_progress)
 
     def keep(self, key: tuple[int, int], explanation: Explanation) -> None:
         """Remember an explanation."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memtrace.attribution.categories import Category
-from memtrace.compare.answer import Difference
 from memtrace.units import format_bytes, format_delta
 from memtrace_tui.data.lines import BLANK, Line, clean, clip, line, wrap
+
+if TYPE_CHECKING:
+    from memtrace.compare.answer import Difference
 
 _HEAD = 21
 

@@ -50,7 +50,7 @@ class EventLog:
             seconds = self.provider.seconds(event)
             return ("" if seconds is None else f"{seconds:.6f}"), "dim"
         if column == "action":
-            return trace.unknown_actions.get(event, action.name.lower()), _ROLES.get(action, "text")
+            return clean(trace.unknown_actions.get(event, action.name.lower())), _ROLES.get(action, "text")
         if column == "size":
             return format_bytes(int(trace.size[event])), "strong"
         if column == "address":

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from memtrace.forensics.answer import Explanation, Finding
+from typing import TYPE_CHECKING
+
 from memtrace.units import format_bytes
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import BLANK, Line, Span, clean, clip, indented, line, wrap
 from memtrace_tui.data.rows import exactly
+
+if TYPE_CHECKING:
+    from memtrace.forensics.answer import Explanation, Finding
 
 VERDICTS = {
     "fragmentation": "FRAGMENTATION: enough was free, but in pieces",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memtrace.attribution.categories import Category
-from memtrace.forensics.answer import Explanation
 from memtrace.report import Report
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.details import event_text
@@ -12,6 +13,9 @@ from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import BLANK, Line, Span, bar, clean, clip, line, stacked, wrap
 from memtrace_tui.data.rows import exactly
 from memtrace_tui.provider import Provider
+
+if TYPE_CHECKING:
+    from memtrace.forensics.answer import Explanation
 
 _NAMES = {"oom": "Out of memory", "peak": "Peak of allocated memory", "reserved-peak": "Peak of reserved memory"}
 

@@ -249,6 +249,7 @@ class AllocationsView(View):
             self.query_one(FilterBar).complain("")
         except UsageError as error:
             self.query_one(FilterBar).complain(str(error))
+            self.query_one("#allocations-summary", Lines).show([line((f" {error}", "bad"))])
 
     def arrive(self, goto: Goto) -> None:
         if goto.filter is not None:

@@ -149,6 +149,8 @@ class EventsView(View):
             bar.complain("")
         except UsageError as error:
             bar.complain(str(error))
+            self.query_one("#events-summary", Lines).show([line((f" {error}", "bad"))])
+            return
         self._summary()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

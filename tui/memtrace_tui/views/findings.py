@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from memtrace_tui.data.findings import finding_lines
-from memtrace_tui.data.lines import line
+from memtrace_tui.data.lines import BLANK, line
+from memtrace_tui.data.whatif import whatif_lines
+from memtrace_tui.dialogs import Ask
+from memtrace_tui.messages import Failed
+from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
 from memtrace_tui.widgets.lines import Lines
+
+if TYPE_CHECKING:
+    from memtrace.simulation import Answer
 
 
 class FindingsView(View):
@@ -20,8 +28,18 @@ class FindingsView(View):
     view = "findings"
     key = "6"
     title = "Findings"
-    about = "Why, and what to change. Enter on a finding goes to its evidence; e explains the state at the cursor."
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("e", "explain", "Explain the cursor")]
+    about = (
+        "Why, and what to change. Enter on a finding goes to its evidence; e explains the state at the cursor; "
+        "w replays the recorded program under other allocator settings."
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("w", "whatif", "What if"),
+        Binding("e", "explain", "Explain the cursor"),
+    ]
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.replaying: float | None = None  # share done of a replay in progress
 
     def compose(self) -> ComposeResult:
         """One list."""
@@ -37,7 +55,13 @@ class FindingsView(View):
             self.main().show([line((" looking for causes …", "dim"))])
             return
         event, answer = found
-        self.main().show(finding_lines(answer, event, width))
+        lines = finding_lines(answer, event, width)
+        replays = session.whatifs.get(id(session.provider))
+        if self.replaying is not None:
+            lines = [line((f"replaying … {self.replaying:.0%}", "accent")), BLANK, *lines]
+        elif replays is not None:
+            lines = [*whatif_lines(replays, width), *lines]
+        self.main().show(lines)
 
     def action_explain(self) -> None:
         """Explain the state at the cursor instead."""
@@ -48,6 +72,46 @@ class FindingsView(View):
     def browser_explain(self) -> None:
         """Ask the main screen to work it out in its thread."""
         self.call_later(self.screen.run_action, "explain")
+
+    # -- what-if replays
+
+    def action_whatif(self) -> None:
+        """Ask for settings, then replay under them in a thread."""
+        hint = "settings as in PYTORCH_CUDA_ALLOC_CONF, such as max_split_size_mb:256; empty tries the sensible ones"
+        self.app.push_screen(Ask("What if the settings were", hint, "expandable_segments:True", self._begin))
+
+    def _begin(self, conf: str) -> None:
+        """Refuse what PyTorch would refuse, else start."""
+        from memtrace.allocator.conf_text import parse_conf
+
+        if conf.strip():
+            parse_conf(conf.strip())
+        self.replaying = 0.0
+        self.run_worker(partial(self._replay, conf.strip()), thread=True, group="whatif", exclusive=True)
+        self.show()
+
+    def _replay(self, conf: str) -> None:
+        """In the worker thread; only messages go back."""
+        key = id(self.session.provider)
+        try:
+            answer = self.session.simulate(conf, lambda share: self._tell(share))
+        except Exception as error:
+            self.call_later(self._replayed, key, error)
+            return
+        self.call_later(self._replayed, key, answer)
+
+    def _tell(self, share: float) -> None:
+        self.replaying = share
+        self.call_later(self.show)
+
+    def _replayed(self, key: int, answer: Answer | Exception) -> None:
+        self.replaying = None
+        if isinstance(answer, Exception):
+            self.post_message(Failed(answer, "replay"))
+        else:
+            self.session.whatifs[key] = answer
+            self.main().selected = self.main().top = 0
+        self.show()
 
     def csv(self) -> Iterable[Sequence[str]]:
         yield "id", "title", "bytes", "evidence", "frame", "change", "saves_bytes", "basis"

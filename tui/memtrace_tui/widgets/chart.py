@@ -9,29 +9,17 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
-from memtrace.attribution.categories import Category
-from memtrace.units import format_bytes, format_count
+from memtrace.units import format_bytes
 from memtrace_tui.data.buckets import EMPTY, FADED, LAYERS, UNUSED, Columns, Raster, columns, raster, ticks
 from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import Span, clip
 from memtrace_tui.messages import MoveCursor, Open
-from memtrace_tui.palette import LETTERS, PHASE_LETTERS
+from memtrace_tui.palette import LETTERS
 from memtrace_tui.session import Session
 from memtrace_tui.widgets.base import Drawn
+from memtrace_tui.widgets.chart_frame import AXIS, axis_line, legend, phase_band, step_band
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
-_AXIS = 10  # width of the labels at the left
 _LEAST = 4  # events in the closest view
-_SHORT = {"base_weights": "base", "activations": "act", "temporary": "temp", "runtime": "run", "fragmentation": "frag",
-          "unattributed": "?"}  # fmt: skip
-
-
-def _compact(size_bytes: int) -> str:
-    """``4.09G``, ``198M``: three digits where there is no room for more."""
-    number, unit = format_bytes(size_bytes).split()
-    value = float(number)
-    digits = 2 if value < 10 else 1 if value < 100 else 0
-    return f"{value:.{digits}f}{unit[0] if unit != 'B' else ''}"
 
 
 def role_of(code: int) -> str:
@@ -100,7 +88,7 @@ class Chart(Drawn, can_focus=True):
 
     def _prepare(self) -> tuple[Columns, Raster]:
         provider = self.session.provider
-        width, height = max(self.size.width - _AXIS, 1), self.chart_height
+        width, height = max(self.size.width - AXIS, 1), self.chart_height
         window = (id(provider), self.start, self.stop, width, self.by_time)
         if self._data is None or window != self._window_key:
             self._data = columns(provider, self.start, self.stop, width, self.by_time)
@@ -200,9 +188,9 @@ class Chart(Drawn, can_focus=True):
             self._go(event.x)
 
     def _go(self, x: int) -> None:
-        if self.session.provider.count and x >= _AXIS:
+        if self.session.provider.count and x >= AXIS:
             data, _ = self._prepare()
-            self.post_message(MoveCursor(int(data.high_event[min(x - _AXIS, len(data) - 1)])))
+            self.post_message(MoveCursor(int(data.high_event[min(x - AXIS, len(data) - 1)])))
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """Wheel zooms."""
@@ -219,7 +207,7 @@ class Chart(Drawn, can_focus=True):
     def draw_line(self, y: int) -> Strip:
         width, height = self.size.width, self.chart_height
         if y == 0:
-            return self._legend()
+            return legend(self.look, self.session.provider, self.session.event, width)
         if not self.session.provider.count:
             text = " no trace was recorded: only the final state is known" if y == 2 else ""
             return self.look.spans([(text, "dim")], width)
@@ -229,29 +217,12 @@ class Chart(Drawn, can_focus=True):
         if y <= 1 + height:
             return self._area(height + 1 - y, data, cells)
         if y == height + 2:
-            return self._phases(data)
+            return phase_band(self.look, self.session.provider, data, width)
         if y == height + 3:
-            return self._steps(data)
-        return self._axis_line(data) if y == height + 4 else self.blank()
-
-    def _legend(self) -> Strip:
-        provider, event, width = self.session.provider, self.session.event, self.size.width
-        report = provider.report(event)
-        is_short = width < 132
-        spans: list[Span] = [(" ", "text")]
-        for category in Category:
-            size = report.categories[str(category)]
-            if category is Category.UNATTRIBUTED and not size:
-                continue
-            name = _SHORT.get(category, str(category)) if is_short else str(category).replace("_", " ")
-            mark = LETTERS[category] if self.look.plain else "■"
-            text = _compact(size) if is_short else format_bytes(size)
-            spans += [
-                (mark if is_short else mark + " ", f"cat:{category}"),
-                (f"{name} ", "text"),
-                (text + "  ", "strong"),
-            ]
-        return self.look.spans(spans, width)
+            return step_band(self.look, self.session.provider, data, width)
+        if y == height + 4:
+            return axis_line(self.look, self.session.provider, (self.start, self.stop), self.by_time, width)
+        return self.blank()
 
     def _marks(self, data: Columns) -> Strip:
         provider = self.session.provider
@@ -266,7 +237,7 @@ class Chart(Drawn, can_focus=True):
         here = data.column_of(max(self.session.event, 0))
         if here is not None and marks[here][0] == " ":
             marks[here] = ("┃", "strong")
-        return self.look.spans([(" " * _AXIS, "dim"), *marks], self.size.width)
+        return self.look.spans([(" " * AXIS, "dim"), *marks], self.size.width)
 
     def _area(self, row: int, data: Columns, cells: Raster) -> Strip:
         """Row 0 is the lowest."""
@@ -277,14 +248,14 @@ class Chart(Drawn, can_focus=True):
         here = data.column_of(max(self.session.event, 0))
         if here is None:
             return strip
-        x = _AXIS + here
+        x = AXIS + here
         code = int(cells.under[row, here]) if cells.eighths[row, here] >= 4 else int(cells.over[row, here])
         mark = Segment("┃", self.look.style("strong", role_of(code)))
         return Strip([*strip.crop(0, x), mark, *strip.crop(x + 1, self.size.width)], self.size.width)
 
     def _draw_area(self, row: int, cells: Raster) -> Strip:
         look = self.look
-        segments = list(look.spans([(self._label(row), "dim")], _AXIS))
+        segments = list(look.spans([(self._label(row), "dim")], AXIS))
         capacity = self.session.provider.capacity_bytes
         is_capacity = capacity is not None and self._row_of(capacity) == row
         under, over = cells.under[row].tolist(), cells.over[row].tolist()
@@ -319,50 +290,3 @@ class Chart(Drawn, can_focus=True):
             if self._row_of(tick) == row:
                 return f"{format_bytes(tick).replace('.00 ', ' ').replace('.0 ', ' '):>9}┤"
         return " " * 9 + "│"
-
-    def _phases(self, data: Columns) -> Strip:
-        look = self.look
-        segments = list(look.spans([("   phase  ", "dim")], _AXIS))
-        for span, cells in self._runs(data, lambda span: (span.start, span.phase)):
-            name = span.phase if cells >= len(span.phase) + 2 else PHASE_LETTERS[span.phase] if cells > 2 else ""
-            text = f"{name:^{cells}}"
-            if look.plain:
-                text = f"{name or PHASE_LETTERS[span.phase]:·^{cells}}"[:cells]
-            segments += list(look.spans([(text, "strong")], cells, f"phase:{span.phase}"))
-        return Strip(segments).adjust_cell_length(self.size.width, look.style("text"))
-
-    def _steps(self, data: Columns) -> Strip:
-        look = self.look
-        segments = list(look.spans([("    step  ", "dim")], _AXIS))
-        for span, cells in self._runs(data, lambda span: (span.step, "")):
-            name = str(span.step) if span.step >= 0 else "load" if cells > 5 else ""
-            shown = f"{name:^{cells}}" if len(name) < cells else " " * cells
-            segments += list(look.spans([(shown, "text")], cells, "panel" if span.step % 2 else "surface"))
-        return Strip(segments).adjust_cell_length(self.size.width, look.style("text"))
-
-    def _runs(self, data: Columns, key):  # type: ignore[no-untyped-def]
-        """(span, cells) for neighbouring columns whose spans have the same key."""
-        spans = self.session.provider.spans
-        if not spans:
-            return []
-        runs: list[tuple[object, int]] = []
-        at = 0
-        for first in data.start.tolist():
-            while at + 1 < len(spans) and spans[at + 1].start <= first:
-                at += 1
-            if runs and key(runs[-1][0]) == key(spans[at]):
-                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-            else:
-                runs.append((spans[at], 1))
-        return runs
-
-    def _axis_line(self, data: Columns) -> Strip:
-        provider, width = self.session.provider, self.size.width - _AXIS
-        if self.by_time:
-            left = f"+{provider.seconds(self.start) or 0:.3f} s"
-            right = f"+{provider.seconds(self.stop - 1) or 0:.3f} s"
-        else:
-            left, right = format_count(self.start), format_count(self.stop - 1)
-        middle = f"{format_count(self.stop - self.start)} events, {'time' if self.by_time else 'event'} axis"
-        text = f"{left}{middle:^{max(width - len(left) - len(right), 0)}}{right}"
-        return self.look.spans([(" " * _AXIS, "dim"), (clip(text, width), "dim")], self.size.width)

@@ -35,7 +35,6 @@ class FilterBar(Input):
         """Say what is wrong with it, or that nothing is."""
         self.set_class(bool(text), "-wrong")
         self.tooltip = text or None
-        self.border_subtitle = text
 
     def _close(self) -> None:
         self.display = False
