@@ -38,7 +38,7 @@ def dask_run(sources: list[str], jobs: int) -> list[Rank | Failure]:
     """The same over a scheduler with ``jobs`` worker processes, its start not counted by the caller."""
     from distributed import LocalCluster
 
-    with LocalCluster(n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster:
         elapsed, answers = timed(lambda: on_dask(sources, cluster.scheduler_address))
         print(f"dask, {jobs} workers     {elapsed:7.2f} s (cluster already up)")
     return answers

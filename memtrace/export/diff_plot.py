@@ -56,13 +56,14 @@ def _draw(axis: Any, name: str, analysis: Analysis, event: int) -> None:
         return
     events = pick_events(curves, _POINTS)
     present = [(category, i) for i, category in enumerate(Category) if curves.categories[i].any()]
-    axis.stackplot(
-        events,
-        *(curves.categories[i, events] / GIB for _, i in present),
-        labels=[category.replace("_", " ") for category, _ in present],
-        colors=[COLOUR[category] for category, _ in present],
-        step="post",
-    )
+    if present:
+        axis.stackplot(
+            events,
+            *(curves.categories[i, events] / GIB for _, i in present),
+            labels=[category.replace("_", " ") for category, _ in present],
+            colors=[COLOUR[category] for category, _ in present],
+            step="post",
+        )
     axis.plot(events, curves.reserved_bytes[events] / GIB, color="black", linewidth=0.8, label="reserved")
     axis.plot(events, curves.allocated_bytes[events] / GIB, color="black", linewidth=0.4, label="allocated")
     axis.axvline(event, color="black", linestyle=":", linewidth=1)

@@ -75,6 +75,16 @@ def test_a_plot_of_both_timelines(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["diff", TINY, TINY, "--plot", str(target)]) == 2  # exists
 
 
+def test_recordings_without_trace_or_memory_are_compared_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare, nothing = tmp_path / "bare.json", str(trace_path("llama2-7b_oom-at-load"))
+    bare.write_text("[]")
+    for pair in ((str(bare), TINY), (TINY, nothing), (nothing, str(bare))):
+        text = out_of(capsys, *pair, "--plot", str(tmp_path / "x.svg"), "--force")
+        assert text.startswith(("Reserved memory", "No difference"))
+
+
 @pytest.mark.parametrize(
     ("args", "code"),
     [

@@ -26,8 +26,11 @@ from fake_gpu import FakeGpu
 from memtrace.capture import backend
 
 GPU = FakeGpu(present={present})
-_stack = contextlib.ExitStack()
-_stack.enter_context(backend.use(GPU))
+STACK = contextlib.ExitStack()
+STACK.enter_context(backend.use(GPU))
+
+def pytest_unconfigure(config):
+    STACK.close()
 
 @pytest.fixture
 def gpu():
@@ -35,12 +38,14 @@ def gpu():
 """
 
 
-def run(pytester: pytest.Pytester, tests: str, *args: str, present: bool = True) -> pytest.RunResult:
-    """Run tests in a process of their own, with a pretended GPU."""
+def run(
+    pytester: pytest.Pytester, tests: str, *args: str, present: bool = True, apart: bool = False
+) -> pytest.RunResult:
+    """Run tests with a pretended GPU, in this process or apart from it."""
     folder = json.dumps(str(Path(__file__).parents[1]))
     pytester.makeconftest(f"import sys; sys.path.insert(0, {folder})\n" + CONFTEST.format(present=present))
     pytester.makepyfile("import pytest\n" + textwrap.dedent(tests))
-    return pytester.runpytest_subprocess(*ALONE, *args)
+    return (pytester.runpytest_subprocess if apart else pytester.runpytest_inprocess)(*ALONE, *args)
 
 
 def test_a_peak_over_the_limit_fails_with_the_budget(pytester: pytest.Pytester) -> None:
@@ -118,7 +123,9 @@ def test_memtrace_lists_the_largest_peaks(pytester: pytest.Pytester) -> None:
 
 
 def test_the_list_survives_worker_processes(pytester: pytest.Pytester) -> None:
-    result = run(pytester, "def test_large(gpu):\n    gpu.free(gpu.allocate(200))\n", "--memtrace", "-n", "2")
+    result = run(
+        pytester, "def test_large(gpu):\n    gpu.free(gpu.allocate(200))\n", "--memtrace", "-n", "2", apart=True
+    )
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*200.0 MiB*test_large*"])
 
@@ -184,4 +191,4 @@ def test_unused_it_imports_nothing_and_records_nothing(pytester: pytest.Pytester
 def test_the_marker_is_declared(pytester: pytest.Pytester) -> None:
     result = run(pytester, '@pytest.mark.limit_gpu_memory("1 GiB")\ndef test_it():\n    pass\n', "--strict-markers")
     result.assert_outcomes(passed=1)
-    pytester.runpytest_subprocess(*ALONE, "--markers").stdout.fnmatch_lines(["*limit_gpu_memory(size)*"])
+    pytester.runpytest_inprocess(*ALONE, "--markers").stdout.fnmatch_lines(["*limit_gpu_memory(size)*"])

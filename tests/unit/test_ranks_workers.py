@@ -27,17 +27,12 @@ def fill(folder: Path, count: int, name: str = "tiny-llama_3-steps") -> list[str
     return expand([str(folder)])
 
 
-@pytest.fixture
-def copies(tmp_path: Path) -> list[str]:
-    return fill(tmp_path, COPIES)
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A real scheduler with two worker processes on this machine."""
     from distributed import LocalCluster
 
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as made:
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as made:
         yield made
 
 
@@ -45,17 +40,21 @@ def nameless(answers: list[Rank | Failure]) -> list[Rank | Failure]:
     return [replace(answer, file="", **({"rank": None} if isinstance(answer, Rank) else {})) for answer in answers]
 
 
-def test_64_copies_give_64_equal_ranks_from_processes_and_from_dask(copies: list[str], cluster: Any) -> None:
+@pytest.mark.parametrize(("count", "name"), [(COPIES, SMALLEST), (6, "tiny-llama_3-steps")])
+def test_copies_give_equal_ranks_from_processes_and_from_dask(
+    tmp_path: Path, cluster: Any, count: int, name: str
+) -> None:
+    copies = fill(tmp_path, count, name)
     done: list[int] = []
     answers = in_processes(copies, jobs=2, on_done=done.append)
     assert [answer.file for answer in answers] == copies
-    assert done == list(range(1, COPIES + 1))
+    assert done == list(range(1, count + 1))
     expected = summarise(copies[0])
     assert isinstance(expected, Rank)
-    assert nameless(answers) == nameless([expected]) * COPIES
+    assert nameless(answers) == nameless([expected]) * count
     assert on_dask(copies, cluster.scheduler_address) == answers
     compared = compare_ranks(answers)
-    assert [rank.rank for rank in compared.ranks] == list(range(COPIES))
+    assert [rank.rank for rank in compared.ranks] == list(range(count))
     assert compared.odd is None and "balanced" in compared.sentence
     assert all(spread.spread_bytes == 0 for spread in compared.imbalance.values())
     assert all(row.spread_bytes == 0 for row in compared.steps)
