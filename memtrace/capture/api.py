@@ -89,12 +89,12 @@ def record(
 ) -> Recording:
     """Record GPU memory until the ``with`` block ends, and write a snapshot that any viewer opens.
 
-    ``path`` is the snapshot: the state at the end of the block, or at the out-of-memory error that ended it. A file of
-    that name is never replaced unless ``force``; a number is added instead. ``model`` and ``optimizer`` (or lists of
-    them) are found without help too; naming them makes phases exact from the first call on. ``stacks="all"`` adds C++
-    frames. ``max_entries`` bounds the ring of events; ``steps=(10, 12)`` records steps 10 and 11 alone. ``deep`` stamps
-    module names on allocations. Where recording is not possible, one line says why and the block runs unrecorded, unless
-    ``required``, which raises :class:`memtrace.errors.MissingDependencyError`.
+    ``path`` is the snapshot: the state at the end of the block, or at the out-of-memory error that ended it. A file
+    of that name is never replaced unless ``force``; a number is added instead. ``model`` and ``optimizer`` (or lists
+    of them) are found without help too; naming them makes phases exact from the first call on. ``stacks="all"`` adds
+    C++ frames. ``max_entries`` bounds the ring of events; ``steps=(10, 12)`` records steps 10 and 11 alone. ``deep``
+    stamps module names on allocations. Where recording is not possible, one line says why and the block runs
+    unrecorded, unless ``required``, which raises :class:`memtrace.errors.MissingDependencyError`.
     """
     running = recorder.active()
     if running is not None:

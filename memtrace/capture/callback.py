@@ -21,8 +21,8 @@ except ImportError as error:
 class MemtraceCallback(TrainerCallback):  # type: ignore[misc]
     """Records from the first training step to the last; takes the arguments of :func:`memtrace.record`.
 
-    Steps are the trainer's own (one an update, whatever the accumulation). The file is written when training ends; after
-    an out-of-memory error it holds the state at the error, and the verdict is printed when the program ends.
+    Steps are the trainer's own (one an update, whatever the accumulation). The file is written when training ends;
+    after an out-of-memory error it holds the state at the error, and the verdict is printed when the program ends.
     """
 
     def __init__(self, path: str | os.PathLike[str] = "memtrace.pickle", **options: Any) -> None:

@@ -1,7 +1,7 @@
 """Where a model comes from: a folder with weights, a hub id, or random weights of a ``config.json`` or a preset.
 
-``python -m memtrace.capture.checkpoint CONFIG.json FOLDER DEVICE`` writes a checkpoint with random weights, in a process
-of its own so that the recording process starts clean.
+``python -m memtrace.capture.checkpoint CONFIG.json FOLDER DEVICE`` writes a checkpoint with random weights, in a
+process of its own so that the recording process starts clean.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Module names on every allocation (``deep=True``): the allocator stamps them on its events as ``user_metadata``.
 
 Needs PyTorch 2.10 or newer. Costs a Python call on either side of every module call, so it is not part of the normal
-recording. Modules run in the backward pass only where checkpointing recomputes them; other backward events stay unnamed.
+recording. Modules run in the backward pass only where checkpointing recomputes them; other backward events stay
+unnamed.
 """
 
 from __future__ import annotations

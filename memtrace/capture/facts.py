@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from importlib import metadata
@@ -37,6 +38,7 @@ def rank_and_world_size() -> tuple[int, int]:
     return 0, 1
 
 
+@functools.cache
 def package_versions() -> dict[str, str]:
     """Versions of the packages that decide a fine-tuning run's memory, as far as they are installed."""
     found = {}

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from memtrace.capture import messages
 from memtrace.capture.backend import import_torch
 from memtrace.capture.phases import BACKWARD, BETWEEN, EVALUATION, FORWARD, OPTIMIZER, PhaseLog
 
@@ -140,10 +141,12 @@ class AutoHooks:
             self._end_discovery()
 
     def _first_call(self, module: Any, _args: Any) -> None:
-        if next(module.parameters(), None) is None or not self._begins():
+        if getattr(self._local, "inside", False):
             return
-        self._local.module = module
-        self.watch(module)
+        with messages.guarded("looking at a module"):
+            if next(module.parameters(), None) is not None and self._begins():
+                self._local.module = module
+                self.watch(module)
 
     def _first_call_ends(self, module: Any, _args: Any, output: Any) -> None:
         if getattr(self._local, "module", None) is module:
@@ -154,12 +157,14 @@ class AutoHooks:
 
     # the optimizer
     def _optimizer_begins(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self.before_step(optimizer)
+        with messages.guarded("looking at the gradients"):
+            self.before_step(optimizer)
         self.log.enter(OPTIMIZER)
 
     def _optimizer_ends(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self.log.completed += 1
         self.log.enter(BETWEEN)
-        self.after_step(optimizer)
+        with messages.guarded("counting a step"):
+            self.after_step(optimizer)
         if self._discovery:
             self._end_discovery()

@@ -89,10 +89,9 @@ def model_labels(model: Any, device_type: str, optimized: frozenset[int] = froze
     """Parameters, quantisation constants and buffers of a model. ``optimized`` holds ids of optimizer parameters."""
     for name, parameter in model.named_parameters():
         packed = _is_packed(parameter)
+        kind = PARAMS if is_trainable(name, parameter, optimized) else UNQUANTIZED
         if packed:
             kind = QUANTIZED
-        else:
-            kind = PARAMS if is_trainable(name, parameter, optimized) else UNQUANTIZED
         yield from _label(parameter, kind, name, device_type)
         if packed:
             yield from _quant_state(getattr(parameter, "quant_state", None), f"{name}.quant_state", device_type)

@@ -1,8 +1,8 @@
 """Labels by identity, each with the time at which it was true.
 
-Weights, buffers and optimizer states are looked up when a snapshot is taken. Gradients come and go with every step, so
-their addresses are also noted just before each optimizer step, while they are all alive; a snapshot taken later can then
-label the gradients that were alive at an earlier peak.
+Weights, buffers and optimizer states are looked up when a snapshot is taken. Gradients come and go with every step,
+so their addresses are also noted just before each optimizer step, while they are all alive; a snapshot taken later
+can then label the gradients that were alive at an earlier peak.
 """
 
 from __future__ import annotations
@@ -80,13 +80,12 @@ class LabelBook:
         found |= {id(item): item for item in _instances(import_torch().optim.Optimizer)}
         return [optimizer for optimizer in found.values() if hasattr(optimizer, "param_groups")]
 
-    def collect(self, since_us: int) -> list[dict[str, Any]]:
+    def collect(self, models: list[Any], optimizers: list[Any], since_us: int) -> list[dict[str, Any]]:
         """Rows for the snapshot's ``labels``, for events from ``since_us`` on.
 
         ``from_time_us`` and ``until_time_us`` say when the storage at ``address`` was seen to be this; ``null`` means
         open: from an unknown beginning, or up to the snapshot.
         """
-        models, optimizers = self.models(), self.optimizers()
         trained = frozenset(id(p) for p in identity.optimizer_parameters(optimizers))
         named = [pair for model in models for pair in _named(model)]
         names = {id(parameter): name for name, parameter in reversed(named)}
@@ -113,7 +112,9 @@ def _named(model: Any) -> Iterable[tuple[str, Any]]:
 
 def _instances(cls: type) -> list[Any]:
     """Every tracked instance; ``type()`` is asked, not ``isinstance``, which would wake lazy proxies."""
-    return [item for item in gc.get_objects() if issubclass(type(item), cls)]
+    tracked = gc.get_objects()
+    wanted = {kind for kind in set(map(type, tracked)) if issubclass(kind, cls)}
+    return [item for item in tracked if type(item) in wanted]
 
 
 def _row(label: Label, from_us: int | None, until_us: int | None) -> dict[str, Any]:

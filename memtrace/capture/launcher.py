@@ -1,8 +1,9 @@
 """Run an unchanged program with recording on, as ``python SCRIPT`` or ``python -m MODULE`` would run it.
 
-Nothing is imported and the GPU is not touched before the program does so itself: it may still set variables that PyTorch
-reads on import, choose its GPU, or fork. The recorder follows when PyTorch has been imported, and begins when the program
-first uses the GPU. Processes that the program forks or spawns are recorded the same way, into files of their own.
+Nothing is imported and the GPU is not touched before the program does so itself: it may still set variables that
+PyTorch reads on import, choose its GPU, or fork. The recorder follows when PyTorch has been imported, and begins when
+the program first uses the GPU. Processes that the program forks or spawns are recorded the same way, into files of
+their own.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from memtrace.capture.signals import SignalWatch
 from memtrace.errors import UsageError
 
 _CHILD_KEY = "memtrace"
+_HERE = Path(__file__).parent
 
 
 def launch(program: Sequence[str], is_module: bool, options: RecordOptions) -> int:
@@ -78,14 +80,14 @@ def _run(program: Sequence[str], is_module: bool) -> tuple[int, BaseException | 
     sys.modules["__main__"] = main
     try:
         if is_module:
-            _set_path(os.getcwd())
+            _set_path(str(Path.cwd()))
             runpy._run_module_as_main(program[0])  # type: ignore[attr-defined]
         else:
             _run_script(program[0], main)
     except SystemExit as error:
         return _exit_code(error), error
     except BaseException as error:
-        _show(error, program[0])
+        _show(error)
         return 1, error
     return 0, None
 
@@ -96,9 +98,10 @@ def _run_script(script: str, main: types.ModuleType) -> None:
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return
     _set_path(str(Path(script).resolve().parent))
-    loader = importlib.machinery.SourceFileLoader("__main__", script)
-    main.__dict__.update(__file__=script, __loader__=loader, __spec__=None, __package__=None, __cached__=None)
-    code = compile(Path(script).read_bytes(), script, "exec", dont_inherit=True)
+    file = str(Path(script).absolute())  # as Python does since 3.9; sys.argv[0] stays as it was given
+    loader = importlib.machinery.SourceFileLoader("__main__", file)
+    main.__dict__.update(__file__=file, __loader__=loader, __spec__=None, __package__=None, __cached__=None)
+    code = compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
     exec(code, main.__dict__)
 
 
@@ -127,15 +130,29 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _show(error: BaseException, script: str) -> None:
-    """Print the traceback as Python would, without the frames of this module and of runpy."""
+def _show(error: BaseException) -> None:
+    """Print the traceback as Python would: without runpy's frames, and without those of the recorder's hooks."""
+    _clean(error, set())
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _clean(error: BaseException | None, seen: set[int]) -> None:
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    kept: list[types.TracebackType] = []
     traceback = error.__traceback__
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    while traceback is not None and traceback.tb_frame.f_code.co_filename in ours:
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if file not in ("<frozen runpy>", runpy.__file__) and Path(file).parent != _HERE:
+            kept.append(traceback)
         traceback = traceback.tb_next
-    error.__traceback__ = traceback
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
-    sys.excepthook(type(error), error, traceback)
+    for entry, following in zip(kept, [*kept[1:], None], strict=True):
+        entry.tb_next = following
+    error.__traceback__ = kept[0] if kept else None
+    _clean(error.__cause__, seen)
+    _clean(error.__context__, seen)
 
 
 # waiting for an import
@@ -194,10 +211,8 @@ def _record_children(inner: Recorder) -> None:
     """Have forked and spawned children recorded too."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=inner.forked)
-    try:
-        metadata.distribution("torch-memtrace")
-    except metadata.PackageNotFoundError:
-        return  # a child might not find memtrace: leave spawned ones alone
+    if not _children_find_memtrace():
+        return  # what can't be unpickled would break them
     original = multiprocessing.spawn.get_preparation_data
 
     def get_preparation_data(name: str) -> dict[str, Any]:
@@ -206,6 +221,17 @@ def _record_children(inner: Recorder) -> None:
         return data
 
     multiprocessing.spawn.get_preparation_data = get_preparation_data
+
+
+def _children_find_memtrace() -> bool:
+    """Whether a new interpreter can import memtrace: installed, or on ``PYTHONPATH``."""
+    root = _HERE.parent.parent
+    on_path = [Path(entry).resolve() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    try:
+        metadata.distribution("torch-memtrace")
+    except metadata.PackageNotFoundError:
+        return root in on_path
+    return True
 
 
 def _child_ends(inner: Recorder) -> None:

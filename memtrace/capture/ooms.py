@@ -1,8 +1,8 @@
 """Out-of-memory errors: saved when they happen, announced only when they end the program.
 
-The observer cannot know whether the program will catch the error and carry on (a smaller batch, another algorithm). So the
-state is saved at once under the recording's own name, and the announcement waits: an error that escapes, or after which
-nothing was completed any more, is a failure; any other was handled.
+The observer cannot know whether the program will catch the error and carry on (a smaller batch, another algorithm).
+So the state is saved at once under the recording's own name, and the announcement waits: an error that escapes, or
+after which nothing was completed any more, is a failure; any other was handled.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ _SAME_HANDLED = 3  # times that the same request in the same phase was handled b
 
 @dataclass(slots=True)
 class _Oom:
-    """One error. ``completed`` is the program's progress when it happened; ``file`` is where its state is."""
+    """One error. ``completed`` is the program's progress when it happened; ``file`` is where its state is.
+
+    ``is_older``: the same request failed again later, and its state was not saved any more.
+    """
 
     extra: dict[str, Any]
     completed: int
     signature: tuple[int, str]
     file: Path | None
     events: int
+    is_older: bool = False
 
 
 class OomBook:
@@ -52,7 +56,7 @@ class OomBook:
         signature = (requested, log.name)
         if self._handled.get(signature, 0) >= _SAME_HANDLED and previous is not None:
             self._skipped += 1
-            previous.completed = log.completed
+            previous.completed, previous.is_older = log.completed, True
             return
         oom = {
             "message": files.BLANK,  # known only when the error arrives somewhere
@@ -81,7 +85,7 @@ class OomBook:
         self.announced = True
         message = _oom_text(error)
         self._complete(message)
-        for line in oom_lines(self.last.extra, self.last.file, self.last.events):
+        for line in oom_lines(self.last.extra, self.last.file, self.last.events, self.last.is_older):
             messages.say(line)
 
     def _complete(self, message: str) -> None:

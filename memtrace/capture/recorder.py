@@ -188,9 +188,10 @@ class Recorder:
         traces = snapshot.get("device_traces", [])
         since = min((trace[0].get("time_us", 0) for trace in traces if trace), default=0)
         problems: list[str] = []
-        labels: list[dict[str, Any]] = _attempt(problems, [], lambda: self.labels.collect(since))
         models: list[Any] = _attempt(problems, [], self.labels.models)
-        config: dict[str, Any] = _attempt(problems, {}, lambda: facts.run_config(models, self.labels.optimizers()))
+        optimizers: list[Any] = _attempt(problems, [], self.labels.optimizers)
+        labels = _attempt(problems, [], lambda: self.labels.collect(models, optimizers, since))
+        config: dict[str, Any] = _attempt(problems, {}, lambda: facts.run_config(models, optimizers))
         overflowed = any(len(trace) >= self.options.max_entries for trace in traces)
         extra |= {
             "reason": reason,

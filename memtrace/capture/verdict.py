@@ -26,10 +26,11 @@ def labelled_bytes(labels: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return dict(sums)
 
 
-def oom_lines(extra: Mapping[str, Any], file: Path | None, events: int) -> list[str]:
+def oom_lines(extra: Mapping[str, Any], file: Path | None, events: int, is_older: bool = False) -> list[str]:
     """What failed, why, what holds the memory, where the state was saved, and what to run next.
 
-    ``extra`` is the snapshot's ``memtrace`` dictionary.
+    ``extra`` is the snapshot's ``memtrace`` dictionary. ``is_older``: its state is that of an earlier failure of the
+    same request, which the program had handled.
     """
     oom, stats = extra["oom"], extra["stats"]
     tried = int(oom["requested_bytes"])
@@ -46,7 +47,8 @@ def oom_lines(extra: Mapping[str, Any], file: Path | None, events: int) -> list[
         lines.append("the state could not be saved (see above)")
         lines.append("next: free space or choose another folder, then run again")
     else:
-        lines.append(f"state at the failure saved to {file} ({events} events)")
+        which = "an earlier failure of the same request" if is_older else "the failure"
+        lines.append(f"state at {which} saved to {file} ({events} events)")
         lines.append(f"next: memtrace explain {file}")
     return lines
 
