@@ -3,7 +3,8 @@
     python benchmarks/bench_ranks.py [RECORDING.pickle.xz] [--copies 64] [--jobs 2] [--dask]
 
 The ideal is the time one worker needs for all copies, divided by the number of workers; both are measured in turn, in
-one run. Memory is the largest worker's, against a process that reads one copy.
+one run. Processor time is shown beside it: where other work competes for the cores, wall times say little, and its
+ratio still shows what the workers cost. Memory is the largest worker's, against a process that reads one.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ ONE = (
 )
 
 
-def timed(work: Callable[[], list[Rank | Failure]]) -> tuple[float, list[Rank | Failure]]:
-    """(wall seconds, answers)."""
-    start = time.perf_counter()
+def timed(work: Callable[[], list[Rank | Failure]]) -> tuple[float, float, list[Rank | Failure]]:
+    """(wall seconds, processor seconds of the workers, answers)."""
+    start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     answers = work()
-    return time.perf_counter() - start, answers
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+    return time.perf_counter() - start, processor, answers
 
 
 def dask_run(sources: list[str], jobs: int) -> list[Rank | Failure]:
@@ -39,7 +42,7 @@ def dask_run(sources: list[str], jobs: int) -> list[Rank | Failure]:
     from distributed import LocalCluster
 
     with LocalCluster(n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster:
-        elapsed, answers = timed(lambda: on_dask(sources, cluster.scheduler_address))
+        elapsed, _, answers = timed(lambda: on_dask(sources, cluster.scheduler_address))
         print(f"dask, {jobs} workers     {elapsed:7.2f} s (cluster already up)")
     return answers
 
@@ -59,15 +62,17 @@ def main() -> None:
         one_mib = int(one.stdout) / 1024
         half = len(sources) // 2
         # In halves, so that a machine whose speed drifts favours neither side.
-        first, alone = timed(lambda: in_processes(sources[:half], jobs=1))
-        many, answers = timed(lambda: in_processes(sources, jobs=args.jobs))
-        second, rest = timed(lambda: in_processes(sources[half:], jobs=1))
+        first, first_cpu, alone = timed(lambda: in_processes(sources[:half], jobs=1))
+        many, many_cpu, answers = timed(lambda: in_processes(sources, jobs=args.jobs))
+        second, second_cpu, rest = timed(lambda: in_processes(sources[half:], jobs=1))
         worker_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
         assert answers == alone + rest, "the number of workers changed the answer"
         ideal = (first + second) / args.jobs
         print(f"{args.copies} copies of {args.recording.name}")
-        print(f"one worker           {first + second:7.2f} s")
-        print(f"{args.jobs} workers            {many:7.2f} s, ideal {ideal:.2f} s: ratio {many / ideal:.2f}")
+        one_cpu = first_cpu + second_cpu
+        print(f"one worker           {first + second:7.2f} s wall, {one_cpu:.2f} s of processor")
+        print(f"{args.jobs} workers            {many:7.2f} s wall, {many_cpu:.2f} s of processor")
+        print(f"ratio to the ideal   {many / ideal:7.2f} wall, {many_cpu / one_cpu:.2f} processor")
         print(f"largest worker       {worker_mib:7.0f} MiB; a process that reads one copy {one_mib:.0f} MiB")
         if args.dask:
             assert dask_run(sources, args.jobs) == answers, "Dask changed the answer"
