@@ -7,6 +7,7 @@ tensors are those of any other layer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from memtrace.budget.kernels import Device
@@ -41,6 +42,11 @@ def affine_form(shape: ModelShape, options: RunOptions, device: Device, stream: 
     runs = [
         simulate_run(small, replace(options, sequence=times * options.sequence), fixed) for times in (1, 2, 3)
     ]  # fmt: skip
+    return affine_of(stream, live, runs, options.tokens)
+
+
+def affine_of(stream: Stream, live: list[int], runs: Sequence[Stream], tokens: int) -> Affine:
+    """The affine form of ``live``, from shallow ``runs`` at one, two and three times the length of ``stream``."""
     known: dict[Key, tuple[float, float]] = {}
     same = len({len(run.sizes) for run in runs}) == 1
     if same:
@@ -54,7 +60,6 @@ def affine_form(shape: ModelShape, options: RunOptions, device: Device, stream: 
         constant += size - first - second
         linear += first
         square += second
-    tokens = options.tokens
     return Affine(round(constant), linear / tokens, square / tokens**2)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from memtrace.budget.estimate import CATEGORIES, Estimate
+from memtrace.budget.estimate import CATEGORIES, Fit
 from memtrace.units import format_delta
 
 
@@ -20,6 +21,25 @@ class Measured:
     categories: Mapping[str, int]
     nominal_bytes: int | None
     outside_bytes: int | None
+
+
+class Prediction(Protocol):
+    """What a comparison needs of an estimate or a dry run."""
+
+    @property
+    def peak_requested_bytes(self) -> int: ...
+    @property
+    def peak_allocated_bytes(self) -> int: ...
+    @property
+    def peak_reserved_bytes(self) -> int: ...
+    @property
+    def categories(self) -> Mapping[str, int]: ...
+    @property
+    def outside_bytes(self) -> int: ...
+    @property
+    def fit(self) -> Fit: ...
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +90,7 @@ def budget_distortion(
     return Distortion(nominal_bytes, outside_bytes, fragmentation, runtime, usable)
 
 
-def compare(estimate: Estimate, measured: Measured) -> Against:
+def compare(estimate: Prediction, measured: Measured) -> Against:
     """The estimate beside the recording."""
     names = [*CATEGORIES, *(name for name in measured.categories if name not in CATEGORIES)]
     gaps = {
@@ -111,7 +131,7 @@ _CAUSES = {
 }
 
 
-def _because(estimate: Estimate, measured: Measured, gaps: Mapping[str, CategoryGap]) -> list[str]:
+def _because(estimate: Prediction, measured: Measured, gaps: Mapping[str, CategoryGap]) -> list[str]:
     """Categories that differ by more than 0.1 % of the measured peak, with what usually makes them differ."""
     threshold = measured.peak_allocated_bytes // 1000
     lines = []

@@ -107,7 +107,7 @@ def estimate(
     order = sorted(phases.keys() & set(PHASES), key=lambda name: -phases[name].allocated_bytes)
     runner_up = order[min(1, len(order) - 1)]
     live = live_at(stream, event)
-    subcategories = _subcategories(stream, placement, event, live)
+    subcategories = subcategories_at(stream, placement, event, live)
     return Estimate(
         shape=shape,
         options=options,
@@ -116,18 +116,18 @@ def estimate(
         peak_requested_bytes=int(placement.requested.max()),
         peak_allocated_bytes=int(placement.allocated.max()),
         peak_reserved_bytes=int(placement.reserved.max()),
-        peak_phase=_phase_at(stream, event),
-        peak_site=_site(stream, event),
+        peak_phase=phase_at(stream, event),
+        peak_site=site_at(stream, event),
         next_phase=runner_up,
         margin_over_next_bytes=phases[order[0]].allocated_bytes - phases[runner_up].allocated_bytes,
         phases=phases,
-        categories=_categories(subcategories),
+        categories=categories_of(subcategories),
         subcategories=subcategories,
         terms=_terms(stream, live, shape.layers - 1),
         affine=affine_form(shape, options, card.device, stream, live),
         outside_bytes=card.outside_bytes,
         managed_bytes=stream.managed_bytes,
-        fit=_fit(stream, placement, card, capacity),
+        fit=fit_of(stream, placement, card, capacity),
         warnings=_warnings(shape, options, gpu, stream),
         stream=stream,
         placement=placement,
@@ -155,13 +155,13 @@ def phase_peaks(stream: Stream, placement: Placement) -> dict[str, PhasePeak]:
     return {name: PhasePeak(*values) for name, values in peaks.items()}
 
 
-def _phase_at(stream: Stream, event: int) -> str:
+def phase_at(stream: Stream, event: int) -> str:
     position = bisect_right([mark.event for mark in stream.marks], event) - 1
     name = stream.marks[max(position, 0)].name
     return _PHASE_OF_MARK.get(name, name)
 
 
-def _site(stream: Stream, event: int) -> str:
+def site_at(stream: Stream, event: int) -> str:
     """Module and operator of the allocation that makes the peak."""
     index = stream.events[event]
     index = index if index >= 0 else ~index
@@ -182,7 +182,7 @@ def live_at(stream: Stream, event: int) -> list[int]:
     return list(live)
 
 
-def _subcategories(stream: Stream, placement: Placement, event: int, live: list[int]) -> dict[str, int]:
+def subcategories_at(stream: Stream, placement: Placement, event: int, live: list[int]) -> dict[str, int]:
     """Requested bytes by label, and what is reserved beyond them by kind of fragmentation."""
     config = AllocatorConfig()
     found: dict[str, int] = {}
@@ -217,7 +217,7 @@ def _cached_bytes(placement: Placement, event: int, live: list[int]) -> int:
     return sum(size for address, size in segments.items() if address not in used)
 
 
-def _categories(subcategories: dict[str, int]) -> dict[str, int]:
+def categories_of(subcategories: dict[str, int]) -> dict[str, int]:
     sums = dict.fromkeys(CATEGORIES, 0)
     for name, size in subcategories.items():
         sums[name.partition("/")[0]] += size
@@ -243,7 +243,7 @@ def _terms(stream: Stream, live: list[int], last_layer: int) -> tuple[Term, ...]
 
 
 # ---- fits ------------------------------------------------------------------------------------------------------------
-def _fit(stream: Stream, placement: Placement, card: GpuPreset, capacity: int) -> Fit:
+def fit_of(stream: Stream, placement: Placement, card: GpuPreset, capacity: int) -> Fit:
     outside = card.outside_bytes
     device_bytes = int(placement.reserved.max()) + outside
     margin = capacity - device_bytes

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from memtrace._version import __version__
+from memtrace.budget.compare import Prediction
 from memtrace.budget.estimate import Estimate, live_at
 from memtrace.budget.placement import Placement, SegmentEvent
+from memtrace.budget.presets import GpuPreset
 from memtrace.budget.step import Stream
 from memtrace.budget.tape import EMPTY_CACHE, Mark
 from memtrace.errors import UsageError
@@ -30,17 +32,27 @@ _FILES = (
 
 def write_snapshot(estimate: Estimate, path: Path) -> None:
     """Write the predicted run to ``path`` (a pickle). Raises UsageError if the file can't be written."""
+    write_document(snapshot(estimate), path)
+
+
+def write_document(written: dict[str, Any], path: Path) -> None:
+    """Write a snapshot to ``path`` (a pickle). Raises UsageError if the file can't be written."""
     try:
         with path.open("wb") as file:
-            pickle.dump(snapshot(estimate), file, protocol=4)
+            pickle.dump(written, file, protocol=4)
     except OSError as error:
         raise UsageError(f"can't write {path}: {error.strerror}") from None
 
 
 def snapshot(estimate: Estimate) -> dict[str, Any]:
     """The predicted run as PyTorch's ``_snapshot()`` would return it."""
-    stream, placement = estimate.stream, estimate.placement
-    writer = _Writer(stream, placement, estimate.shape.family)
+    writer = SnapshotWriter(estimate.stream, estimate.placement, estimate.shape.family)
+    config = {"model": asdict(estimate.shape), "options": plain(asdict(estimate.options))}
+    return document(writer, estimate, estimate.gpu, config)
+
+
+def document(writer: SnapshotWriter, peaks: Prediction, gpu: GpuPreset, config: dict[str, Any]) -> dict[str, Any]:
+    """The run that ``writer`` writes, in PyTorch's format, with memtrace's extra key."""
     trace = writer.trace()
     return {
         "segments": writer.segments(),
@@ -61,27 +73,28 @@ def snapshot(estimate: Estimate) -> dict[str, Any]:
             "version": 1,
             "predicted": True,
             "by": f"memtrace {__version__}",
-            "gpu": estimate.gpu.name,
-            "capability": list(estimate.gpu.device.capability),
-            "device_total_bytes": estimate.gpu.total_bytes,
+            "gpu": gpu.name,
+            "capability": list(gpu.device.capability),
+            "device_total_bytes": gpu.total_bytes,
             "phases": writer.phases,
             "labels": writer.labels,
             "oom": None,
             "stats": {
-                "requested_bytes.all.peak": estimate.peak_requested_bytes,
-                "allocated_bytes.all.peak": estimate.peak_allocated_bytes,
-                "reserved_bytes.all.peak": estimate.peak_reserved_bytes,
+                "requested_bytes.all.peak": peaks.peak_requested_bytes,
+                "allocated_bytes.all.peak": peaks.peak_allocated_bytes,
+                "reserved_bytes.all.peak": peaks.peak_reserved_bytes,
             },
-            "config": {"model": asdict(estimate.shape), "options": _plain(asdict(estimate.options))},
+            "config": config,
         },
     }
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with lists instead of tuples."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 
-class _Writer:
+class SnapshotWriter:
     """Turns stream events into trace entries; collects labels and phase marks on the way."""
 
     def __init__(self, stream: Stream, placement: Placement, family: str) -> None:
@@ -110,7 +123,7 @@ class _Writer:
                 self._phase(mark, phase)
                 phase = mark.name
             index = entry if entry >= 0 else ~entry
-            frames = [] if entry == EMPTY_CACHE else self._stack(index, phase)
+            frames = [] if entry == EMPTY_CACHE else self.stack(index, phase)
             for segment in growth.get(event, ()):
                 action = "segment_free" if segment.freed else "segment_alloc"
                 self._add(action, segment.address, segment.size, frames)
@@ -171,7 +184,7 @@ class _Writer:
         layer = f"layers.{stream.layers[index]}." if stream.layers[index] >= 0 else ""
         return f"{layer}{stream.sites[index] or 'model'}: {stream.ops[index]}"
 
-    def _stack(self, index: int, phase: str) -> Frames:
+    def stack(self, index: int, phase: str) -> Frames:
         """A stack like the one a recording would show: none on autograd's thread, else module code, no line numbers."""
         stream = self.stream
         key = (phase, stream.sites[index], stream.layers[index], stream.ops[index])
@@ -228,7 +241,7 @@ class _Writer:
             start, size = placement.address[index], placement.block_bytes[index]
             if start > cursor:
                 blocks.append(_block(cursor, start - cursor, 0, "inactive", []))
-            blocks.append(_block(start, size, stream.sizes[index], "active_allocated", self._stack(index, "end")))
+            blocks.append(_block(start, size, stream.sizes[index], "active_allocated", self.stack(index, "end")))
             cursor = start + size
         if cursor < address + total:
             blocks.append(_block(cursor, address + total - cursor, 0, "inactive", []))
