@@ -148,8 +148,8 @@ def _clean(error: BaseException | None, seen: set[int]) -> None:
         if file not in ("<frozen runpy>", runpy.__file__) and Path(file).parent != _HERE:
             kept.append(traceback)
         traceback = traceback.tb_next
-    for entry, following in zip(kept, [*kept[1:], None], strict=True):
-        entry.tb_next = following
+    for position, entry in enumerate(kept):
+        entry.tb_next = kept[position + 1] if position + 1 < len(kept) else None
     error.__traceback__ = kept[0] if kept else None
     _clean(error.__cause__, seen)
     _clean(error.__context__, seen)
