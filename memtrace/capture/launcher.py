@@ -67,6 +67,7 @@ def _follow(inner: Recorder) -> None:
 def _begin(inner: Recorder) -> None:
     with messages.guarded("starting the recording"):
         if inner.is_child:
+            SignalWatch(inner).install()
             multiprocessing.util.Finalize(None, _child_ends, args=(inner,), exitpriority=100)
         inner.begin()
 
