@@ -119,19 +119,21 @@ def _open_raw(source: str | os.PathLike[str]) -> tuple[BinaryIO, str, int]:
 
 
 class Source(NamedTuple):
-    """An opened file: its uncompressed content from the start, that content's first bytes, and what it is on disk."""
+    """An opened file: its uncompressed content from the start, that content's first bytes, and what it is on disk.
+
+    ``rewind`` gives a new stream of the content from the start; the old one is then done.
+    """
 
     stream: BinaryIO
     head: bytes
     name: str
     size_bytes: int
     is_compressed: bool
+    rewind: Callable[[], BinaryIO]
 
 
 @contextmanager
-def open_stream(
-    source: str | os.PathLike[str], on_progress: Callable[[float], None] | None = None
-) -> Iterator[Source]:
+def open_stream(source: str | os.PathLike[str], on_progress: Callable[[float], None] | None = None) -> Iterator[Source]:
     """Yield the file's uncompressed content.
 
     ``on_progress`` is called with the share (0 to 1) of the file on disk that has been read.
@@ -142,26 +144,26 @@ def open_stream(
         head = raw.read(4096)
         raw.seek(0)
         kind = next((kind for magic, kind in _MAGIC if head.startswith(magic)), "")
-        inner: IO[bytes] = raw
-        limit_bytes = 1 << 62
-        if kind:
-            limit_bytes = max(_MIN_LIMIT_BYTES, _MAX_RATIO * size_bytes)
-            inner = _decompressor(kind, raw)
+        limit_bytes = max(_MIN_LIMIT_BYTES, _MAX_RATIO * size_bytes) if kind else 1 << 62
 
         def report(_: int) -> None:
             if on_progress is not None:
                 on_progress(min(1.0, raw.tell() / max(size_bytes, 1)))
 
+        def start() -> io.BufferedReader:
+            raw.seek(0)
+            inner: IO[bytes] = _decompressor(kind, raw) if kind else raw
+            # A growing file may outrun the size first seen: only unpacked data is bounded.
+            bounded = _Bounded(inner, limit_bytes, report if on_progress else None)
+            return io.BufferedReader(bounded, buffer_size=1 << 18)
+
         if not kind:
             _refuse_foreign(head, name, raw)
-            raw.seek(0)
-        # A growing file may outrun the size first seen: only unpacked data is bounded.
-        bounded = _Bounded(inner, limit_bytes, report if on_progress else None)
-        stream = io.BufferedReader(bounded, buffer_size=1 << 18)
+        stream = start()
         if kind:
             try:
                 head = stream.peek(4096)[:4096]
             except SnapshotError as error:
                 raise SnapshotError(f"{name}: {error}") from None
             _refuse_foreign(head, name, io.BytesIO())
-        yield Source(cast(BinaryIO, stream), head, name, size_bytes, bool(kind))
+        yield Source(cast(BinaryIO, stream), head, name, size_bytes, bool(kind), lambda: cast(BinaryIO, start()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import pickle
 from collections.abc import Iterator
@@ -10,6 +11,10 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, NoReturn
 
 from memtrace.errors import SnapshotError
+from memtrace.snapshot.bounds import CutShort, Foreign, Hostile
+from memtrace.snapshot.machine import Machine
+from memtrace.snapshot.plain import Look, look
+from memtrace.snapshot.window import Window
 
 # Python objects take 5 to 10 times the bytes of their pickle; hostile opcodes ask for thousands of times.
 _MEMORY_PER_BYTE = 32
@@ -88,23 +93,32 @@ def decode(stream: BinaryIO, head: bytes, name: str) -> Any:
 
 def _decode_pickle(stream: BinaryIO, name: str) -> Any:
     try:
-        return SafeUnpickler(stream).load()
+        data = stream.read()
+        found = look(data)
+        if found is Look.CUT_SHORT:
+            raise CutShort
+        if found is Look.OTHER:
+            try:
+                return Machine(Window(io.BytesIO(data))).load()
+            except Foreign:
+                pass  # safe up to there, and the C machine has the name of what it asks for
+        return SafeUnpickler(io.BytesIO(data)).load()
     except _Refused as refused:
         raise SnapshotError(f"{name}: {refused}, so it is not a memory snapshot (nothing was executed)") from None
     except SnapshotError as error:
         raise SnapshotError(f"{name}: {error}") from None
+    except Hostile as error:
+        raise SnapshotError(f"{name}: holds {error}, which no snapshot does; damaged or hostile") from None
     except MemoryError:
         raise SnapshotError(
             f"{name}: asks for far more memory than a snapshot of its size; damaged or hostile"
         ) from None
-    except EOFError:
+    except (CutShort, EOFError):
         raise SnapshotError(f"{name}: ends in the middle; the dump or the download was cut short") from None
-    except pickle.UnpicklingError as error:
+    except Exception as error:  # a damaged pickle makes the machine raise nearly anything
         if "truncated" in str(error) or "exhausted" in str(error):
             raise SnapshotError(f"{name}: ends in the middle; the dump or the download was cut short") from None
         raise SnapshotError(f"{name}: a damaged pickle ({_one_line(error)})") from None
-    except Exception as error:  # a damaged pickle makes the machine raise nearly anything
-        raise SnapshotError(f"{name}: a damaged pickle ({type(error).__name__}: {_one_line(error)})") from None
 
 
 def _decode_json(stream: BinaryIO, name: str) -> Any:

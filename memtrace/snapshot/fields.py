@@ -20,7 +20,7 @@ def as_list(value: Any, what: str) -> list[Any]:
         return value
     if isinstance(value, tuple):
         return list(value)
-    raise SnapshotError(f"{what} is {_kind(value)}, expected a list")
+    raise SnapshotError(f"{what} is {kind_of(value)}, expected a list")
 
 
 def as_dicts(value: Any, what: str) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def as_dicts(value: Any, what: str) -> list[dict[str, Any]]:
     items = as_list(value, what)
     if not all(type(item) is dict for item in items):
         index, item = next((i, x) for i, x in enumerate(items) if type(x) is not dict)
-        raise SnapshotError(f"{what}[{index}] is {_kind(item)}, expected a dictionary")
+        raise SnapshotError(f"{what}[{index}] is {kind_of(item)}, expected a dictionary")
     return items
 
 
@@ -55,7 +55,7 @@ def _integer(entry: dict[str, Any], key: str, where: str, default: int | None) -
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int):
-        raise SnapshotError(f"{where}: {key!r} is {_kind(value)}, expected an integer")
+        raise SnapshotError(f"{where}: {key!r} is {kind_of(value)}, expected an integer")
     if (1 << 63) <= value < (1 << 64):
         value -= 1 << 64  # a 64-bit handle or address read as unsigned
     if not -(1 << 63) <= value < (1 << 63):
@@ -105,11 +105,11 @@ def _hashable(value: Any) -> Hashable:
     try:
         hash(value)
     except TypeError:
-        return _kind(value)
+        return kind_of(value)
     return value
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """A short, safe name of a value for messages; never its whole text."""
     if value is None:
         return "null"

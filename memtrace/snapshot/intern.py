@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from memtrace.errors import SnapshotError
 from memtrace.snapshot.stacks import Frame, StackTable
+from memtrace.units import printable
 
 _FX_KEYS = ("fx_node_op", "fx_node_name", "fx_node_target", "fx_original_trace")
 _MAX_DEPTH = 10_000  # the deepest of 91 public files has 303 frames
@@ -89,4 +90,5 @@ class StackInterner:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else "??"
+    """A name that is safe to print and to encode; real ones come through unchanged."""
+    return printable(value) if isinstance(value, str) else "??"

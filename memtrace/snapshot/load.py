@@ -7,20 +7,28 @@ from collections.abc import Callable
 from typing import Any
 
 from memtrace.errors import SnapshotError
-from memtrace.snapshot.container import open_stream
+from memtrace.snapshot.bounds import CutShort, Damaged, Foreign, Hostile, refuse_expansion, refuse_sharing
+from memtrace.snapshot.container import Source, open_stream
 from memtrace.snapshot.decode import bounded_memory, decode, memory_allowance_bytes, without_gc
+from memtrace.snapshot.fast_columns import TraceColumns
+from memtrace.snapshot.fast_contexts import Contexts, Unsupported
+from memtrace.snapshot.fast_decode import FastDecoder
 from memtrace.snapshot.fields import as_dicts, as_list
 from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.model import Annotation, Device, Snapshot
 from memtrace.snapshot.segment_columns import read_segments
 from memtrace.snapshot.trace_columns import read_trace
 from memtrace.snapshot.version import release_range
+from memtrace.snapshot.window import WINDOW_BYTES, Window
 
 _TOP_KEYS = {
     "segments", "device_traces", "allocator_settings", "external_annotations",
     "host_segments", "host_traces", "memtrace",
 }  # fmt: skip
 _MAX_DEVICES = 4096
+_FAST_HEADS = (b"\x80\x04", b"\x80\x05")
+_FAST_BYTES = 4 << 20  # below, building objects is as fast
+_TYPICAL_RATIO = 20  # of a compressed dump
 
 
 def load(source: str | os.PathLike[str], on_progress: Callable[[float], None] | None = None) -> Snapshot:
@@ -29,22 +37,54 @@ def load(source: str | os.PathLike[str], on_progress: Callable[[float], None] | 
     ``on_progress`` is called with the share of the work done, 0 to 1. Nothing in the file is ever executed.
     Raises SnapshotError (exit code 3) with one clear line for anything that is not a snapshot.
     """
-    # While decoding, only the stream knows how far it is; columns take about as long as decoding does.
-    halfway = (lambda share: on_progress(share / 2)) if on_progress else None
-    with open_stream(source, halfway) as opened, without_gc():
+    # While decoding, only the stream knows how far it is. Columns from objects take about as long as decoding does.
+    scale = 1.0
+
+    def reading(share: float) -> None:
+        if on_progress is not None:
+            on_progress(scale * share)
+
+    with open_stream(source, reading if on_progress else None) as opened, without_gc():
         name = opened.name
         with bounded_memory(memory_allowance_bytes(opened.size_bytes, opened.is_compressed)):
-            raw = decode(opened.stream, opened.head, name)
             try:
+                fast = load_fast(opened) if _is_large(opened) else None
+                if fast is not None:
+                    return fast
+                scale = 0.5
+                raw = decode(opened.rewind(), opened.head, name)
                 snapshot = from_raw(raw, name, (lambda share: on_progress(0.5 + share / 2)) if on_progress else None)
             except SnapshotError as error:
-                raise SnapshotError(f"{name}: {error}") from None
+                raise SnapshotError(_named(name, error)) from None
             except MemoryError:
                 raise SnapshotError(f"{name}: needs far more memory than a snapshot of its size; damaged") from None
             except RecursionError:
                 raise SnapshotError(f"{name}: nested too deeply for a snapshot") from None
-        del raw
     return snapshot
+
+
+def _named(name: str, error: SnapshotError) -> str:
+    """The error's line, with the file's name in front unless it is there."""
+    text = str(error)
+    return text if text.startswith(f"{name}: ") else f"{name}: {text}"
+
+
+def load_fast(opened: Source, window_bytes: int = WINDOW_BYTES) -> Snapshot | None:
+    """The snapshot by the fast decoder; None where the file is not for it, or needs a message the other one has."""
+    if opened.head[:2] not in _FAST_HEADS:
+        return None
+    window = Window(opened.stream, window_bytes)
+    decoder = FastDecoder(window, StackInterner())
+    try:
+        return from_raw(decoder.load(), opened.name, contexts=decoder.contexts)
+    except (Unsupported, Damaged, CutShort, Foreign, Hostile, SnapshotError):
+        return None
+    finally:
+        window.on_move = None  # a reference cycle would keep everything while the collector is off
+
+
+def _is_large(opened: Source) -> bool:
+    return opened.size_bytes * (_TYPICAL_RATIO if opened.is_compressed else 1) >= _FAST_BYTES
 
 
 class _Warnings:
@@ -62,8 +102,13 @@ class _Warnings:
         return tuple(self._lines)
 
 
-def from_raw(raw: Any, name: str, on_progress: Callable[[float], None] | None = None) -> Snapshot:
-    """A :class:`Snapshot` from the builtin containers PyTorch dumps. Consumes ``raw``: its trace lists are emptied."""
+def from_raw(
+    raw: Any, name: str, on_progress: Callable[[float], None] | None = None, contexts: Contexts | None = None
+) -> Snapshot:
+    """A :class:`Snapshot` from the builtin containers PyTorch dumps.
+
+    With ``contexts``, traces may be :class:`TraceColumns` of the fast decoder that made them.
+    """
     warn = _Warnings()
     if isinstance(raw, list):  # torch.cuda.memory_snapshot(), and PyTorch 1.13's _snapshot()
         raw = {"segments": raw}
@@ -82,13 +127,15 @@ def from_raw(raw: Any, name: str, on_progress: Callable[[float], None] | None = 
     traces = as_list(raw.get("device_traces") or [], "device_traces")
     if len(traces) > _MAX_DEVICES:
         raise SnapshotError(f"{len(traces)} device traces; no machine has that many devices")
+    refuse_sharing(traces)
+    refuse_sharing([segment.get("blocks") for segment in segments])
     settings = _dictionary(raw.get("allocator_settings"), "allocator_settings", warn)
     at_least, below = release_range(_samples(None if is_list else raw, segments, traces, settings))
     if is_list and at_least == "2.1":
         below = None  # memory_snapshot() still returns the bare list, without the keys that would tell more
 
-    stacks = StackInterner()
-    devices = _devices(segments, traces, stacks, warn, on_progress)
+    stacks = contexts.interner if contexts is not None else StackInterner()
+    devices = _devices(segments, traces, stacks, contexts, warn, on_progress)
     host_segments = as_list(raw.get("host_segments") or [], "host_segments")
     return Snapshot(
         source=name,
@@ -115,6 +162,7 @@ def _devices(
     segments: list[dict[str, Any]],
     traces: list[Any],
     stacks: StackInterner,
+    contexts: Contexts | None,
     warn: _Warnings,
     on_progress: Callable[[float], None] | None,
 ) -> tuple[Device, ...]:
@@ -128,7 +176,10 @@ def _devices(
     devices = []
     for done, ordinal in enumerate(with_data):
         raw_trace = traces[ordinal] if ordinal < len(traces) else []
-        trace = read_trace(ordinal, raw_trace, stacks, warn)
+        if isinstance(raw_trace, TraceColumns) and contexts is not None:
+            trace = raw_trace.read(ordinal, contexts, warn)
+        else:
+            trace = read_trace(ordinal, raw_trace, stacks, warn)
         columns = read_segments(by_device.get(ordinal, []), stacks, warn)
         if on_progress is not None:
             on_progress((done + 1) / len(with_data))
@@ -140,8 +191,9 @@ def _samples(
     top: dict[str, Any] | None, segments: list[dict[str, Any]], traces: list[Any], settings: dict[str, Any]
 ) -> dict[str, dict[str, Any] | None]:
     """One recorded dictionary of each kind, for judging the release."""
-    trace = next((trace for trace in traces if isinstance(trace, list) and trace), [])
-    events = [event for event in trace[:200] + trace[-200:] if type(event) is dict]
+    trace = next((trace for trace in traces if isinstance(trace, (list, TraceColumns)) and trace), [])
+    edge = trace.edge_events() if isinstance(trace, TraceColumns) else trace[:200] + trace[-200:]
+    events = [event for event in edge if type(event) is dict]
     event = {key: None for event in events for key in event} if events else None
     lists = (s["blocks"] for s in segments if isinstance(s.get("blocks"), list))
     block = next((b for blocks in lists for b in blocks if type(b) is dict), None)
@@ -158,6 +210,7 @@ def _dictionary(value: Any, what: str, warn: _Warnings) -> dict[str, Any]:
     if value is None:
         return {}
     if type(value) is dict and all(isinstance(key, str) for key in value):
+        refuse_expansion(value, what)
         return value
     warn(f"{what!r} is not a dictionary of names: ignored")
     return {}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from memtrace.errors import SnapshotError
-from memtrace.snapshot.fields import addresses, as_dicts, integers, sizes
+from memtrace.snapshot.fields import addresses, as_dicts, integers, kind_of, sizes
 from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.model import DEFAULT_POOL, Blocks, BlockState, PoolId, Segments
 from memtrace.snapshot.trace_columns import pool_id
@@ -91,7 +91,7 @@ def _state(block: dict[str, Any], warn: Any) -> int:
     name = block.get("state")
     state = _STATES.get(name) if isinstance(name, str) else None
     if state is None:
-        warn(f"unknown block state {str(name)[:40]!r}: read as allocated")
+        warn(f"unknown block state {kind_of(name)}: read as allocated")
         return BlockState.ALLOCATED
     return state
 

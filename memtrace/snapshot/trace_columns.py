@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from memtrace.errors import SnapshotError
-from memtrace.snapshot.fields import addresses, as_dicts, integers, interned, sizes
+from memtrace.snapshot.fields import addresses, as_dicts, integers, interned, kind_of, sizes
 from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.model import DEFAULT_POOL, Action, DeviceTrace, PoolId
 
-_ACTIONS = {action.name.lower(): int(action) for action in Action if action is not Action.UNKNOWN}
-_KNOWN_KEYS = {
+ACTIONS = {action.name.lower(): int(action) for action in Action if action is not Action.UNKNOWN}
+KNOWN_KEYS = {
     "action", "addr", "device_free", "size", "stream", "time_us", "compile_context", "user_metadata",
     "internal_metadata", "pool_id", "frames", "forward_frames", "cpp_frames", "category",
 }  # fmt: skip
@@ -25,15 +26,15 @@ def read_trace(device: int, raw: Any, stacks: StackInterner, warn: Any) -> Devic
     entries = as_dicts(raw, what)
     names = [entry.get("action") for entry in entries]
     try:
-        codes = [_ACTIONS.get(name, int(Action.UNKNOWN)) for name in names]  # type: ignore[arg-type]
+        codes = [ACTIONS.get(name, int(Action.UNKNOWN)) for name in names]  # type: ignore[arg-type]
     except TypeError:
         raise SnapshotError(f"{what}: an entry's 'action' is not a text") from None
     action = np.array(codes, dtype=np.uint8)
-    unknown = {int(i): str(names[i])[:60] for i in np.flatnonzero(action == Action.UNKNOWN)}
+    unknown = {int(i): _name(names[i]) for i in np.flatnonzero(action == Action.UNKNOWN)}
     for name in sorted(set(unknown.values())):
         warn(f"unknown action {name!r} in the trace: kept, and ignored for the state of memory")
     oom = np.flatnonzero(action == Action.OOM).tolist()
-    keys = set().union(*(entries[i] for i in _sample(len(entries)))) - _KNOWN_KEYS
+    keys = set().union(*(entries[i] for i in sampled(len(entries)))) - KNOWN_KEYS
     for key in sorted(map(str, keys)):
         warn(f"unknown key {key[:60]!r} in trace entries: ignored")
 
@@ -57,7 +58,7 @@ def read_trace(device: int, raw: Any, stacks: StackInterner, warn: Any) -> Devic
         address=addresses(entries, "addr", what, 0),
         size=sizes(entries, "size", what, size_default),
         stream=stream,
-        streams=tuple(_handle(value) for value in stream_values),
+        streams=tuple(stream_handle(value) for value in stream_values),
         time_us=integers(entries, "time_us", what, 0) if entries and "time_us" in entries[0] else None,
         stack=stack,
         context=context,
@@ -66,36 +67,36 @@ def read_trace(device: int, raw: Any, stacks: StackInterner, warn: Any) -> Devic
         user_metadata=user_metadata,
         compile_context=compile_context,
         strings=strings,
-        oom_device_free_bytes={i: _free(entries[i]) for i in oom},
+        oom_device_free_bytes={i: device_free(entries[i]) for i in oom},
         unknown_actions=unknown,
-        forward_frames=_sparse_frames(entries),
-        internal_metadata={
-            i: str(entry["internal_metadata"])[:200] for i, entry in enumerate(entries) if "internal_metadata" in entry
-        },
+        forward_frames=forward_frames(enumerate(entries)),
+        internal_metadata=internal_metadata(enumerate(entries)),
         category=category,
     )
-    return _in_time_order(trace, warn)
+    return in_time_order(trace, warn)
 
 
-def _sample(count: int) -> range:
+def sampled(count: int) -> range:
     """Positions to look at for unknown keys: all of a short trace, some of a long one."""
     return range(0, count, max(1, count // 2000))
 
 
-def _handle(value: Any) -> int:
+def stream_handle(value: Any) -> int:
     """A stream handle as signed 64 bits; 0 (the default stream) for anything that is none."""
     return value if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else 0
 
 
-def _free(entry: dict[str, Any]) -> int:
+def device_free(entry: dict[str, Any]) -> int:
     value = entry.get("device_free")
     return value if isinstance(value, int) and 0 <= value < 1 << 60 else -1
 
 
 def pool_id(value: Any) -> PoolId:
     """A recorded pool id (a tuple, or a list after a JSON round trip); the default pool for anything else."""
-    if isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(part, int) and abs(part) < 1 << 63 for part in value):
-        return int(value[0]), int(value[1])
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        first, second = value
+        if isinstance(first, int) and isinstance(second, int) and abs(first) < 1 << 63 and abs(second) < 1 << 63:
+            return int(first), int(second)
     return DEFAULT_POOL
 
 
@@ -107,9 +108,10 @@ def _pools(entries: list[dict[str, Any]]) -> tuple[np.ndarray[Any, np.dtype[np.i
     return np.array(column, dtype=np.int32), tuple(codes)
 
 
-def _sparse_frames(entries: list[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
+def forward_frames(entries: Iterable[tuple[int, dict[str, Any]]]) -> dict[int, tuple[str, ...]]:
+    """``forward_frames`` of the numbered entries that have them."""
     found: dict[int, tuple[str, ...]] = {}
-    for i, entry in enumerate(entries):
+    for i, entry in entries:
         if "forward_frames" in entry:
             value = entry["forward_frames"]
             if isinstance(value, list) and all(isinstance(line, str) for line in value):
@@ -117,7 +119,17 @@ def _sparse_frames(entries: list[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def _in_time_order(trace: DeviceTrace, warn: Any) -> DeviceTrace:
+def internal_metadata(entries: Iterable[tuple[int, dict[str, Any]]]) -> dict[int, str]:
+    """``internal_metadata`` of the numbered entries that have it, as text."""
+    return {i: _short(entry["internal_metadata"]) for i, entry in entries if "internal_metadata" in entry}
+
+
+def _short(value: Any) -> str:
+    """A text of bounded cost: writing out lists that share lists could take forever."""
+    return str(value)[:200] if isinstance(value, (str, int, float, type(None))) else type(value).__name__
+
+
+def in_time_order(trace: DeviceTrace, warn: Any) -> DeviceTrace:
     """List order is the true order, except after ``max_entries`` was lowered: the ring is then rotated wrongly."""
     time_us = trace.time_us
     if time_us is None or len(time_us) < 2 or not (np.diff(time_us) < 0).any():

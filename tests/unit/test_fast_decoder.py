@@ -1,0 +1,208 @@
+"""The fast decoder gives the same snapshot as the loader that builds objects: every recording and form, any window."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from snapshot_equal import assert_same
+from strategies import BASE, FRAME, MIB, event, legacy_20, modern, without
+from support import NAMES, TRACES, TRUTH, trace_path
+
+from memtrace.snapshot.container import Source, open_stream
+from memtrace.snapshot.decode import decode
+from memtrace.snapshot.load import from_raw, load_fast
+from memtrace.snapshot.model import Snapshot
+
+_LARGE = {
+    "llama2-7b_kept-graphs", "llama2-7b_variable-length", "llama2-7b_variable-length-expandable",
+    "llama2-7b_oom-fragmentation",
+}  # fmt: skip
+_LABELLED = sorted(path.name.removesuffix(".pickle.xz") for path in (TRUTH / "recordings").glob("*.xz"))
+_FUZZ = sorted(path for path in (TRUTH / "fuzz").glob("*.xz"))
+
+
+def source(data: bytes) -> Source:
+    """An opened file of these bytes."""
+    return Source(io.BytesIO(data), data[:4096], "x", len(data), False, lambda: io.BytesIO(data))
+
+
+def both(data: bytes, window_bytes: int = 1 << 16) -> tuple[Snapshot | None, Snapshot]:
+    """Read by the fast decoder and by the other one."""
+    return load_fast(source(data), window_bytes), from_raw(decode(io.BytesIO(data), data[:4096], "x"), "x")
+
+
+def check(data: bytes, window_bytes: int = 1 << 16) -> Snapshot:
+    fast, other = both(data, window_bytes)
+    assert fast is not None
+    assert_same(fast, other)
+    return fast
+
+
+def unpacked(path: Path) -> bytes:
+    with open_stream(path) as opened:
+        return opened.stream.read()
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in _LARGE and n != "llama2-7b_oom-at-load"] + _LABELLED)
+def test_recordings(name: str) -> None:
+    check(unpacked(trace_path(name)), 4 << 20)
+
+
+@pytest.mark.parametrize("path", _FUZZ, ids=[path.name.split(".")[0] for path in _FUZZ])
+def test_allocator_fuzz_recordings(path: Path) -> None:
+    check(unpacked(path))
+
+
+@pytest.mark.parametrize("window_bytes", [600, 4099, 20_011, 1 << 17])
+def test_any_window(window_bytes: int) -> None:
+    check(unpacked(TRACES / "tiny-llama_3-steps.pickle.xz"), window_bytes)
+
+
+def long(raw: dict[str, Any], repeats: int = 60, share: bool = True) -> dict[str, Any]:
+    """The same with a longer trace: allocations and frees, each with objects of its own as PyTorch makes them."""
+    made = copy.deepcopy(raw)
+    trace = made["device_traces"][0]
+    frames = [dict(FRAME, line=line) for line in range(5)]
+    template = trace[-1]
+    keys = list(template)
+    at = template.get("time_us", 0)
+    extra = []
+    for number in range(repeats):
+        stack = [frames[(number + i) % 5] for i in range(number % 7)]
+        for action in ("alloc", "free_requested", "free_completed"):
+            entry = dict(template) | {
+                "action": action, "addr": BASE + 4 * MIB + 512 * (number % 3), "size": (1 << number % 40) + number,
+                "stream": 0, "frames": stack if share and action != "alloc" else list(stack),
+            }  # fmt: skip
+            if "time_us" in entry:
+                at += number * 997
+                entry["time_us"] = at
+            if "compile_context" in entry:
+                entry["compile_context"] = "".join(["N/", "A"])  # a new object each time
+            extra.append({key: entry[key] for key in keys})
+    trace += extra
+    return made
+
+
+FORMS: dict[str, Any] = {
+    "modern": lambda: long(modern()),
+    "one list an event": lambda: long(modern(), share=False),
+    "2.0": lambda: long(legacy_20()),
+    "2.2": lambda: long(without(modern(), "allocator_settings", trace_keys=("compile_context", "user_metadata"))),
+    "no frames": lambda: without(long(modern()), trace_keys=("frames",)),
+    "many": lambda: long(modern(), 900),
+    "1001 entries": lambda: long_of(1001),
+    "2000 entries": lambda: long_of(2000),
+    "pool ids": lambda: with_pools(long(modern())),
+    "metadata": lambda: with_metadata(long(modern())),
+    "streams": lambda: with_streams(long(modern())),
+    "two devices": lambda: two_devices(),
+    "rare keys": lambda: with_rare(long(modern())),
+    "out of order": lambda: out_of_order(long(modern())),
+}
+
+
+def long_of(count: int) -> dict[str, Any]:
+    raw = long(modern(), count)
+    del raw["device_traces"][0][count:]
+    return raw
+
+
+def with_pools(raw: dict[str, Any]) -> dict[str, Any]:
+    for number, entry in enumerate(raw["device_traces"][0]):
+        entry["pool_id"] = (number // 50 % 3, 0)
+        entry["frames"] = entry.pop("frames")
+    return raw
+
+
+def with_metadata(raw: dict[str, Any]) -> dict[str, Any]:
+    for number, entry in enumerate(raw["device_traces"][0]):
+        entry["user_metadata"] = f"layer.{number % 11}.{'attention' * (number % 3)}é"
+        entry["compile_context"] = ["N/A", "0/0", "graph_break in a long name"][number % 3]
+    return raw
+
+
+def with_streams(raw: dict[str, Any]) -> dict[str, Any]:
+    for number, entry in enumerate(raw["device_traces"][0]):
+        entry["stream"] = [0, 7, 94_000_000_000_000, -1, 1 << 40][number % 5 if number > 9 else 0]
+    return raw
+
+
+def two_devices() -> dict[str, Any]:
+    raw, other = long(modern()), long(modern(), 40)
+    raw["device_traces"] = [raw["device_traces"][0], [], other["device_traces"][0]]
+    return raw
+
+
+def with_rare(raw: dict[str, Any]) -> dict[str, Any]:
+    trace = raw["device_traces"][0]
+    trace[20] |= {"forward_frames": ["a", "b"], "internal_metadata": "mallocWithAddress"}
+    trace[30]["colour"] = "red"
+    trace.insert(40, {"action": "oom", "device_free": 5, "size": 512, "stream": 0, "time_us": 9, "frames": [FRAME]})
+    trace.insert(60, event("defragment", 0, 0, 9))
+    trace.insert(70, {**event("oom", 0, 512, 9)})
+    trace[50].pop("compile_context")
+    return raw
+
+
+def out_of_order(raw: dict[str, Any]) -> dict[str, Any]:
+    trace = raw["device_traces"][0]
+    trace[3]["time_us"] = 10**9
+    return raw
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form: str, protocol: int) -> None:
+    data = pickle.dumps(FORMS[form](), protocol)
+    for window_bytes in (700, 1 << 20):
+        check(data, window_bytes)
+
+
+@pytest.mark.parametrize("key", ["addr", "size", "stream", "time_us", "frames", "action", "pool_id", "user_metadata"])
+def test_odd_values_give_the_same_or_are_left_to_the_other_loader(key: str) -> None:
+    odd: tuple[Any, ...] = (None, True, -1, 1.0, 1 << 63, 1 << 70, "", "x" * 300, [], (0, 1), {}, [1], 2**60 + 1)
+    for value in odd:
+        raw = long(modern())
+        raw["device_traces"][0][30][key] = value
+        data = pickle.dumps(raw, 4)
+        fast = load_fast(source(data))
+        if fast is not None:
+            assert_same(fast, from_raw(decode(io.BytesIO(data), data, "x"), "x"))
+
+
+def test_bytes_flipped() -> None:
+    """Whatever a flipped byte does: the fast decoder agrees with the other one, or leaves the file to it."""
+    rng = random.Random(7)
+    sound = pickle.dumps(with_metadata(with_pools(long(modern(), 30))), 4)
+    agreed = 0
+    for _ in range(500):
+        data = bytearray(sound)
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            at = rng.randrange(len(data))
+            data[at] = rng.randrange(256) if rng.random() < 0.5 else data[at] ^ 1 << rng.randrange(8)
+        fast = load_fast(source(bytes(data)), 2048)
+        if fast is not None:
+            assert_same(fast, from_raw(decode(io.BytesIO(data), bytes(data[:4096]), "x"), "x"))
+            agreed += 1
+    assert agreed > 30
+
+
+def test_a_skipped_list_used_elsewhere_is_left_to_the_other_loader() -> None:
+    raw = long(modern())
+    raw["memtrace"] = {"stolen": raw["device_traces"][0][40]["frames"]}
+    fast, other = both(pickle.dumps(raw, 4))
+    assert fast is None
+    assert other.memtrace["stolen"] is not None
+
+
+def test_a_trace_used_twice_is_left_to_the_other_loader() -> None:
+    raw = long(modern())
+    raw["device_traces"] *= 2
+    assert load_fast(source(pickle.dumps(raw, 4))) is None

@@ -1,0 +1,158 @@
+"""Files made to cost far more than their size: each is refused with one line, at once, in little memory."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import signal
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strategies import modern
+
+from memtrace.errors import SnapshotError
+from memtrace.snapshot.bounds import CutShort, Damaged, Foreign, Hostile
+from memtrace.snapshot.load import load
+from memtrace.snapshot.machine import Machine
+from memtrace.snapshot.plain import Look, look
+from memtrace.snapshot.window import Window
+
+
+@contextmanager
+def time_limit(seconds: int = 20) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def doubled(levels: int, kind: type = tuple) -> Any:
+    """A container of two parts that are one container of two parts that …"""
+    value: Any = kind()
+    for _ in range(levels):
+        value = kind((value, value))
+    return value
+
+
+def nested(opcode: bytes, levels: int) -> bytes:
+    return b"\x80\x04" + b")" + opcode * levels + b"."
+
+
+def without_segments(**extra: Any) -> dict[str, Any]:
+    return {"segments": [], "device_traces": [[]], **extra}
+
+
+def many_devices() -> dict[str, Any]:
+    raw = modern()
+    raw["device_traces"] = [raw["device_traces"][0] * 1000] * 4000
+    return raw
+
+
+def many_segments() -> dict[str, Any]:
+    raw = modern()
+    blocks = raw["segments"][0]["blocks"] * 5000
+    raw["segments"] = [{**raw["segments"][0], "blocks": blocks} for _ in range(5000)]
+    return raw
+
+
+def event_with(key: str, value: Any) -> dict[str, Any]:
+    raw = modern()
+    raw["device_traces"][0][1][key] = value
+    return raw
+
+
+def cycle() -> list[Any]:
+    made: list[Any] = []
+    made.append(made)
+    return made
+
+
+HOSTILE: dict[str, bytes] = {
+    "hash bomb as a value": pickle.dumps(event_with("stream", doubled(60)), 4),
+    "hash bomb as an action": pickle.dumps(event_with("action", doubled(60)), 4),
+    "deep tuple": nested(b"\x85", 2_000_000),
+    "deep tuple as a key": b"\x80\x04})" + b"\x85" * 500_000 + b"Ns.",
+    "text bomb": pickle.dumps(event_with("internal_metadata", doubled(60, list)), 4),
+    "settings bomb": pickle.dumps(without_segments(allocator_settings={"a": doubled(60, list)}), 4),
+    "extra key bomb": pickle.dumps(without_segments(memtrace={"a": doubled(60, list)}), 4),
+    "settings that hold themselves": pickle.dumps(without_segments(allocator_settings={"a": cycle()}), 4),
+    "one trace for every device": pickle.dumps(many_devices(), 4),
+    "one list of blocks in every segment": pickle.dumps(many_segments(), 4),
+    "memo index": b"\x80\x04}r\xff\xff\xff\x7f.",
+    "long text": b"\x80\x04X\xff\xff\xff\x7fabc",
+    "long text, 8 bytes": b"\x80\x04\x8d" + b"\xff" * 7 + b"\x00abc",
+    "long bytes": b"\x80\x04B\xff\xff\xff\x7fabc",
+    "long integer": b"\x80\x04\x8b" + struct.pack("<i", 1 << 20) + b"\x01" * (1 << 20) + b".",
+    "long digits": b"\x80\x02I" + b"9" * 60_000 + b"\n.",
+    "endless line": b"\x80\x02V" + b"a" * 200_000 + b"\n.",
+    "set": b"\x80\x04\x8f(K\x01\x90.",
+    "marks": b"\x80\x04" + b"(" * 1_000_000 + b".",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_refused_with_one_line(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "hostile.pickle"
+    path.write_bytes(HOSTILE[name])
+    with time_limit():
+        try:
+            load(path)
+        except SnapshotError as error:
+            assert "\n" not in str(error)
+            assert str(error).count(str(path)) == 1
+        else:
+            assert name == "text bomb"  # nothing needs that text in full
+
+
+def test_recorded_files_are_plain(tmp_path: Path) -> None:
+    for protocol in (4, 5):
+        assert look(pickle.dumps(modern(), protocol)) is Look.PLAIN
+
+
+@pytest.mark.parametrize("cut", [3, 40, 200, 555])
+def test_a_file_cut_short_is_seen_without_the_slow_machine(cut: int) -> None:
+    data = pickle.dumps(modern(), 4)
+    assert look(data[:-cut]) is Look.CUT_SHORT
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_the_machine_builds_what_pickle_builds(protocol: int) -> None:
+    value = [
+        modern(), (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), ((1, 2), 3), None, True, False, 1.5, -1,
+        255, 65_535, -(2**31), 2**31,
+        2**63, -(2**70), "", "é", "x" * 300, "\ud800", {}, [[]], {1: 2, (0, 0): 3, 1.5: None}, list(range(2500)),
+        {str(i): i for i in range(2500)},
+    ]  # fmt: skip
+    data = pickle.dumps(value, protocol)
+    assert Machine(Window(io.BytesIO(data), 64)).load() == pickle.loads(data) == value
+
+
+def test_the_machine_keeps_shared_objects_shared() -> None:
+    inner = [1]
+    made = Machine(Window(io.BytesIO(pickle.dumps([inner, inner], 4)))).load()
+    assert made[0] is made[1]
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"\x80\x04K", CutShort), (b"\x80\x04", CutShort), (b"\x80\x04h\x00.", Damaged), (b"\x80\x04.", Damaged),
+        (b"\x80\x04]K\x01K\x02e.", Damaged), (b"\x80\x04K\x01K\x02a.", Damaged), (b"\x80\x04\x81.", Foreign),
+        (b"\x80\x04cos\nsystem\n.", Foreign), (b"\x80\x06N.", Damaged), (b"\x80\x04}]Ns.", Damaged),
+        (b"\x80\x04\xff.", Damaged), (b"\x80\x04\x95\xff\x00\x00\x00\x00\x00\x00\x00N.", CutShort),
+        (b"\x80\x04)\x85\x86.", Damaged), (nested(b"2\x86", 40), Hostile), (b"\x80\x04(]e.", Damaged),
+    ],
+)  # fmt: skip
+def test_the_machine_says_what_is_wrong(data: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Machine(Window(io.BytesIO(data))).load()
