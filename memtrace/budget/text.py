@@ -21,7 +21,7 @@ def render(estimate: Estimate, changes: tuple[Change, ...], against: Against | N
     if changes:
         lines += ["", *_changes(changes)]
     if against is not None:
-        lines += ["", *_against(against)]
+        lines += ["", *render_against(against)]
     for warning in estimate.warnings:
         lines += _wrap(f"note: {warning}", "      ")
     return [line[:WIDTH] for line in lines]
@@ -129,7 +129,8 @@ def _changes(changes: tuple[Change, ...]) -> Iterator[str]:
         yield f"    saves {format_bytes(change.saves_bytes)}: {verdict}"
 
 
-def _against(against: Against) -> Iterator[str]:
+def render_against(against: Against) -> Iterator[str]:
+    """Predicted beside measured."""
     yield f"against {against.file}"[:WIDTH]
     yield f"  {'':<16}{'predicted':>12}{'measured':>12}{'difference':>14}"
     for name, gap in [*against.levels.items(), *against.by_category.items()]:

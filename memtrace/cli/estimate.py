@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from memtrace.cli.common import add_force, add_json, check_target, print_json, progress
 
 if TYPE_CHECKING:
-    from memtrace.budget.compare import Against
+    from memtrace.budget.compare import Against, Measured
     from memtrace.budget.estimate import Estimate
     from memtrace.budget.options import RunOptions
 
@@ -115,8 +115,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _against(result: Estimate, file: str) -> Against:
-    """Compare with the recording ``file``, at its peak."""
-    from memtrace.budget.compare import Measured, compare
+    from memtrace.budget.compare import compare
+
+    return compare(result, measured(file))
+
+
+def measured(file: str) -> Measured:
+    """What the recording ``file`` says at its peak."""
+    from memtrace.budget.recorded import measured_of
     from memtrace.report import analyse, report
     from memtrace.snapshot.load import load
     from memtrace.timeline import build, choose_device, choose_event
@@ -127,15 +133,4 @@ def _against(result: Estimate, file: str) -> Against:
     if why is not None:
         print(f"memtrace: {why}", file=sys.stderr)
     timeline = build(snapshot, device)
-    budget = report(analyse(timeline), choose_event(timeline, "peak"))
-    outside = budget.outside_allocator or {}
-    measured = Measured(
-        file=file,
-        peak_requested_bytes=budget.peaks["requested_bytes"],
-        peak_allocated_bytes=budget.peaks["allocated_bytes"],
-        peak_reserved_bytes=budget.peaks["reserved_bytes"],
-        categories=budget.categories,
-        nominal_bytes=outside.get("device_total_bytes"),
-        outside_bytes=outside.get("this_process_bytes"),
-    )
-    return compare(result, measured)
+    return measured_of(report(analyse(timeline), choose_event(timeline, "peak")))

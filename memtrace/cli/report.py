@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
-from memtrace.cli.common import add_input, add_json, add_rules, open_analysis, print_json
+from memtrace.cli.common import add_input, add_json, add_rules, open_analysis, print_json, whole_number
+
+if TYPE_CHECKING:
+    from memtrace.budget.compare import Against
+    from memtrace.budget.recorded import Setup
+    from memtrace.report import Analysis, Report
+    from memtrace.timeline import At
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser)
     add_json(parser)
     add_rules(parser)
-    parser.add_argument("--top", type=int, default=8, metavar="N", help="how many call sites to list (default 8)")
+    parser.add_argument(
+        "--top", type=whole_number, default=8, metavar="N", help="how many call sites to list (default 8)"
+    )
     parser.add_argument(
         "--why",
         metavar="WHAT",
@@ -36,11 +46,40 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.report import report
 
     budget = report(analysis, at)
+    own = _own_estimate(analysis, at, budget)
     if args.json:
-        print_json(budget)
+        answer = {entry.name: getattr(budget, entry.name) for entry in fields(budget)}
+        print_json(answer | {"estimate": _estimate_json(own)})
         return 0
     from memtrace.export.report_text import render_report
     from memtrace.export.text import console, print_lines
 
-    print_lines(render_report(budget, width=min(console().width, 120), sites=max(0, args.top)))
+    print_lines(render_report(budget, width=min(console().width, 120), sites=args.top))
+    if own is not None:
+        from memtrace.budget.text import render_against
+
+        against, setup = own
+        print("\nthe estimate of the recorded configuration")
+        print("\n".join([*render_against(against), *(f"  note: {note}" for note in setup.notes)]))
     return 0
+
+
+def _own_estimate(analysis: Analysis, at: At, budget: Report) -> tuple[Against, Setup] | None:
+    """The estimate of the configuration that the recording carries, at its peak; None where it carries none."""
+    if not analysis.timeline.snapshot.memtrace.get("config"):
+        return None
+    from memtrace.budget.recorded import against_own_estimate
+    from memtrace.report import report
+    from memtrace.timeline import choose_event
+
+    at_peak = budget if at.kind == "peak" else report(analysis, choose_event(analysis.timeline, "peak"))
+    return against_own_estimate(analysis, at_peak)
+
+
+def _estimate_json(own: tuple[Against, Setup] | None) -> dict[str, Any] | None:
+    if own is None:
+        return None
+    from dataclasses import asdict
+
+    against, setup = own
+    return {"against": asdict(against), "options": asdict(setup.options), "notes": list(setup.notes)}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from memtrace.capture.dryrun.observer import DEVICE, DispatchMode
+from memtrace.capture.dryrun.observer import DEVICE
 from memtrace.capture.dryrun.patches import replaced
 
 _LOWER = (
@@ -113,12 +113,19 @@ class MetaRegion(contextlib.AbstractContextManager["MetaRegion"]):
 
 
 @contextlib.contextmanager
-def meta_autocast(_mode: DispatchMode) -> Iterator[None]:
+def meta_autocast() -> Iterator[None]:
     """``torch.autocast`` knows the device type ``meta`` for the duration of the block."""
-    original = torch.autocast
+    original, is_enabled, dtype_of = torch.autocast, torch.is_autocast_enabled, torch.get_autocast_dtype
 
     def autocast(device_type: str, *args: Any, **kwargs: Any) -> Any:
         return MetaRegion(device_type, *args, **kwargs) if device_type == DEVICE else original(device_type, *args, **kwargs)
 
-    with replaced(torch, autocast=autocast), replaced(torch.amp, autocast=autocast):
+    def is_autocast_enabled(device_type: str = "cuda") -> bool:
+        return bool(is_enabled("cuda" if device_type == DEVICE else device_type))
+
+    def get_autocast_dtype(device_type: str) -> Any:
+        return dtype_of("cuda" if device_type == DEVICE else device_type)
+
+    functions = {"is_autocast_enabled": is_autocast_enabled, "get_autocast_dtype": get_autocast_dtype}
+    with replaced(torch, autocast=autocast, **functions), replaced(torch.amp, autocast=autocast):
         yield

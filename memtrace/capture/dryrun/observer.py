@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memtrace.budget.tape import Tape
+from memtrace.budget.loss import LOGITS, LOSS
+from memtrace.budget.tape import BACKWARD, FORWARD, Tape
 from memtrace.capture.dryrun.stacks import Stacks
 
 Where = Callable[[], tuple[str, int]]
@@ -30,6 +31,7 @@ class Observer:
         self.stacks = Stacks()
         self.stack_of: list[int] = []
         self.where = where
+        self.vocabulary = 0  # rows of the head: tensors that wide belong to logits and loss
         self._live: dict[int, tuple[int, Any]] = {}
 
     def see(self, tensor: Any, op: str, label: str | None = None) -> int | None:
@@ -44,9 +46,18 @@ class Observer:
         size = storage.nbytes()
         if not size:
             return None
+        if label is None and tensor.dim() > 1 and tensor.shape[-1] == self.vocabulary:
+            label = self._label_of_the_head(op)
         index = self.born(size, op, label)
         self._live[key] = index, weakref.ref(storage, lambda _ref: self._died(key, index))
         return index
+
+    def _label_of_the_head(self, op: str) -> str | None:
+        """Logits and their copies in the forward pass; what the loss makes of them, and all gradients of that width."""
+        current = self.tape.default_label
+        if current == BACKWARD or (current == FORWARD and op == "_log_softmax"):
+            return LOSS
+        return LOGITS if current == FORWARD else None
 
     def _died(self, key: int, index: int) -> None:
         del self._live[key]

@@ -64,4 +64,10 @@ def device_free_libraries(managed: Managed, uncounted: Any) -> Iterator[None]:
                 replaced(functional, get_paged=get_paged, prefetch_tensor=_nothing, fill=_nothing, name2qmap={})
             )
             stack.enter_context(replaced(optimizer, sync_gpu=_nothing))
+        with contextlib.suppress(ImportError):
+            from trl.kernels import chunked_logprob
+
+            # On a GPU these are kernels that work in place.
+            in_place = dict.fromkeys(("_forward_tile", "_backward_tile", "_addmm_fp32"), _nothing)
+            stack.enter_context(replaced(chunked_logprob, **in_place))
         yield

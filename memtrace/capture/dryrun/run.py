@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,8 +29,7 @@ from memtrace.capture.dryrun.stacks import Frames
 
 _TENSOR = torch.tensor
 _GET_PEFT_MODEL = peft.get_peft_model
-GRADIENT, STATE = "lora/gradient", "lora/optimizer_state"
-FULL_GRADIENT, FULL_STATE = "base_weights/gradient", "base_weights/optimizer_state"
+GRADIENT, STATE = "lora/grads", "lora/optimizer_state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,20 @@ def dry_run(architecture: dict[str, Any], options: RunOptions, device: Device, s
 
     Raises UsageError where Transformers can't build it, NoAnswerError where its code needs values of tensors.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _quiet_libraries():
         warnings.simplefilter("ignore")
         return _Run(architecture, options, device, steps).result()
+
+
+@contextlib.contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Libraries warn of what a run on a host would mean; here it means nothing."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 class _Run:
@@ -158,6 +169,7 @@ class _Run:
         self.model = model
         self.sites.name_modules(model)
         label_weights(self.observer, model)
+        self.observer.vocabulary = int(model.get_output_embeddings().weight.shape[0])
 
     def _prepare(self, model: Any) -> Any:
         """``prepare_model_for_kbit_training`` and adapters, which PEFT makes on the host and then moves."""
@@ -174,11 +186,11 @@ class _Run:
             wrapped = _GET_PEFT_MODEL(model, lora, **options)
         self.sites.name_modules(wrapped)
         adapters = [(name, p) for name, p in wrapped.named_parameters() if p.requires_grad]
-        final = [parameter.dtype for _, parameter in adapters]
+        dtype = torch.float32 if options.get("autocast_adapter_dtype", True) else torch.bfloat16
         for name, parameter in adapters:
             self.sites.load_site = site_of(name.removesuffix(".weight"))
             parameter.data = torch.empty_like(parameter.data, dtype=torch.bfloat16)
-        for (name, parameter), dtype in zip(adapters, final, strict=True):
+        for name, parameter in adapters:
             self.sites.load_site = site_of(name.removesuffix(".weight"))
             parameter.data = parameter.data.to(dtype)
         self.sites.load_site = "", -1
@@ -191,8 +203,7 @@ class _Run:
         tape.default_label = FORWARD
         tape.step = 0
         tape.mark("inputs")
-        patched_seed = replaced(torch, manual_seed=torch.manual_seed)
-        with patched_seed, self.sites.followed(), meta_autocast(self.mode), self.mode:
+        with self.sites.followed(), meta_autocast(), self.mode:
             qlora.run_loop(self.model, self.optimizer, self.config, DEVICE, self._mark, self._step_ends)
 
     def _make_optimizer(self) -> Any:
@@ -215,14 +226,13 @@ class _Run:
             tape.default_label = BACKWARD
         elif name == "optimizer":
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            observer.relabel_tensors(gradients, GRADIENT if self.config.lora else FULL_GRADIENT)
+            observer.relabel_tensors(gradients, GRADIENT)
             tape.default_label = OPTIMIZER
         elif name == "zero_grad":
-            label = STATE if self.config.lora else FULL_STATE
             for values in self.optimizer.state.values():
-                observer.relabel_tensors([v for v in values.values() if isinstance(v, torch.Tensor)], label)
+                observer.relabel_tensors([v for v in values.values() if isinstance(v, torch.Tensor)], STATE)
             maps = getattr(self.optimizer, "name2qmap", {})
-            observer.relabel_tensors(maps.values(), label)
+            observer.relabel_tensors(maps.values(), STATE)
         tape.mark(name)
 
     def _step_ends(self) -> None:

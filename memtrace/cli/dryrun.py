@@ -1,0 +1,68 @@
+"""The memory of a run from the real Transformers/PEFT/bitsandbytes code on tensors without data; no GPU is needed.
+
+Works for any causal language model that Transformers can build, also where `memtrace estimate` has no formulas. Takes
+the same options, some seconds, and the extra packages of torch-memtrace[capture]; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memtrace.cli.common import add_force, add_json, check_target, print_json
+from memtrace.cli.estimate import add_setup, options_from
+
+if TYPE_CHECKING:
+    from memtrace.budget.compare import Against
+    from memtrace.capture.dryrun.answer import DryRun
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_setup(parser)
+    add_json(parser)
+    parser.add_argument("--against", metavar="FILE", help="compare with a recording, by category")
+    parser.add_argument("--trace", metavar="OUT.pickle", help="write the dry run as a snapshot with real stacks")
+    add_force(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from memtrace.budget.presets import gpu_preset
+    from memtrace.errors import MissingDependencyError
+    from memtrace.units import parse_size
+
+    if args.trace is not None:
+        check_target(Path(args.trace), args.force)
+    options = options_from(args)
+    gpu = gpu_preset(args.gpu) if args.gpu else None
+    capacity = parse_size(args.capacity) if args.capacity else None
+    try:
+        from memtrace.capture.dryrun.answer import as_json, examine, render, snapshot
+        from memtrace.capture.dryrun.build import read_architecture
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"a dry run needs PyTorch, Transformers and PEFT ({error}); pip install 'torch-memtrace[capture]'"
+        ) from None
+    name, architecture = read_architecture(args.model)
+    found = examine(name, architecture, options, gpu, capacity)
+    against = _against(found, args.against) if args.against else None
+    if args.trace is not None:
+        from memtrace.budget.predicted import write_document
+
+        write_document(snapshot(found), Path(args.trace))
+    if args.json:
+        print_json(as_json(found, against))
+        return 0
+    print("\n".join(render(found)))
+    if against is not None:
+        from memtrace.budget.text import render_against
+
+        print("\n".join(render_against(against)))
+    return 0
+
+
+def _against(found: DryRun, file: str) -> Against:
+    from memtrace.budget.compare import compare
+    from memtrace.cli.estimate import measured
+
+    return compare(found, measured(file))
