@@ -33,6 +33,7 @@ class AutoHooks:
         self.log = log
         self.on_model, self.before_step, self.after_step = on_model, before_step, after_step
         self._local = threading.local()
+        self._compiling: Callable[[], bool] = lambda: False
         self._handles: list[Any] = []
         self._discovery: list[Any] = []
         self._classes: dict[type, Any] = {}
@@ -45,6 +46,7 @@ class AutoHooks:
         from torch.nn.modules import module as modules
         from torch.optim import optimizer as optimizers
 
+        self._compiling = getattr(getattr(torch, "compiler", None), "is_compiling", self._compiling)
         self._discovery = [
             modules.register_module_forward_pre_hook(self._first_call),
             modules.register_module_forward_hook(self._first_call_ends, always_call=True),
@@ -99,17 +101,20 @@ class AutoHooks:
         if cls in self._classes:
             return
         own_call = cls.__dict__.get("__call__")
-        inherited = cls.__call__
         hooks = self
-        torch = import_torch()
-        compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
-        @functools.wraps(inherited)
+        def plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if own_call is not None:
+                return own_call(module, *args, **kwargs)
+            parent: Any = super(cls, module)
+            return parent.__call__(*args, **kwargs)  # looked up now: others may patch it meanwhile
+
+        @functools.wraps(cls.__call__)
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if compiling() or not hooks._begins():
-                return inherited(module, *args, **kwargs)
+            if hooks._compiling() or not hooks._begins():
+                return plain_call(module, *args, **kwargs)
             try:
-                result = inherited(module, *args, **kwargs)
+                result = plain_call(module, *args, **kwargs)
             finally:
                 hooks._local.inside = False
             hooks._ends()
@@ -141,15 +146,19 @@ class AutoHooks:
             self._end_discovery()
 
     def _first_call(self, module: Any, _args: Any) -> None:
-        if getattr(self._local, "inside", False):
+        if self._compiling() or getattr(self._local, "inside", False):
             return
         with messages.guarded("looking at a module"):
-            if next(module.parameters(), None) is not None and self._begins():
+            if hasattr(module, "_orig_mod"):  # torch.compile: what it traces should hold no hooks
+                self._end_discovery()
+                self.watch(module)
+                self.log.enter(FORWARD)
+            elif next(module.parameters(), None) is not None and self._begins():
                 self._local.module = module
                 self.watch(module)
 
     def _first_call_ends(self, module: Any, _args: Any, output: Any) -> None:
-        if getattr(self._local, "module", None) is module:
+        if not self._compiling() and getattr(self._local, "module", None) is module:
             self._local.module = None
             self._local.inside = False
             if output is not None:  # None after an error, too: hooks are called all the same

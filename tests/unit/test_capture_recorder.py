@@ -263,6 +263,26 @@ def test_watched_models_still_pickle(stand_in: StandIn, tmp_path: Path) -> None:
     copied(torch.randn(2, 64))
 
 
+def test_compiled_models_are_traced_without_hooks(stand_in: StandIn, tmp_path: Path) -> None:
+    from torch.nn.modules import module as modules
+
+    hooks_seen = []
+
+    def backend_of_compiler(graph: Any, _inputs: Any) -> Any:
+        hooks_seen.append(len(modules._global_forward_pre_hooks))
+        return graph.forward
+
+    model = Net()
+    with torch.no_grad():
+        compiled = torch.compile(model, backend=backend_of_compiler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memtrace.record(tmp_path / "run.pickle") as recording:
+        train(compiled, optimizer, 3)
+    names = [row["name"] for row in read(recording.file)["memtrace"]["phases"]]
+    assert names.count("forward") == names.count("optimizer") == 3
+    assert set(hooks_seen) <= {0}
+
+
 def test_deep_stamps_module_names(stand_in: StandIn, tmp_path: Path) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
