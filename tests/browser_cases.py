@@ -16,6 +16,8 @@ from memtrace_tui.main_screen import MainScreen
 from memtrace_tui.provider import Recording
 from memtrace_tui.settings import Settings
 from support import trace_path
+from textual import events
+from textual.keys import _character_to_key
 from textual.pilot import Pilot
 
 from memtrace.snapshot.load import from_raw
@@ -91,7 +93,7 @@ async def running(app: BrowseApp, size: tuple[int, int]) -> AsyncIterator[Pilot[
     """The application with its main screen up."""
     async with app.run_test(size=size) as pilot:
         await until(lambda: isinstance(app.screen, MainScreen))
-        await pilot.pause()
+        await settle(pilot)
         yield pilot
 
 
@@ -109,10 +111,27 @@ async def open_app(
     case: str, size: tuple[int, int] = (80, 24), settings: Settings | None = None, plain: bool = False
 ) -> AsyncIterator[Pilot[int]]:
     """The browser over one of the recordings; an error dialog fails the test."""
-    app = BrowseApp(recording=recording(case), settings=settings or Settings(), plain=plain, remember=False)
+    app = BrowseApp(recording=recording(case), settings=settings or Settings(), plain=plain, few_colours=False,
+                    remember=False)  # fmt: skip
     async with running(app, size) as pilot:
         yield pilot
     assert app.error is None, f"an error dialog came up: {app.error!r}"
+
+
+async def hit(pilot: Pilot[int], *keys: str) -> None:
+    """Press keys, each fully handled and drawn before the next. Unlike ``pilot.press`` it waits for messages, not for
+    the processor to fall idle, which on a busy machine takes a tenth of a second a key."""
+    for key in keys:
+        name = _character_to_key(key) if len(key) == 1 else key
+        pilot.app.post_message(events.Key(name, key if len(key) == 1 else None))
+        await settle(pilot)
+
+
+async def settle(pilot: Pilot[int]) -> None:
+    """Wait until every widget has handled what it was told, and what followed from it; then draw."""
+    for _ in range(5):  # a key, its action, a jump, the cursor, the view, the selection that follows
+        await pilot._wait_for_screen()
+    pilot.app.screen._on_timer_update()
 
 
 def main_screen(pilot: Pilot[int]) -> MainScreen:

@@ -103,7 +103,8 @@ def test_details_of_every_segment_and_block(case: str) -> None:
         lines = segment_lines(provider, layout, segment, 60)
         assert f"{int(layout.address[segment]):#x}" in lines[0].plain
     for block in range(0, len(layout.block_address), max(len(layout.block_address) // 60, 1)):
-        assert all(len(line.plain) <= 200 and "\x1b" not in line.plain for line in block_lines(provider, layout, block, 60))
+        for line in block_lines(provider, layout, block, 60):
+            assert len(line.plain) <= 200 and "\x1b" not in line.plain
     for row in provider.live(provider.start.event)[:60].tolist():
         text = "\n".join(line.plain for line in allocation_lines(provider, row, provider.start.event, 60))
         assert "purpose" in text and "because" in text and "\x1b" not in text

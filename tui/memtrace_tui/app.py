@@ -29,7 +29,8 @@ from memtrace_tui.views import all_views
 class BrowseApp(App[int]):
     """``memtrace browse``: over files that it loads itself, or recordings that are loaded already.
 
-    ``run`` returns the exit code: 0, or 130 when loading was given up, or what a file that can't be read gives.
+    ``plain`` (default: whether ``NO_COLOR`` is set) uses no colours, ``few_colours`` (default: what the terminal can
+    show) the palette of sixteen. ``run`` returns the exit code: 0, or 130 when loading was given up, or what a file that can't be read gives.
     """
 
     CSS_PATH = "browse.tcss"
@@ -46,6 +47,7 @@ class BrowseApp(App[int]):
         recording: Recording | None = None,
         settings: Settings | None = None,
         plain: bool | None = None,
+        few_colours: bool | None = None,
         remember: bool = True,
     ) -> None:
         is_plain = bool(os.environ.get("NO_COLOR")) if plain is None else plain
@@ -58,6 +60,7 @@ class BrowseApp(App[int]):
         self._recording = recording
         self._is_cancelled = False
         self._plain = is_plain
+        self._few_colours = few_colours
         self.look = Look(PALETTES.get(self.settings.theme, DARK), is_plain)
 
     # -- starting
@@ -66,7 +69,9 @@ class BrowseApp(App[int]):
         """Choose colours, then load in a thread."""
         for theme in THEMES:
             self.register_theme(theme)
-        few = self.console.color_system in ("standard", "windows")
+        few = self._few_colours
+        if few is None:
+            few = self.console.color_system in ("standard", "windows")
         self.set_look(SIXTEEN.name if few else self.look.palette.name)
         if self._recording is not None:
             self._start(self._recording, None)

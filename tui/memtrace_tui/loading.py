@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 class Progress(Drawn):
     """File name, bar, what is being done."""
 
-    DEFAULT_CSS = "Progress { height: 5; width: 64; }"
-
     def __init__(self, name: str) -> None:
         super().__init__(id="loading")
         self.file = clean(name)
