@@ -120,6 +120,7 @@ class Loader:
         if self.quantizer is None or not self.quantizer.param_needs_quantization(model, name):
             value = torch.empty_like(old.data)
             module._parameters[short] = torch.nn.Parameter(value, requires_grad=self.quantizer is None)
+            self.observer.relabel_tensors([value], "base_weights/unquantized")
             return
         value = torch.empty_like(old.data, dtype=torch.bfloat16)
         keywords = dict(old.__dict__)
