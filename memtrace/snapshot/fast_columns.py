@@ -25,6 +25,7 @@ from memtrace.snapshot.trace_columns import (
     internal_metadata,
     pool_id,
     sampled,
+    shown_name,
     stream_handle,
 )
 
@@ -183,7 +184,7 @@ class TraceColumns:
             raise Unsupported
         codes = [ACTIONS.get(str(name), int(Action.UNKNOWN)) for name in names]
         unknown = {
-            int(i): str(name)[:60]
+            int(i): shown_name(name)
             for i, name, code in zip(at, names, codes, strict=True)
             if code == int(Action.UNKNOWN)
         }

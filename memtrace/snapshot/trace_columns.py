@@ -11,6 +11,7 @@ from memtrace.errors import SnapshotError
 from memtrace.snapshot.fields import addresses, as_dicts, integers, interned, kind_of, sizes
 from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.model import DEFAULT_POOL, Action, DeviceTrace, PoolId
+from memtrace.units import printable
 
 ACTIONS = {action.name.lower(): int(action) for action in Action if action is not Action.UNKNOWN}
 KNOWN_KEYS = {
@@ -30,7 +31,7 @@ def read_trace(device: int, raw: Any, stacks: StackInterner, warn: Any) -> Devic
     except TypeError:
         raise SnapshotError(f"{what}: an entry's 'action' is not a text") from None
     action = np.array(codes, dtype=np.uint8)
-    unknown = {int(i): _name(names[i]) for i in np.flatnonzero(action == Action.UNKNOWN)}
+    unknown = {int(i): shown_name(names[i]) for i in np.flatnonzero(action == Action.UNKNOWN)}
     for name in sorted(set(unknown.values())):
         warn(f"unknown action {name!r} in the trace: kept, and ignored for the state of memory")
     oom = np.flatnonzero(action == Action.OOM).tolist()
@@ -74,6 +75,19 @@ def read_trace(device: int, raw: Any, stacks: StackInterner, warn: Any) -> Devic
         category=category,
     )
     return in_time_order(trace, warn)
+
+
+def _name(value: Any) -> str:
+    """A recorded name that is safe to print; anything but a text is named by its kind."""
+    return printable(value[:200]) if isinstance(value, str) else kind_of(value)
+
+
+def shown_name(value: Any) -> str:
+    """The name of an unknown action, short and on one line whatever a damaged file holds."""
+    if not isinstance(value, str):
+        return kind_of(value)
+    text = value[:60]
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def sampled(count: int) -> range:
