@@ -80,7 +80,7 @@ def describe(snapshot: Snapshot) -> Info:
                 streams=len(set(trace.streams) | set(device.segments.stream.tolist())),
                 pools=tuple(sorted(pools)),
                 stacks=len(np.unique(trace.stack)) if len(trace) else 0,
-                duration_us=int(times[-1] - times[0]) if times is not None and len(times) else None,
+                duration_us=int(times[-1]) - int(times[0]) if times is not None and len(times) else None,
                 replay_exact=timeline.replay.exact,
                 replay_why=timeline.replay.why,
             )

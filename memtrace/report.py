@@ -225,9 +225,7 @@ def outside_allocator(timeline: Timeline, reserved_bytes: int) -> dict[str, int 
     if ooms:
         seen = ooms[max(ooms)]
         free = seen if seen >= 0 else free
-    total = total if isinstance(total, int) else None
-    free = free if isinstance(free, int) else None
-    limit = extra.get("limit_bytes")
+    total, free, limit = (_size(value) for value in (total, free, extra.get("limit_bytes")))
     if total is None and free is None:
         return None
     used = total - free if total is not None and free is not None else None
@@ -235,7 +233,12 @@ def outside_allocator(timeline: Timeline, reserved_bytes: int) -> dict[str, int 
         "device_total_bytes": total,
         "device_free_bytes": free,
         "device_used_bytes": used,
-        "limit_bytes": limit if isinstance(limit, int) else None,
+        "limit_bytes": limit,
         "this_process_bytes": None,
         "not_this_allocator_bytes": used - reserved_bytes if used is not None else None,
     }
+
+
+def _size(value: Any) -> int | None:
+    """A stored byte count that can be one; None for anything else."""
+    return value if type(value) is int and 0 <= value < 1 << 60 else None

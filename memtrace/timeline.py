@@ -206,7 +206,7 @@ def choose_event(timeline: Timeline, at: str | None) -> At:
     """
     count = len(timeline)
     ooms = timeline.oom_events
-    kind = at or ("oom" if ooms else "peak")
+    kind = ("oom" if ooms else "peak") if at is None else at
     if kind == "peak":
         event = timeline.peaks()[1].event
     elif kind == "reserved-peak":
@@ -219,7 +219,7 @@ def choose_event(timeline: Timeline, at: str | None) -> At:
         event = ooms[-1]  # a program that went on after an earlier refusal died, if at all, of the last one
     else:
         try:
-            event = int(kind)
+            event = int(kind.replace(",", ""))  # as it is printed
         except ValueError:
             raise UsageError(f"--at takes peak, reserved-peak, end, oom or an event number, not {kind!r}") from None
         if not -1 <= event < count:

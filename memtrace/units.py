@@ -41,6 +41,13 @@ def format_delta(size_bytes: int) -> str:
     return ("+" if size_bytes > 0 else "") + format_bytes(size_bytes)
 
 
+def printable(text: str) -> str:
+    """The text with control characters, lone surrogates and the like written as escapes, safe for a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
+
+
 def format_count(count: int) -> str:
     """``564,327``."""
     return f"{count:,}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memtrace.attribution.categories import MEANING, Category
+from memtrace.attribution.categories import MEANING, SUBCATEGORIES, Category
 from memtrace.attribution.classify import unattributed_reason
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.stack_facts import Kind
@@ -51,8 +51,8 @@ def explain_decision(analysis: Analysis, at: At, asked: str) -> Why:
     timeline, attribution = analysis.timeline, analysis.attribution
     rows = timeline.live_rows(at.event)
     category, _, sub = asked.partition("/")
-    if asked.lower().startswith("0x") or asked.isdigit():
-        address = int(asked, 0)
+    address = _address(asked)
+    if address is not None:
         table = timeline.allocations
         rows = rows[(table.address[rows] <= address) & (address < table.address[rows] + table.block_bytes[rows])]
         meaning = "the allocation that holds this address"
@@ -61,6 +61,9 @@ def explain_decision(analysis: Analysis, at: At, asked: str) -> Why:
         if category == Category.FRAGMENTATION:
             raise UsageError("fragmentation is no allocation's category; see `memtrace fragmentation`")
         meaning = MEANING[Category(category)]
+        if sub and sub not in SUBCATEGORIES[Category(category)]:
+            known = ", ".join(SUBCATEGORIES[Category(category)])
+            raise UsageError(f"{category} has no subcategory {sub!r} (it has {known})")
         wanted = [
             i for i, rule in enumerate(attribution.rules) if rule.category == category and sub in ("", rule.subcategory)
         ]  # type: ignore[assignment]
@@ -75,6 +78,14 @@ def explain_decision(analysis: Analysis, at: At, asked: str) -> Why:
         raise NoAnswerError(f"nothing live at event {at.event} belongs to {asked}")
     decisions.sort(key=lambda decision: -decision.bytes)
     return Why(asked, meaning, at, tuple(decisions))
+
+
+def _address(text: str) -> int | None:
+    """The address that ``text`` is, in hexadecimal or decimal; None if it is none."""
+    try:
+        return int(text, 16) if text.lower().startswith("0x") else int(text, 10)
+    except ValueError:
+        return None
 
 
 def _decision(analysis: Analysis, number: int, rows: np.ndarray) -> Decision:

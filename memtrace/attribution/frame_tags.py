@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from enum import IntFlag, auto
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -123,6 +124,7 @@ _COMPILED = tuple(
 )
 
 
+@lru_cache(maxsize=1 << 17)
 def frame_tags(filename: str, name: str) -> Tag:
     """All tags of one frame."""
     path = filename.replace("\\", "/")

@@ -61,6 +61,9 @@ class Phases:
         return np.searchsorted(self.start, events, side="right") - 1 if len(self) else np.full(len(events), -1)
 
 
+_KIND_OF = {int(kind): kind for kind in Kind}
+
+
 class _Cutter:
     """A state machine over runs of equal kinds; ``spans`` collects (start event, phase, step)."""
 
@@ -133,8 +136,9 @@ def infer_phases(
     # the trace begins in the middle of a backward pass, which recomputation gives away.
     starts_late = bool((kinds[: _first(kinds, Kind.FORWARD)] == Kind.RECOMPUTE).any())
     cutter.seen_forward = starts_late
+    runs = _runs(kinds)
     marks = sorted(
-        [(int(allocs[i]), Kind(int(kinds[i]))) for i in _runs(kinds)]
+        list(zip(allocs[runs].tolist(), map(_KIND_OF.__getitem__, kinds[runs].tolist()), strict=True))
         + [(first, Kind.OPTIMIZER) for first, _ in ranges]
         + [(last, Kind.OTHER) for _, last in ranges if last < count]
     )

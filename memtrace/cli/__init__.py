@@ -7,6 +7,7 @@ list it in ``VERBS``.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from importlib import import_module
 from pathlib import Path
 
 from memtrace._version import __version__
-from memtrace.errors import MemtraceError
+from memtrace.errors import MemtraceError, UsageError
+from memtrace.units import printable
 
 # Verb -> (module, one line for the overview), in the order people meet them.
 VERBS: dict[str, tuple[str, str]] = {
@@ -34,6 +36,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "run an unchanged training script with recording on"),
     "capture": ("capture", "build a QLoRA run and record it"),
     "estimate": ("estimate", "the memory of a QLoRA run before it runs: fits or not, and why"),
+    "dryrun": ("dryrun", "the same from the real model code on tensors without data, any architecture"),
+    "sweep": ("sweep", "measure on a GPU what each option adds, one thing at a time"),
     "browse": ("browse", "walk through all of it in the terminal (also plain: memtrace FILE)"),
     "demo": ("demo", "the main job on a bundled recording of a real OOM"),
 }
@@ -59,20 +63,35 @@ def _overview() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal or a pipe that can't show a character gets an escape
+            stream.reconfigure(errors="backslashreplace")
     try:
         return _dispatch(args)
     except MemtraceError as error:
-        print(f"memtrace: {error}", file=sys.stderr)
+        print(f"memtrace: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("memtrace: interrupted", file=sys.stderr)
         return 130
     except MemoryError:
-        print("memtrace: not enough memory for this", file=sys.stderr)
-        return 1
+        print("memtrace: not enough memory for this input", file=sys.stderr)
+        return 3
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        _drop_output()
+        print(f"memtrace: can't write the output: {error.strerror or error}", file=sys.stderr)
+        return 2
+
+
+def _drop_output() -> None:
+    """What is still buffered for stdout can't be written; without this the interpreter would try once more."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except OSError:
+        sys.stdout = None  # type: ignore[assignment]
 
 
 def _dispatch(args: list[str]) -> int:
@@ -94,6 +113,9 @@ def _dispatch(args: list[str]) -> int:
         prog=f"memtrace {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     module.add_arguments(parser)
-    code: int = module.run(parser.parse_args(args[1:]))
+    parsed = parser.parse_args(args[1:])
+    if sys.stdout is None:
+        raise UsageError("standard output is closed")
+    code: int = module.run(parsed)
     sys.stdout.flush()
     return code

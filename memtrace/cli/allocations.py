@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_rules(parser)
     parser.add_argument("--all", action="store_true", help="all allocations of the recording, not just the live ones")
     parser.add_argument("--format", choices=("csv", "json", "parquet"), default="csv", help="default: csv")
+    parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
     add_output(parser)
     add_force(parser)
 

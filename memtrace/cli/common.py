@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memtrace.timeline import At, Timeline
 
 _PROGRESS_AFTER_S = 1.0
+_DEEPEST, _MOST_PARTS = 12, 100_000  # of what is written when a file holds values that JSON can't
 
 
 def add_input(parser: argparse.ArgumentParser, at: bool = True) -> None:
@@ -39,6 +40,13 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rules", metavar="FILE.toml", help="your own attribution rules (see docs/attribution.md)")
 
 
+def whole_number(text: str) -> int:
+    """An argparse type: 0, 1, 2 …"""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}")
+    return int(text)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """--json."""
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout; sizes in bytes, times in µs")
@@ -46,11 +54,38 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def print_json(answer: Any) -> None:
     """One JSON object and a newline on stdout."""
+    sys.stdout.buffer.write(to_json(answer))
+    sys.stdout.buffer.flush()
+
+
+def to_json(answer: Any) -> bytes:
+    """One JSON object and a newline."""
     import orjson
 
-    data = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+    try:
+        return orjson.dumps(answer, option=options)
+    except (orjson.JSONEncodeError, RecursionError):  # odd values out of a file's own settings
+        return orjson.dumps(_plain(answer, 0), option=options)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """``value`` in what JSON can hold: odd numbers and types as text, nothing deeper than a settings file would be."""
+    from dataclasses import fields, is_dataclass
+
+    if depth > _DEEPEST:
+        return "…"
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name), depth + 1) for field in fields(value)}
+    if isinstance(value, dict):
+        return {_plain(str(key)[:200], 0): _plain(part, depth + 1) for key, part in list(value.items())[:_MOST_PARTS]}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part, depth + 1) for part in value[:_MOST_PARTS]]
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 1 << 63):
+        return value
+    return f"a {type(value).__name__}"
 
 
 @contextmanager
@@ -59,7 +94,7 @@ def progress(label: str) -> Iterator[Callable[[float], None] | None]:
 
     Yields None where stderr is no terminal.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     start = time.monotonic()
@@ -123,23 +158,35 @@ def add_force(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="overwrite an existing output file")
 
 
-def check_target(path: Path, force: bool) -> None:
+def check_target(path: Path, force: bool, source: str | None = None) -> None:
     """Raise UsageError before any work is done if writing ``path`` would lose something or can't succeed."""
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists; --force overwrites it")
+    if path.is_dir() or not path.name:
+        raise UsageError(f"{path}: a folder, not a file to write to")
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent}: no such folder")
+    if source is not None and path.exists() and Path(source).exists() and path.samefile(source):
+        raise UsageError(f"{path}: is the recording itself; it is never overwritten")
+    if path.is_file() and not force:
+        raise UsageError(f"{path} exists; --force overwrites it")
 
 
 @contextmanager
 def output_stream(args: argparse.Namespace) -> Iterator[IO[bytes]]:
-    """Binary stdout, or --output written whole or not at all (a temporary file beside it, then renamed)."""
+    """Binary stdout, or --output written whole or not at all (a temporary file beside it, then renamed).
+
+    A device or a pipe is written to as it is; of a symbolic link, the file it points to is replaced.
+    """
     if args.output is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
     target = Path(args.output)
-    check_target(target, getattr(args, "force", False))
+    check_target(target, getattr(args, "force", False), getattr(args, "file", None))
+    target = target.resolve()
+    if target.exists() and not target.is_file():
+        with target.open("wb") as out:
+            yield out
+        return
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as out:

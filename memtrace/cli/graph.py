@@ -15,15 +15,16 @@ from memtrace.cli.common import (
     add_rules,
     open_analysis,
     output_stream,
-    print_json,
+    to_json,
 )
-from memtrace.errors import NoAnswerError
+from memtrace.errors import NoAnswerError, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser)
     add_rules(parser)
     parser.add_argument("--format", choices=("graphml", "json", "dot"), default="json", help="default: json")
+    parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
     parser.add_argument("--region", metavar="SIZE", help="cheapest contiguous region of that size, per pool (JSON)")
     parser.add_argument("--pins", metavar="ADDRESS", help="call sites that hold the segment at this address (JSON)")
     parser.add_argument(
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from memtrace.export.graph_file import node_link, to_dot, to_graphml
     from memtrace.graph import build_graph, cheapest_region, pins_of, sites_of_pool
     from memtrace.units import parse_size
 
@@ -41,29 +43,23 @@ def run(args: argparse.Namespace) -> int:
     analysis, at = open_analysis(args)
     graph = build_graph(analysis, at.event)
     if wanted is not None:
-        print_json({"wanted_bytes": wanted, "regions": cheapest_region(graph, wanted)})
-        return 0
-    if args.pins:
+        content = to_json({"wanted_bytes": wanted, "regions": cheapest_region(graph, wanted)})
+    elif args.pins:
         segment = _segment(graph, args.pins)
-        print_json({"segment": segment, **graph.nodes[segment], "pins": pins_of(graph, segment)})
-        return 0
-    if args.pool:
+        content = to_json({"segment": segment, **graph.nodes[segment], "pins": pins_of(graph, segment)})
+    elif args.pool:
         pools = [node for node, data in graph.nodes(data=True) if data["kind"] == "pool" and args.pool in node]
         if not pools:
             raise NoAnswerError(f"no pool has {args.pool!r} in its name")
-        print_json({pool: sites_of_pool(graph, pool) for pool in pools})
-        return 0
-    from memtrace.export.graph_file import to_dot, to_graphml, to_json
-
+        content = to_json({pool: sites_of_pool(graph, pool) for pool in pools})
+    elif args.format == "graphml":
+        content = to_graphml(graph)
+    elif args.format == "dot":
+        content = to_dot(graph).encode()
+    else:
+        content = to_json(node_link(graph))
     with output_stream(args) as out:
-        if args.format == "graphml":
-            out.write(to_graphml(graph))
-        elif args.format == "dot":
-            out.write(to_dot(graph).encode())
-        else:
-            import orjson
-
-            out.write(orjson.dumps(to_json(graph), option=orjson.OPT_APPEND_NEWLINE))
+        out.write(content)
     return 0
 
 
@@ -74,7 +70,7 @@ def _segment(graph: object, text: str) -> str:
     try:
         address = int(text, 0)
     except ValueError:
-        raise NoAnswerError(f"{text!r} is not an address (0x…)") from None
+        raise UsageError(f"--pins takes an address (0x…), not {text!r}") from None
     for node, data in graph.nodes(data=True):
         if data["kind"] == "segment" and data["address"] <= address < data["address"] + data["total_bytes"]:
             return str(node)

@@ -9,15 +9,22 @@ from memtrace.cli.common import add_json, print_json, progress
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="snapshot: .pickle or .json, plain or .gz/.xz/.zst; - is stdin")
+    parser.add_argument("--device", type=int, metavar="N", help="only this device (default: all that have data)")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
     from memtrace.info import describe
     from memtrace.snapshot.load import load
+    from memtrace.timeline import choose_device
 
     with progress("reading") as on_progress:
         snapshot = load(args.file, on_progress)
+    if args.device is not None:
+        device, _ = choose_device(snapshot, args.device)
+        snapshot = replace(snapshot, devices=(device,))
     info = describe(snapshot)
     if args.json:
         print_json(info)

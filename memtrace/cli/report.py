@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     budget = report(analysis, at)
     own = _own_estimate(analysis, at, budget)
     if args.json:
-        answer = {entry.name: getattr(budget, entry.name) for entry in fields(budget)}
-        print_json(answer | {"estimate": _estimate_json(own)})
+        keys: dict[str, Any] = {entry.name: getattr(budget, entry.name) for entry in fields(budget)}
+        print_json(keys | {"estimate": _estimate_json(own)})
         return 0
     from memtrace.export.report_text import render_report
     from memtrace.export.text import console, print_lines

@@ -5,14 +5,24 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from memtrace.cli.common import add_force, add_input, add_output, add_rules, check_target, open_analysis, output_stream
+from memtrace.cli.common import (
+    add_force,
+    add_input,
+    add_output,
+    add_rules,
+    check_target,
+    open_analysis,
+    output_stream,
+    whole_number,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser, at=False)
     add_rules(parser)
     parser.add_argument("--format", choices=("csv", "json"), default="csv", help="default: csv")
-    parser.add_argument("--points", type=int, metavar="N", help="at most about N rows (default: every event)")
+    parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
+    parser.add_argument("--points", type=whole_number, metavar="N", help="at most about N rows (default: every event)")
     parser.add_argument("--plot", metavar="OUT.svg|OUT.png", help="draw a stacked plot (needs the extra [plot])")
     add_output(parser)
     add_force(parser)
@@ -37,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
         plot_timeline(analysis, curves, Path(args.plot))
         return 0
-    events = pick_events(curves, args.points if args.points and args.points > 0 else len(curves))
+    events = pick_events(curves, args.points or len(curves))
     columns = curve_columns(analysis, curves, events)
     with output_stream(args) as out:
         if args.format == "json":

@@ -15,7 +15,7 @@ def to_graphml(graph: nx.DiGraph) -> bytes:
     return buffer.getvalue()
 
 
-def to_json(graph: nx.DiGraph) -> dict[str, Any]:
+def node_link(graph: nx.DiGraph) -> dict[str, Any]:
     """networkx' node-link form: ``{"nodes": […], "edges": […]}``."""
     data: dict[str, Any] = nx.node_link_data(graph, edges="edges")
     return data

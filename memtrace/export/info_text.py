@@ -41,6 +41,7 @@ def render_info(info: Info) -> list[Text]:
 
 def _device(device: DeviceInfo) -> list[Text]:
     duration = "" if device.duration_us is None else f" over {device.duration_us / 1e6:,.1f} s"
+    events = "1 event" if device.events == 1 else f"{format_count(device.events)} events"
     actions = ", ".join(f"{name} {format_count(count)}" for name, count in device.actions.items())
     lines = [
         Text(f"GPU {device.device}", style="bold"),
@@ -48,7 +49,7 @@ def _device(device: DeviceInfo) -> list[Text]:
             f"  final state   {format_bytes(device.reserved_bytes)} reserved in {format_count(device.segments)} "
             f"segments, {format_bytes(device.allocated_bytes)} allocated, {format_count(device.blocks)} blocks"
         ),
-        Text(f"  trace         {format_count(device.events)} events{duration}" + (f": {actions}" if actions else "")),
+        Text(f"  trace         {events}{duration}" + (f": {actions}" if actions else "")),
         Text(f"  streams       {device.streams}; pools {', '.join(device.pools) or 'none'}; stacks {device.stacks}"),
         Text(f"  out of memory {'yes' if device.has_oom else 'no'}"),
     ]

@@ -90,7 +90,11 @@ def _budget(report: Report, width: int) -> list[Text]:
         shown = [(sub, part) for sub, part in subs if part >= _SMALL_SHARE * reserved]
         if len(subs) > 1 or (shown and shown[0][0] != name):
             lines += [Text(f"    {sub:<18}{format_bytes(part):>11}", style="dim") for sub, part in shown]
-    lines.append(Text(f"  {'reserved':<16}{format_bytes(report.reserved_bytes):>11}  {1:6.1%}", style="bold"))
+            rest = sum(part for _, part in subs) - sum(part for _, part in shown)
+            if shown and rest:
+                lines.append(Text(f"    {'other':<18}{format_bytes(rest):>11}", style="dim"))
+    share = f"{1:6.1%}" if report.reserved_bytes else ""
+    lines.append(Text(f"  {'reserved':<16}{format_bytes(report.reserved_bytes):>11}  {share}", style="bold"))
     return lines
 
 
@@ -119,7 +123,11 @@ def _outside(report: Report) -> list[Text]:
         "limit_bytes": "limit of this process",
     }
     known = [f"{label} {format_bytes(size)}" for key, label in names.items() if (size := outside.get(key)) is not None]
-    return [Text(" · ".join(known))]
+    lines = [Text(" · ".join(known))]
+    asked, free = report.fragmentation.asked_bytes, outside.get("device_free_bytes")
+    if asked is not None and free is not None and free > asked and outside.get("limit_bytes") is None:
+        lines.append(Text("the card had room, so a limit of this process refused the request, or the driver did"))
+    return lines
 
 
 def _sites(report: Report, width: int, count: int) -> list[Text]:
@@ -128,13 +136,11 @@ def _sites(report: Report, width: int, count: int) -> list[Text]:
     lines = [heading("biggest call sites")]
     for site in report.top[:count]:
         kind = f"{site.category}/{site.subcategory}"
-        place = site.frame or "(no stack recorded)"
-        if site.module:
-            place = f"{site.module}: {place}"
         head = f"  {format_bytes(site.bytes):>10} {site.count:>6}×  "
-        lines.append(
-            Text.assemble(head, (f"{kind:<30}", STYLE[site.category]), clip(place, max(20, width - len(head) - 30)))
-        )
+        module = f"{site.module}: " if site.module else ""
+        room = max(20, width - len(head) - 30) - len(module)
+        place = module + clip(site.frame or "(no stack recorded)", room, keep_end=True)
+        lines.append(Text.assemble(head, (f"{kind:<30}", STYLE[site.category]), place))
     rest = report.top[count:]
     if rest:
         lines.append(

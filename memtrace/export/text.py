@@ -5,6 +5,7 @@ Renderers return lines (:class:`rich.text.Text`); only verbs print. Colour disap
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from memtrace.attribution.categories import Category
+from memtrace.units import printable
 
 STYLE: dict[str, str] = {
     Category.BASE_WEIGHTS: "blue",
@@ -25,10 +27,16 @@ STYLE: dict[str, str] = {
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command, whose exit code is not rich's."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
-    """A console on stdout; 100 columns wide where stdout is no terminal, so that piped output doesn't wrap oddly."""
-    width = None if sys.stdout.isatty() else 100
-    return Console(file=sys.stdout, width=width, highlight=False, soft_wrap=True)
+    """A console on stdout, as wide as the terminal or $COLUMNS; else 100 columns, so that pipes don't wrap oddly."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100
+    return _Console(file=sys.stdout, width=width, highlight=False, soft_wrap=True)
 
 
 def bar(share: float, width: int) -> str:
@@ -76,4 +84,17 @@ def print_lines(lines: Iterable[Text | str]) -> None:
     """Print lines to stdout."""
     out = console()
     for line in lines:
-        out.print(line, markup=False)
+        out.print(_safe(line), markup=False)
+
+
+def _safe(line: Text | str) -> Text | str:
+    """No control characters reach the terminal: names in a file may come from anyone."""
+    if isinstance(line, str):
+        return printable(line)
+    if line.plain.isprintable():
+        return line
+    return Text.assemble(*(Text(printable(part.plain), part.style) for part in line.divide(_edges(line))))
+
+
+def _edges(line: Text) -> list[int]:
+    return sorted({edge for span in line.spans for edge in (span.start, span.end) if 0 < edge < len(line.plain)})

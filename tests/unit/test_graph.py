@@ -9,7 +9,7 @@ import pytest
 from support import analysis
 
 from memtrace.errors import UsageError
-from memtrace.export.graph_file import to_dot, to_graphml, to_json
+from memtrace.export.graph_file import node_link, to_dot, to_graphml
 from memtrace.fragmentation import measure
 from memtrace.graph import build_graph, cheapest_region, pins_of, sites_of_pool
 from memtrace.layout import State, layout_at
@@ -87,6 +87,6 @@ def test_files_are_read_back_by_their_readers() -> None:
     graph = build_graph(made, choose_event(made.timeline, None).event)
     read = nx.read_graphml(io.BytesIO(to_graphml(graph)))
     assert (read.number_of_nodes(), read.number_of_edges()) == (graph.number_of_nodes(), graph.number_of_edges())
-    assert nx.node_link_graph(to_json(graph), edges="edges").number_of_edges() == graph.number_of_edges()
+    assert nx.node_link_graph(node_link(graph), edges="edges").number_of_edges() == graph.number_of_edges()
     dot = to_dot(graph)
     assert dot.count(" -> ") == graph.number_of_edges()
