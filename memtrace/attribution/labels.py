@@ -88,5 +88,5 @@ def _overlaps(timeline: Timeline, rows: I8, first_us: int | None, last_us: int |
     if times is None or not len(times) or (first_us is None and last_us is None):
         return died == NEVER
     first = -1 if first_us is None else int(np.searchsorted(times, first_us)) - 1
-    last = NEVER if last_us is None else int(np.searchsorted(times, last_us, side="right"))
+    last = NEVER if last_us is None else int(np.searchsorted(times, last_us, side="right")) - 1
     return (table.alloc_event[rows] <= last) & (died > first)
