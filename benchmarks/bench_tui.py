@@ -32,7 +32,18 @@ KEYS = {
     "ENTER": "\r", "ESC": "\x1b", "HOME": "\x1b[H", "END": "\x1b[F", "TAB": "\t",
 }  # fmt: skip
 # A tour of all screens; each word is one key.
-TOUR = ["1", "DOWN", "DOWN", ",", ".", "[", "]", "{", "}", "P", "p", "2", "LEFT", "LEFT", "RIGHT", "+", "+", "LEFT", "RIGHT", "-", "-", "m", "LEFT", "m", "z", "0", "[", "]", "p", "3", "LEFT", "RIGHT", "UP", "DOWN", "c", "c", "c", "c", "c", "s", "s", "s", "s", "w", "w", "ENTER", "RIGHT", "LEFT", "DOWN", "UP", "n", "n", "+", "+", "-", "-", "ESC", ",", ".", "[", "]", "p", "4", "DOWN", "DOWN", "PGDN", "PGUP", "END", "HOME", "s", "s", "r", "g", "g", "g", "g", "g", "g", "g", "g", "a", "a", "[", "]", "p", "5", "DOWN", "DOWN", "RIGHT", "LEFT", "v", "v", "f", "f", "i", "RIGHT", "DOWN", "i", "[", "]", "p", "6", "DOWN", "DOWN", "PGDN", "PGUP", "8", "DOWN", "DOWN", "UP", "PGDN", "PGUP", "b", "b", "END", "HOME", "p", "?", "ESC", "t", "t", "t", "t", "1", "2", "3", "4", "5", "6", "8", "1"]
+TOUR = " ".join(
+    (
+        "1 DOWN DOWN , . [ ] { } P p",
+        "2 LEFT LEFT RIGHT + + LEFT RIGHT - - m LEFT m z 0 [ ] p",
+        "3 LEFT RIGHT UP DOWN c c c c c s s s s w w ENTER RIGHT LEFT DOWN UP n n + + - - ESC , . [ ] p",
+        "4 DOWN DOWN PGDN PGUP END HOME s s r g g g g g g g g a a [ ] p",
+        "5 DOWN DOWN RIGHT LEFT v v f f i RIGHT DOWN i [ ] p",
+        "6 DOWN DOWN PGDN PGUP",
+        "8 DOWN DOWN UP PGDN PGUP b b END HOME p",
+        "? ESC t t t t 1 2 3 4 5 6 8 1",
+    )
+).split()
 
 
 class Terminal:

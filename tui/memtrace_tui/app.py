@@ -19,6 +19,7 @@ from memtrace_tui.dialogs import Details
 from memtrace_tui.loading import LoadingScreen
 from memtrace_tui.look import THEMES, Look
 from memtrace_tui.main_screen import MainScreen
+from memtrace_tui.memory import give_back
 from memtrace_tui.palette import DARK, PALETTES, SIXTEEN
 from memtrace_tui.provider import Cancelled, Recording
 from memtrace_tui.session import Session
@@ -29,8 +30,9 @@ from memtrace_tui.views import all_views
 class BrowseApp(App[int]):
     """``memtrace browse``: over files that it loads itself, or recordings that are loaded already.
 
-    ``plain`` (default: whether ``NO_COLOR`` is set) uses no colours, ``few_colours`` (default: what the terminal can
-    show) the palette of sixteen. ``run`` returns the exit code: 0, or 130 when loading was given up, or what a file that can't be read gives.
+    ``plain`` (default: whether ``NO_COLOR`` is set) uses no colours at all, ``few_colours`` (default: what the terminal
+    can show) the palette of sixteen. ``run`` returns the exit code: 0, 130 when loading was given up, or what a file
+    that can't be read gives.
     """
 
     CSS_PATH = "browse.tcss"
@@ -100,6 +102,7 @@ class BrowseApp(App[int]):
             first, second = recordings[0], recordings[1] if len(recordings) > 1 else None
             if second is None:  # what the first screen needs is worked out here, off the interface's thread
                 first.provider().report(first.provider().start.event)
+            give_back()
         except Exception as error:
             if not self._is_cancelled:
                 self.call_later(self._loading_failed, error)

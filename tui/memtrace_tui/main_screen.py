@@ -15,6 +15,7 @@ from textual.timer import Timer
 from memtrace.errors import MemtraceError
 from memtrace_tui.actions import Actions
 from memtrace_tui.data.goto import Goto
+from memtrace_tui.memory import give_back
 from memtrace_tui.messages import Failed, MoveCursor, Open
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
@@ -111,6 +112,7 @@ class MainScreen(Actions, Screen[None]):
         except Exception as error:
             self.call_later(self.browser.fail, error, "explain")
             return
+        give_back()
         self.call_later(self._explained, key, explanation)
 
     def _explained(self, key: tuple[int, int], explanation: Explanation) -> None:

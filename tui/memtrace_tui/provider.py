@@ -220,13 +220,19 @@ class Recording:
         on_progress: Callable[[float], None] | None = None,
     ) -> Recording:
         """Load and analyse a file. ``on_progress`` gets shares 0 to 1 and may raise to cancel. Raises MemtraceError."""
-        snapshot = load(source, (lambda share: on_progress(share * 0.7)) if on_progress else None)
+        done = 0.0
+
+        def tell(share: float) -> None:  # never back, though the loader may begin again in another way
+            nonlocal done
+            done = max(done, share)
+            if on_progress is not None:
+                on_progress(done)
+
+        snapshot = load(source, (lambda share: tell(share * 0.7)) if on_progress else None)
         recording = cls(snapshot, device, at)
-        if on_progress:
-            on_progress(0.75)
+        tell(0.75)
         recording.provider()
-        if on_progress:
-            on_progress(1.0)
+        tell(1.0)
         return recording
 
     @property

@@ -75,8 +75,21 @@ def columns(provider: Provider, start: int, stop: int, width: int, by_time: bool
         at = int(piece.argmax())
         high_event[i] = start + a + at
         high[i], low[i], top[i] = piece[at], piece.min(), reserved[a:b].max()
-    rows = [i for i, category in enumerate(Category) if category is not Category.FRAGMENTATION]
-    return Columns(low_edge, high_edge, high_event, curves.categories[rows][:, high_event], low, high, top)
+    layers = np.stack([row[high_event] for i, row in enumerate(curves.categories) if i != rest])
+    return Columns(low_edge, high_edge, high_event, layers, low, high, top)
+
+
+def skyline(provider: Provider, width: int) -> tuple[I8, I8, I8]:
+    """(first event, event of the most allocated bytes, those bytes) of each of ``width`` columns of the recording.
+
+    Needs no curves by category, which take a while to work out.
+    """
+    edges = window_edges(provider, 0, provider.count, width, by_time=False)
+    first = np.where(edges[1:] > edges[:-1], edges[:-1], np.maximum(edges[:-1] - 1, 0))
+    last = np.maximum(edges[1:], first + 1)
+    curve = provider.timeline.allocated_bytes
+    at = np.array([a + int(curve[a:b].argmax()) for a, b in zip(first.tolist(), last.tolist(), strict=True)])
+    return edges[:-1], at.astype(np.int64), curve[at]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from memtrace_tui.data.findings import finding_lines
 from memtrace_tui.data.lines import BLANK, line
 from memtrace_tui.data.whatif import whatif_lines
 from memtrace_tui.dialogs import Ask
+from memtrace_tui.memory import give_back
 from memtrace_tui.messages import Failed
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
@@ -98,6 +99,7 @@ class FindingsView(View):
         except Exception as error:
             self.call_later(self._replayed, key, error)
             return
+        give_back()
         self.call_later(self._replayed, key, answer)
 
     def _tell(self, share: float) -> None:

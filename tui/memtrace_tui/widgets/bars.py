@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 from textual import events
 from textual.strip import Strip
 
 from memtrace.units import format_bytes, format_count
-from memtrace_tui.data.buckets import Columns, columns
+from memtrace_tui.data.buckets import I8, skyline
 from memtrace_tui.data.details import moment_text
 from memtrace_tui.data.lines import Span, clip
 from memtrace_tui.messages import MoveCursor
@@ -103,37 +104,37 @@ class CursorLine(Drawn):
 
 
 class Scrubber(Drawn):
-    """The whole recording in one line: height is live bytes, colour is the phase. A click moves the cursor."""
+    """The whole recording in one line: height is allocated bytes, colour is the phase. A click moves the cursor."""
 
     _LEVELS = " ▁▂▃▄▅▆▇█"
 
     def __init__(self, session: Session) -> None:
         super().__init__(id="scrubber")
         self.session = session
-        self._cached: tuple[tuple[int, int], Columns] | None = None
+        self._cached: tuple[tuple[int, int], tuple[I8, I8, I8]] | None = None
 
-    def _columns(self, width: int) -> Columns:
+    def _columns(self, width: int) -> tuple[I8, I8, I8]:
         key = (width, id(self.session.provider))
         if self._cached is None or self._cached[0] != key:
-            self._cached = (key, columns(self.session.provider, 0, self.session.provider.count, width))
+            self._cached = (key, skyline(self.session.provider, width))
         return self._cached[1]
 
     def draw_line(self, y: int) -> Strip:
         provider, width = self.session.provider, self.size.width
         if not provider.count or not width:
             return self.look.spans([(" no events", "dim")], width, "surface")
-        data = self._columns(width)
-        top = max(int(data.high.max()), 1)
-        here = data.column_of(max(self.session.event, 0))
-        ooms = {data.column_of(event) for event in provider.ooms[:200]}
+        first, highest, high = self._columns(width)
+        top = max(int(high.max()), 1)
+        here = int(np.searchsorted(first, max(self.session.event, 0), side="right")) - 1
+        ooms = set((np.searchsorted(first, provider.ooms[:200], side="right") - 1).tolist())
         spans = provider.spans
         phase = 0
         segments = []
         for i in range(width):
-            while phase + 1 < len(spans) and spans[phase + 1].start <= int(data.high_event[i]):
+            while phase + 1 < len(spans) and spans[phase + 1].start <= int(highest[i]):
                 phase += 1
             role = f"phase:{spans[phase].phase}" if spans else "text"
-            glyph = self._LEVELS[max(round(int(data.high[i]) / top * 8), 1)]
+            glyph = self._LEVELS[max(round(int(high[i]) / top * 8), 1)]
             if i == here:
                 segments += list(self.look.spans([("┃" if self.look.plain else glyph, "strong")], 1, "select"))
                 continue
@@ -153,8 +154,8 @@ class Scrubber(Drawn):
 
     def _go(self, x: int) -> None:
         if self.session.provider.count:
-            data = self._columns(self.size.width)
-            self.post_message(MoveCursor(int(data.high_event[max(min(x, len(data) - 1), 0)])))
+            _, highest, _ = self._columns(self.size.width)
+            self.post_message(MoveCursor(int(highest[max(min(x, len(highest) - 1), 0)])))
 
 
 class KeyBar(Drawn):
