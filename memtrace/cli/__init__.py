@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "estimate": ("estimate", "the memory of a QLoRA run before it runs: fits or not, and why"),
     "dryrun": ("dryrun", "the same from the real model code on tensors without data, any architecture"),
     "sweep": ("sweep", "measure on a GPU what each option adds, one thing at a time"),
+    "steps": ("steps", "memory over the steps of a long run: growth, or only varying lengths"),
     "browse": ("browse", "walk through all of it in the terminal (also plain: memtrace FILE)"),
     "demo": ("demo", "the main job on a bundled recording of a real OOM"),
 }

@@ -17,8 +17,8 @@ from memtrace.capture.dryrun.observer import DEVICE
 from memtrace.capture.dryrun.patches import replaced
 
 _LOWER = (
-    "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "conv1d", "conv2d",
-    "scaled_dot_product_attention", "prelu",
+    "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "conv1d",
+    "conv2d", "scaled_dot_product_attention", "prelu",
 )  # fmt: skip
 _FP32 = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
@@ -118,7 +118,11 @@ def meta_autocast() -> Iterator[None]:
     original, is_enabled, dtype_of = torch.autocast, torch.is_autocast_enabled, torch.get_autocast_dtype
 
     def autocast(device_type: str, *args: Any, **kwargs: Any) -> Any:
-        return MetaRegion(device_type, *args, **kwargs) if device_type == DEVICE else original(device_type, *args, **kwargs)
+        return (
+            MetaRegion(device_type, *args, **kwargs)
+            if device_type == DEVICE
+            else original(device_type, *args, **kwargs)
+        )
 
     def is_autocast_enabled(device_type: str = "cuda") -> bool:
         return bool(is_enabled("cuda" if device_type == DEVICE else device_type))

@@ -1,4 +1,4 @@
-"""The model on the ``meta`` device: built by Transformers, quantised by bitsandbytes, loaded as ``from_pretrained`` does.
+"""The model on the ``meta`` device: built by Transformers, quantised by bitsandbytes, loaded as by ``from_pretrained``.
 
 The loader itself can't run without a checkpoint, so its order is followed here: a warm-up block as large as the model,
 then one tensor at a time in natural order of the names, each quantised as it arrives (Transformers 5).
@@ -15,9 +15,7 @@ import torch
 from memtrace.capture.checkpoint import preset_config
 from memtrace.capture.dryrun.observer import DEVICE, Observer
 from memtrace.capture.dryrun.sites import Sites, site_of
-from memtrace.capture.qlora import StepConfig
 from memtrace.errors import MissingDependencyError, NoAnswerError, UsageError
-
 
 
 def read_architecture(model: str) -> tuple[str, dict[str, Any]]:
@@ -48,7 +46,7 @@ def with_layers(architecture: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def empty_model(architecture: dict[str, Any], attention: str) -> Any:
-    """The causal language model of ``architecture`` on ``meta``. Raises UsageError where Transformers can't build it."""
+    """The causal language model of ``architecture`` on ``meta``. Raises UsageError if that can't be built."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     keys = dict(architecture)

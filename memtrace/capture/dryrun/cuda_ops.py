@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memtrace.budget.attention import ATTENTION_MATRIX
 from memtrace.budget.kernels import Device, fused_4bit_product
 from memtrace.budget.ops import CUBLAS
 from memtrace.budget.quantized import BLOCK, DEQUANT
-from memtrace.budget.attention import ATTENTION_MATRIX
 from memtrace.budget.tape import BACKWARD, FORWARD
 from memtrace.capture.dryrun.observer import DispatchMode, Handler
 from memtrace.capture.dryrun.stacks import called_by_engine
@@ -59,7 +59,7 @@ class CudaOps:
             "_fused_adamw_": self._in_place,
         }
 
-    # ---- products ---------------------------------------------------------------------------------------------------
+    # ---- products ------------------------------------------------------------------------------------------------
     def workspace(self, mode: DispatchMode, library: str, thread: str | None = None) -> None:
         """A library's workspace: made by a thread's first product, kept for ever."""
         thread = thread or ("backward" if torch._C._current_graph_task_id() != -1 else "forward")
@@ -133,7 +133,7 @@ class CudaOps:
             mode.note(out, "int8_mm_dequant")
         return (out, None) if "mixed" in func._schema.name else out
 
-    # ---- sums -------------------------------------------------------------------------------------------------------
+    # ---- sums ----------------------------------------------------------------------------------------------------
     def _add(self, mode: DispatchMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The autograd engine sums gradients in place in the first one, if nobody else holds it.
 
@@ -157,7 +157,7 @@ class CudaOps:
         """An update of values, of which there are none."""
         return None
 
-    # ---- softmax and attention ----------------------------------------------------------------------------------------
+    # ---- softmax and attention -----------------------------------------------------------------------------------
     def _softmax(self, mode: DispatchMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         mode.note(result, "_softmax", _matrix_label(mode, result))
@@ -226,7 +226,7 @@ class CudaOps:
             pass
         return result
 
-    # ---- values -------------------------------------------------------------------------------------------------------
+    # ---- values --------------------------------------------------------------------------------------------------
     def _read(self, mode: DispatchMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args[0].device.type != "meta":
             return func(*args, **kwargs)

@@ -125,10 +125,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[misc]
         if plan is None:
             plan = self._plans[func] = self._plan(func)
         name, handler, makes_storage = plan
-        if handler is not None:
-            result = handler(self, func, args, kwargs or {})
-        else:
-            result = func(*args, **(kwargs or {}))
+        result = handler(self, func, args, kwargs or {}) if handler is not None else func(*args, **(kwargs or {}))
         if makes_storage:
             self.note(result, name)
         return result

@@ -121,7 +121,7 @@ class _Run:
                 self._train()
             stream = self._stream()
             self.observer.forget()
-            parameters = [p for p in self.model.parameters()]
+            parameters = list(self.model.parameters())
             return Recorded(
                 stream,
                 self.observer.stacks.frames(),
@@ -146,7 +146,7 @@ class _Run:
         with _disable_current_modes():
             yield
 
-    # ---- building -----------------------------------------------------------------------------------------------------
+    # ---- building ------------------------------------------------------------------------------------------------
     def _build(self) -> None:
         config, tape = self.config, self.tape
         quantizer = quantizer_for(config.quant)
@@ -174,7 +174,11 @@ class _Run:
     def _prepare(self, model: Any) -> Any:
         """``prepare_model_for_kbit_training`` and adapters, which PEFT makes on the host and then moves."""
         config = self.config
-        with torch.device(DEVICE), replaced(torch.nn.init, **_QUIET), replaced(peft, get_peft_model=self._get_peft_model):
+        with (
+            torch.device(DEVICE),
+            replaced(torch.nn.init, **_QUIET),
+            replaced(peft, get_peft_model=self._get_peft_model),
+        ):
             model = qlora.add_adapters(model, config)
         if self.options.embeddings_require_grad and not config.checkpointing:
             model.enable_input_require_grads()
@@ -196,7 +200,7 @@ class _Run:
         self.sites.load_site = "", -1
         return wrapped
 
-    # ---- training -----------------------------------------------------------------------------------------------------
+    # ---- training ------------------------------------------------------------------------------------------------
     def _train(self) -> None:
         tape = self.tape
         self.optimizer = self._make_optimizer()
@@ -289,4 +293,4 @@ def _same(tensor: Any, *_args: Any, **_kwargs: Any) -> Any:
 
 
 #: Initialisation of values there are none of; on ``meta`` it would only make temporaries that a host would have.
-_QUIET = {name: _same for name in ("kaiming_uniform_", "zeros_", "normal_", "uniform_", "ones_", "orthogonal_")}
+_QUIET = dict.fromkeys(("kaiming_uniform_", "zeros_", "normal_", "uniform_", "ones_", "orthogonal_"), _same)

@@ -11,8 +11,8 @@ Frames = list[dict[str, Any]]
 
 _OWN = str(Path(__file__).parent)
 _MACHINERY = (
-    "torch/utils/_python_dispatch.py", "torch/_ops.py", "torch/_compile.py", "torch/overrides.py",
-    "torch/_library/", "torch/library.py", "torch/_dynamo/", "torch/_inductor/", "torch/utils/_device.py", "torch/utils/_contextlib.py",
+    "torch/utils/_python_dispatch.py", "torch/_ops.py", "torch/_compile.py", "torch/overrides.py", "torch/_library/",
+    "torch/library.py", "torch/_dynamo/", "torch/_inductor/", "torch/utils/_device.py", "torch/utils/_contextlib.py",
 )  # fmt: skip
 _MAX_FRAMES = 80
 _KEPT, _HIDDEN, _END = 0, 1, 2

@@ -1,0 +1,34 @@
+"""Memory over the steps of a long run: does it grow, or do only the sequence lengths vary?
+
+FILE is a recording that carries the light per-step log, or the log itself (.jsonl).
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from memtrace.cli.common import add_json, print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a recording, or a .jsonl step log")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from memtrace.drift import analyse, from_snapshot_key, read_log, render
+
+    if Path(args.file).suffix == ".jsonl":
+        series = read_log(Path(args.file))
+    else:
+        from memtrace.snapshot.load import load
+
+        series = from_snapshot_key(load(args.file).memtrace.get("steps"))
+    found = analyse(series)
+    if args.json:
+        print_json(asdict(found))
+    else:
+        print("\n".join(render(found)))
+    return 0

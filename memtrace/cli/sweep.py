@@ -1,0 +1,131 @@
+"""Measure on this machine's GPU what each option adds, one thing at a time: memtrace sweep --model M --seq-len L
+
+The options describe the configuration that you want. The smallest one is measured first (short, batch 1, checkpointing,
+paged 8-bit optimizer), then the smallest plus one thing at a time, then everything. Each run is a fresh process; out of
+memory is a result like any other. Results go to --out as they come, and a sweep that was stopped goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memtrace.cli.common import add_json, print_json
+from memtrace.cli.estimate import add_setup, options_from
+from memtrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from memtrace.budget.shapes import ModelShape
+    from memtrace.budget.sweep import Outcome, Trial
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from memtrace.budget.sweep import THINGS
+
+    add_setup(parser)
+    add_json(parser)
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("sweep"), metavar="DIR", help="where results are kept (default ./sweep)")
+    add("--lengths", metavar="L,L,…", help="sequence lengths to measure (default: L/8, L/4, L/2, L)")
+    add("--batches", metavar="B,B,…", help="batch sizes to measure (default: 2 and --batch)")
+    add("--things", default=",".join(THINGS), metavar="NAMES", help=f"what to add back (default: {','.join(THINGS)})")
+    add("--layers", type=int, metavar="N", help="fewer (or more) layers; random weights only")
+    add("--train-steps", type=int, default=2, metavar="N", help="optimizer steps a run (default 2)")
+    add("--limit", metavar="SIZE", help="limit reserved memory, as a smaller card would, e.g. 22GiB")
+    add("--timeout", type=float, default=1800, metavar="S", help="seconds after which a run has failed (default 1800)")
+    add("--plot", type=Path, metavar="OUT.svg|.png", help="increments and the fitted line as a picture")
+    add("--plan", action="store_true", help="list the runs and measure nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    from memtrace.budget.sweep import plan
+    from memtrace.units import parse_size
+
+    if args.train_steps < 1:
+        raise UsageError("--train-steps must be at least 1")
+    names = [name.strip() for name in args.things.split(",") if name.strip()]
+    trials = plan(options_from(args), _numbers(args.lengths), _numbers(args.batches), names)
+    if args.plan:
+        print("\n".join(f"{number:>3}  {trial.name}" for number, trial in enumerate(trials, 1)))
+        return 0
+    outcomes = _measure(args, trials, parse_size(args.limit) if args.limit else None)
+    _show(args, outcomes)
+    return 0
+
+
+def _numbers(text: str | None) -> list[int]:
+    try:
+        found = [int(word) for word in (text or "").split(",") if word.strip()]
+    except ValueError:
+        raise UsageError(f"not a list of whole numbers: {text!r}") from None
+    if any(number < 1 for number in found):
+        raise UsageError(f"lengths and batches are at least 1: {text!r}")
+    return found
+
+
+def _measure(args: argparse.Namespace, trials: list[Trial], limit_bytes: int | None) -> list[Outcome]:
+    from memtrace.budget.sweep_results import Store
+    from memtrace.capture import backend as backend_module
+    from memtrace.capture.checkpoint import find_model
+    from memtrace.capture.sweep import in_fresh_process, sweep
+
+    backend = backend_module.get()
+    backend.precheck()
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"can't write to {args.out}: {error.strerror}") from None
+    identity = f"{args.model}|{args.layers}|{limit_bytes}"
+    store = Store(args.out)
+    missing = [trial for trial in trials if store.get(trial.key(identity, args.train_steps), trial) is None]
+    device = "cpu" if backend.device_type == "cpu" else "cuda"
+    folder = args.out / "checkpoint" if not missing else Path(find_model(args.model, args.out, args.layers, device))
+    measure = in_fresh_process(str(folder), args.train_steps, limit_bytes, args.timeout)
+    return sweep(trials, store, lambda trial: trial.key(identity, args.train_steps), measure, _progress)
+
+
+def _progress(number: int, total: int, trial: Trial, outcome: Outcome | None) -> None:
+    from memtrace.units import format_bytes
+
+    head = f"{number}/{total} {trial.name}"
+    if outcome is None:
+        print(f"{head} …", end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
+        return
+    clear = "\r\033[K" if sys.stderr.isatty() else ""
+    result = {
+        "ok": f"{format_bytes(outcome.peak_allocated_bytes)} ({outcome.seconds:.0f} s)",
+        "oom": f"out of memory after {format_bytes(outcome.peak_allocated_bytes)}",
+    }.get(outcome.status, f"failed: {outcome.message}")
+    print(f"{clear}{head}: {result}", file=sys.stderr, flush=True)
+
+
+def _show(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
+    from memtrace.budget.presets import gpu_preset
+    from memtrace.budget.sweep_results import as_json, predicted, render
+
+    shape = _shape(args)
+    gpu = gpu_preset(args.gpu) if args.gpu else None
+    estimates = [predicted(shape, outcome.trial, gpu) for outcome in outcomes]
+    if args.plot is not None:
+        from memtrace.export.sweep_plot import plot_sweep
+
+        plot_sweep(outcomes, args.plot)
+    if args.json:
+        print_json(as_json(outcomes, estimates))
+    else:
+        print("\n".join(render(outcomes, estimates)))
+
+
+def _shape(args: argparse.Namespace) -> ModelShape | None:
+    """The shape for the estimates beside the measurements; None where the estimate doesn't cover the model."""
+    from dataclasses import replace
+
+    from memtrace.budget.presets import model_shape
+
+    try:
+        shape = model_shape(args.model)
+    except UsageError:
+        return None
+    return shape if args.layers is None else replace(shape, layers=args.layers)
