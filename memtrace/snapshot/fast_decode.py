@@ -18,7 +18,7 @@ from memtrace.snapshot.bounds import Damaged
 from memtrace.snapshot.fast_columns import TraceColumns, Values
 from memtrace.snapshot.fast_contexts import Contexts, Unsupported
 from memtrace.snapshot.fast_fields import I8, Sight, Texts
-from memtrace.snapshot.fast_template import TEXTS, Parsed, Template, learn, parse, runs_end
+from memtrace.snapshot.fast_template import TEXTS, Parsed, Template, is_boundary, learn, parse, runs_end
 from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.machine import Machine
 from memtrace.snapshot.model import Action
@@ -97,6 +97,9 @@ class FastDecoder(Machine):
         if id(target) in self.contexts.settled:
             raise Unsupported
 
+    def _frame(self, start: int, size: int) -> None:
+        raise Unsupported  # the window has taken out all frames that follow one another
+
     def _rare(self, op: int) -> None:
         if op == 0x32:  # DUP: a second reference that the memo does not know of
             raise Unsupported
@@ -147,12 +150,10 @@ class FastDecoder(Machine):
                 continue
             if self.position >= window.end:
                 return  # the machine says what is wrong
+            if window.cuts and window.cuts[0] <= self.position and window.cuts.pop(0) < self.position:
+                raise Damaged("a frame begins within an opcode")
             op = window.data[self.position]
-            if op == 0x95:  # FRAME
-                size = int.from_bytes(window.data[self.position + 1 : self.position + 9], "little")
-                self.position += 9
-                self.frame_end = max(self.frame_end, window.base + self.position + size)
-            elif not is_open:
+            if not is_open:
                 if op != 0x28 or len(stack) != height:
                     return
                 marks.append(height)
@@ -323,9 +324,23 @@ class FastDecoder(Machine):
                 raise Unsupported
             arrays["context"] = context
         trace.add_run(parsed.template.keys, stop - start, arrays)
+        self._check_cuts(look, start, stop)
         self.filled += int(memoized[-1])
         self.position = int(parsed.end[stop - 1])
         return True
+
+    def _check_cuts(self, look: _Look, start: int, stop: int) -> None:
+        """Refuse events whose opcodes span the place of a frame's head."""
+        cuts, parsed = self.window.cuts, look.parsed
+        end = int(parsed.end[stop - 1])
+        while cuts and cuts[0] < end:
+            cut = cuts.pop(0)
+            event = int(np.searchsorted(parsed.start, cut, side="right")) - 1
+            at = int(parsed.start[event])
+            if event < start or cut >= int(parsed.end[event]):
+                continue  # between two events every opcode is one byte
+            if not is_boundary(self.window.data, at, cut):
+                raise Unsupported
 
 
 def _distinct(values: I8) -> tuple[list[int], NDArray[np.int64] | NDArray[np.int32]]:

@@ -8,6 +8,7 @@ event ends exactly where it begins: what is accepted means what the pickle machi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -135,19 +136,29 @@ def parse(template: Template, sight: Sight, first: int, last: int) -> Parsed:
 
 
 def _gap(sight: Sight, next_start: I8) -> I8:
-    """Bytes between an event's end and the next event: a change of batch, the head of a frame, or both.
+    """Bytes between an event's end and the next event: a change of batch or nothing.
 
     A guess only: a wrong one makes the event's last bytes fail.
     """
-    batch = fields.matches(sight, next_start - 3, b"ue(")
-    gap = np.where(batch, 2, 0).astype(np.int64)
-    plain = sight.byte.take(next_start - 1) == 0x75
-    if plain.all():
-        return gap
-    for size, pattern in ((9, b"u\x95"), (11, b"u\x95"), (11, b"ue\x95"), (11, b"ue(\x95")):
-        framed = fields.matches(sight, np.maximum(next_start - size - 1, 0), pattern)
-        gap[framed & ~plain & ~batch] = size
+    gap: I8 = np.where(fields.matches(sight, next_start - 3, b"ue("), 2, 0).astype(np.int64)
     return gap
+
+
+_TOKENS = re.compile(
+    rb"(?:[}\]\x94(euas\x86]|[hK].|j.{4}|M..|J.{4}|\x8a(?:%(texts)s)|\x8c(?:%(texts)s))"
+    % {b"texts": b"|".join(b"%s.{%d}" % (re.escape(bytes((size,))), size) for size in range(256))},
+    re.DOTALL,
+)
+
+
+def is_boundary(data: bytes, start: int, position: int) -> bool:
+    """Whether an opcode of a sound event that begins at ``start`` begins at ``position``."""
+    while start < position:
+        token = _TOKENS.match(data, start)
+        if token is None:
+            return False
+        start = token.end()
+    return start == position
 
 
 def runs_end(parsed: Parsed, good: Bool) -> I8:

@@ -73,7 +73,7 @@ def load_fast(opened: Source, window_bytes: int = WINDOW_BYTES) -> Snapshot | No
     """The snapshot by the fast decoder; None where the file is not for it, or needs a message the other one has."""
     if opened.head[:2] not in _FAST_HEADS:
         return None
-    window = Window(opened.stream, window_bytes)
+    window = Window(opened.stream, window_bytes, frames_at=2)
     decoder = FastDecoder(window, StackInterner())
     try:
         return from_raw(decoder.load(), opened.name, contexts=decoder.contexts)

@@ -77,17 +77,9 @@ def read_trace(device: int, raw: Any, stacks: StackInterner, warn: Any) -> Devic
     return in_time_order(trace, warn)
 
 
-def _name(value: Any) -> str:
+def shown_name(value: Any) -> str:
     """A recorded name that is safe to print; anything but a text is named by its kind."""
     return printable(value[:200]) if isinstance(value, str) else kind_of(value)
-
-
-def shown_name(value: Any) -> str:
-    """The name of an unknown action, short and on one line whatever a damaged file holds."""
-    if not isinstance(value, str):
-        return kind_of(value)
-    text = value[:60]
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def sampled(count: int) -> range:

@@ -14,6 +14,7 @@ from snapshot_equal import assert_same
 from strategies import BASE, FRAME, MIB, event, legacy_20, modern, without
 from support import NAMES, TRACES, TRUTH, trace_path
 
+from memtrace.errors import SnapshotError
 from memtrace.snapshot.container import Source, open_stream
 from memtrace.snapshot.decode import decode
 from memtrace.snapshot.load import from_raw, load_fast
@@ -206,3 +207,22 @@ def test_a_trace_used_twice_is_left_to_the_other_loader() -> None:
     raw = long(modern())
     raw["device_traces"] *= 2
     assert load_fast(source(pickle.dumps(raw, 4))) is None
+
+
+def test_a_frame_head_within_an_opcode_is_left_to_the_other_loader() -> None:
+    """Taking out frame heads must not join bytes that no pickler wrote side by side."""
+    sound = pickle.dumps(long(modern(), 900), 4)
+    assert sound[2] == 0x95
+    size = int.from_bytes(sound[3:11], "little")
+    body = sound[2 + 9 :]
+    for cut in range(size - 60, size - 20):
+        moved = body[:cut] + sound[2 + 9 + size : 2 + 18 + size] + body[cut:size] + body[size + 9 :]
+        data = sound[:3] + cut.to_bytes(8, "little") + moved
+        fast = load_fast(source(data), 4096)
+        try:
+            other = from_raw(decode(io.BytesIO(data), data[:4096], "x"), "x")
+        except SnapshotError:
+            assert fast is None
+        else:
+            if fast is not None:
+                assert_same(fast, other)
