@@ -51,7 +51,7 @@ def short_lines(answer: Explanation, event: int, width: int, most: int = 4) -> l
     """The first findings, a line each, for the overview."""
     if not answer.findings:
         return []
-    lines = [line(("what to change", "title"), ("  most to win first; all of it on the findings screen", "dim"))]
+    lines = [line(("what to change", "title"), ("  what matters here first; more on the findings screen", "dim"))]
     for finding in answer.findings[:most]:
         saves = max((a.saves_bytes for a in finding.advice if a.saves_bytes is not None), default=None)
         size = f"-{format_bytes(saves)}" if saves else ""
