@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.blind_phases import Lives
 from memtrace.attribution.frame_tags import Tag
-from memtrace.attribution.phases import Phase, Phases, frees_share_stacks, infer_phases
+from memtrace.attribution.phases import Phase, Phases, frees_share_stacks, infer_phases, with_recorded_steps
 from memtrace.attribution.stack_facts import Kind, StackFacts, stack_facts
 from memtrace.snapshot.model import Action
 from memtrace.timeline import NEVER, Timeline
@@ -75,6 +75,7 @@ def gather(timeline: Timeline) -> Facts:
     trace, table = timeline.trace, timeline.allocations
     stacks = stack_facts(timeline.snapshot.stacks)
     phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lambda: _lives(timeline))
+    phases = with_recorded_steps(phases, trace, timeline.snapshot.memtrace.get("phases"))
     born = table.alloc_event
     died = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
     died = np.where(died >= 0, died, NEVER)

@@ -45,7 +45,7 @@ class Phases:
     """Spans that cover the whole trace: span ``i`` is ``start[i] <= event < start[i + 1]``.
 
     ``step`` counts optimizer steps from 0 (-1 while the model is loaded); ``basis`` says what the cut rests on:
-    "annotations", "frames", or "lifetimes".
+    "recorded" step marks, "annotations", "frames", or "lifetimes".
     """
 
     start: I8
@@ -219,6 +219,27 @@ def frees_share_stacks(trace: DeviceTrace) -> bool:
     alloc_stacks = np.unique(trace.stack[trace.action == Action.ALLOC])
     free_stacks = np.unique(trace.stack[trace.action == Action.FREE_REQUESTED])
     return len(free_stacks) > 1 and bool(np.isin(free_stacks, alloc_stacks).all())
+
+
+def with_recorded_steps(phases: Phases, trace: DeviceTrace, marks: object) -> Phases:
+    """The same phases, with the step numbers that memtrace's recorder stored (``[{"time_us", "name", "step"}, …]``).
+
+    A recording that began late knows nothing of the steps before it; the recorder does.
+    """
+    if trace.time_us is None or not isinstance(marks, list) or not len(phases):
+        return phases
+    known = sorted(
+        (mark["time_us"], mark["step"])
+        for mark in marks
+        if isinstance(mark, dict) and isinstance(mark.get("time_us"), int) and isinstance(mark.get("step"), int)
+    )
+    if not known:
+        return phases
+    last_of_span = np.maximum(phases.start[1:] - 1, 0)
+    at = np.searchsorted([time_us for time_us, _ in known], trace.time_us[last_of_span], side="right") - 1
+    recorded = np.array([step for _, step in known], dtype=np.int64)[np.maximum(at, 0)]
+    step = np.where((at >= 0) & (phases.step >= 0), recorded, phases.step)
+    return Phases(phases.start, phases.phase, step, "recorded")
 
 
 def _evaluations(spans: list[tuple[int, Phase, int]]) -> list[tuple[int, Phase, int]]:
