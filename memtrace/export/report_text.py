@@ -20,6 +20,7 @@ _KIND = {
     "event": "state",
 }
 _SMALL_SHARE = 0.001
+_SMALL_REST = 0.005  # what is left of a category is named where its parts would not seem to add up
 
 
 def when(at: At) -> str:
@@ -91,7 +92,7 @@ def _budget(report: Report, width: int) -> list[Text]:
         if len(subs) > 1 or (shown and shown[0][0] != name):
             lines += [Text(f"    {sub:<18}{format_bytes(part):>11}", style="dim") for sub, part in shown]
             rest = sum(part for _, part in subs) - sum(part for _, part in shown)
-            if shown and rest:
+            if shown and rest > size * _SMALL_REST:
                 lines.append(Text(f"    {'other':<18}{format_bytes(rest):>11}", style="dim"))
     share = f"{1:6.1%}" if report.reserved_bytes else ""
     lines.append(Text(f"  {'reserved':<16}{format_bytes(report.reserved_bytes):>11}  {share}", style="bold"))
