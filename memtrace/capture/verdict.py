@@ -58,19 +58,20 @@ def _why(extra: Mapping[str, Any], tried: int, allocated: int, reserved: int) ->
     slack = reserved - allocated
     if total is None or free is None:
         return f"{size_text(slack)} are reserved but not allocated; the device's memory is unknown"
-    room = free if limit is None else max(0, min(free, limit - reserved))
-    capacity = f"limit {size_text(limit)}" if limit is not None and limit < total else f"device {size_text(total)}"
-    if slack + room >= tried and slack >= tried // 2:
+    within = total if limit is None else min(limit, total)
+    capacity = f"limit {size_text(within)}" if limit is not None else f"device {size_text(total)}"
+    left = min(within, reserved + free) - allocated
+    if left >= tried:
         return (
-            f"looks like fragmentation: {size_text(slack)} are reserved but not allocated, in pieces too small for the "
-            f"request ({capacity})"
+            f"fragmented: in one piece, the {size_text(slack)} that are reserved but not allocated would have held "
+            f"this request, though perhaps not what follows ({capacity})"
         )
     others = total - free - reserved
     if limit is None and others > max(reserved, 2 * _GIB):
         return f"mostly not this allocator: {size_text(others)} of the device are in use outside it ({capacity})"
     return (
-        f"looks like a budget that is too small: {size_text(room)} are left and {size_text(slack)} reserved but not "
-        f"allocated, less than the request needs ({capacity})"
+        f"too much for the memory there is: {size_text(max(0, left))} are not allocated, in however many pieces, and "
+        f"that is less than this request ({capacity})"
     )
 
 

@@ -42,8 +42,11 @@ def test_file_and_next_command() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({}, "budget that is too small"),
-        ({"stats": {"allocated_bytes.all.current": 21 * GIB, "reserved_bytes.all.current": 23 * GIB}}, "fragmentation"),
+        ({}, "too much for the memory there is: 300.00 MiB"),
+        (
+            {"stats": {"allocated_bytes.all.current": 21 * GIB, "reserved_bytes.all.current": 23 * GIB}},
+            "fragmented: in one piece, the 2.00 GiB",
+        ),
         (
             {
                 "limit_bytes": 12 * GIB,

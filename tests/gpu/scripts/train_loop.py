@@ -1,7 +1,7 @@
 """A plain QLoRA training loop that knows nothing of memtrace.
 
-In step ``--tighten`` it shrinks its own memory limit below the peak so far, which forces an out-of-memory error. What
-was alive then is written to ``--truth`` as JSON.
+Half-way through step ``--tighten`` it shrinks its own memory limit below the peak so far, which forces an
+out-of-memory error. What was alive then is written to ``--truth`` as JSON.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]
 model.train()
 try:
     for step in range(args.steps):
-        if step == args.tighten:
-            tighten()
-        ids = torch.randint(0, model.config.vocab_size, (1, args.length)).to(DEVICE)
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
+        for micro in range(2):
+            if (step, micro) == (args.tighten, 1):  # the first half's gradients are there
+                tighten()
+            ids = torch.randint(0, model.config.vocab_size, (1, args.length)).to(DEVICE)
+            loss = model(input_ids=ids, labels=ids).loss / 2
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         print(f"step {step} loss {loss.item():.3f}", flush=True)

@@ -23,9 +23,9 @@ args = parser.parse_args()
 
 
 class Tighten(TrainerCallback):
-    """Shrinks the memory limit in one step."""
+    """Shrinks the memory limit half-way through one step, when the first half's gradients are there."""
 
-    def on_step_begin(self, _args: object, state: object, _control: object, **_: object) -> None:
+    def on_substep_end(self, _args: object, state: object, _control: object, **_: object) -> None:
         if state.global_step == args.tighten:  # type: ignore[attr-defined]
             tighten()
 
