@@ -173,7 +173,8 @@ def _losses(model: Any, reference: Any, ids: Any, extra: dict[str, Any], cfg: ql
     loss = output.loss
     if reference is not None:
         with torch.no_grad():
-            loss = loss - reference(input_ids=ids, labels=ids, **extra).loss
+            baseline = reference(input_ids=ids, labels=ids, **extra).loss
+        loss = loss - baseline
     return loss, output if cfg.keep_logits else None
 
 

@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import peft
@@ -26,6 +27,7 @@ from memtrace.capture.dryrun.overrides import cuda_composites
 from memtrace.capture.dryrun.patches import Managed, device_free_libraries, replaced
 from memtrace.capture.dryrun.sites import Sites, site_of
 from memtrace.capture.dryrun.stacks import Frames
+from memtrace.errors import MemtraceError, NoAnswerError
 
 _TENSOR = torch.tensor
 _GET_PEFT_MODEL = peft.get_peft_model
@@ -70,11 +72,28 @@ def step_config(options: RunOptions, steps: int) -> qlora.StepConfig:
 def dry_run(architecture: dict[str, Any], options: RunOptions, device: Device, steps: int = 2) -> Recorded:
     """Load ``architecture`` and train it for ``steps`` steps without data.
 
-    Raises UsageError where Transformers can't build it, NoAnswerError where its code needs values of tensors.
+    Raises UsageError where Transformers can't build it, NoAnswerError where its code needs values of tensors or fails.
     """
     with warnings.catch_warnings(), _quiet_libraries():
         warnings.simplefilter("ignore")
-        return _Run(architecture, options, device, steps).result()
+        try:
+            return _Run(architecture, options, device, steps).result()
+        except (MemtraceError, MemoryError):
+            raise
+        except Exception as error:  # other people's code: a model that can't do without values, a refused option
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise NoAnswerError(f"the dry run stopped in {_place(error)}: {reason}") from None
+
+
+def _place(error: Exception) -> str:
+    """File, line and function where an error came from."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return "an unknown place"
+    code = trace.tb_frame.f_code
+    return f"{'/'.join(Path(code.co_filename).parts[-3:])}:{trace.tb_lineno} ({code.co_name})"
 
 
 @contextlib.contextmanager

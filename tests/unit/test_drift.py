@@ -1,0 +1,155 @@
+"""Growth told from noise of the sequence lengths, on made logs with a known answer, and the log itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtrace.capture.steplog import COLUMNS, StepLog
+from memtrace.cli import main
+from memtrace.drift import analyse, from_snapshot_key, read_log, read_series, render, trend
+from memtrace.errors import NoAnswerError
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def rows(
+    steps: int, seed: int, leak: float = 0, per_token: float = 0, tokens: bool = True, loose: float = 0
+) -> list[dict[str, Any]]:
+    """A log of ``steps`` steps: ``leak`` bytes a step, lengths of 200 to 4,000 tokens at ``per_token`` bytes."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(200, 4000, steps) if per_token else np.full(steps, 2048)
+    found, reserved = [], 0.0
+    for step in range(steps):
+        living = 6 * GIB + (0 if step == 0 else 400 * MIB) + leak * step
+        peak = living + per_token * lengths[step] + random.normal(0, 0.2 * MIB)
+        reserved = max(reserved, peak) + (loose if step % 7 == 3 else 0)
+        found.append(
+            {"step": step, "allocated_bytes": living, "reserved_bytes": reserved, "peak_allocated_bytes": peak}
+            | {"tokens": int(lengths[step]) if tokens else 0}
+        )
+    return found
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000), steps=st.integers(60, 600))
+def test_varying_lengths_are_not_taken_for_growth(seed: int, steps: int) -> None:
+    found = analyse(read_series(rows(steps, seed, per_token=1.2 * MIB)))
+    assert found.verdict == "lengths"
+    assert found.per_token_bytes == pytest.approx(1.2 * MIB, rel=0.02)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000), steps=st.integers(60, 600))
+def test_a_leak_is_found_under_the_noise_of_the_lengths(seed: int, steps: int) -> None:
+    leak = 300 * MIB / steps
+    found = analyse(read_series(rows(steps, seed, leak=leak, per_token=1.2 * MIB)))
+    assert found.verdict == "growth"
+    assert found.allocated.per_step_bytes == pytest.approx(leak, rel=0.05)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000))
+def test_steady_runs_are_steady(seed: int) -> None:
+    assert analyse(read_series(rows(200, seed))).verdict == "steady"
+
+
+def test_fragmentation_is_reserved_growth_that_lengths_do_not_explain() -> None:
+    assert analyse(read_series(rows(200, 1, per_token=1.2 * MIB, loose=40 * MIB))).verdict == "fragmentation"
+
+
+def test_growth_of_peaks_with_unknown_lengths_is_unclear() -> None:
+    entries = rows(100, 1, tokens=False)
+    for entry in entries:
+        entry["peak_allocated_bytes"] += entry["step"] * 3 * MIB
+    assert analyse(read_series(entries)).verdict == "unclear"
+
+
+def test_trend_is_not_moved_by_spikes() -> None:
+    step = np.arange(100.0)
+    values = 5 * step
+    values[[10, 50, 90]] += 10_000
+    assert trend(step, values).per_step_bytes == pytest.approx(5, rel=0.1)
+    assert trend(step, np.ones(100)).p_value == 1.0
+
+
+def test_unusable_logs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoAnswerError, match="too few"):
+        analyse(read_series(rows(5, 1)))
+    with pytest.raises(NoAnswerError, match="not a per-step log"):
+        read_series([{"nothing": 1}])
+    with pytest.raises(NoAnswerError):
+        from_snapshot_key(None)
+    (tmp_path / "log.jsonl").write_text("not json\n")
+    with pytest.raises(NoAnswerError):
+        read_log(tmp_path / "log.jsonl")
+
+
+class Counters:
+    """A backend with statistics only."""
+
+    device_type = "cpu"
+
+    def __init__(self) -> None:
+        self.now, self.peak, self.fails = 100, 100, False
+
+    def stats(self, device: int) -> dict[str, int]:
+        if self.fails:
+            raise RuntimeError("gone")
+        found = {}
+        for name in ("allocated", "reserved"):
+            found |= {f"{name}_bytes.all.current": self.now, f"{name}_bytes.all.peak": self.peak}
+        return found
+
+    def current_device(self) -> int:
+        return 0
+
+    def reset(self) -> None:
+        self.peak = self.now
+
+
+class Ids:
+    shape = (2, 7)
+
+
+def test_step_log_keeps_a_row_a_step_and_never_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    backend = Counters()
+    log = StepLog(backend, backend.reset)  # type: ignore[arg-type]
+    for step in range(20):
+        backend.peak = 1000 + step
+        log._called(None, (), {"input_ids": Ids})
+        log._called(None, (), {"input_ids": None})
+        log.note(step)
+    assert backend.peak == backend.now
+    assert log.highest_bytes == 1019
+    assert log.rows()["columns"] == list(COLUMNS)
+    assert log.rows()["rows"][3][4:] == [1003, 1003, 14, 7]
+    log.write(tmp_path / "run.steps.jsonl")
+    assert len(read_log(tmp_path / "run.steps.jsonl")) == 20
+    assert analyse(from_snapshot_key(log.rows())).verdict == "steady"
+    assert main(["steps", str(tmp_path / "run.steps.jsonl"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "steady"
+    assert render(analyse(read_log(tmp_path / "run.steps.jsonl")))[0].startswith("steady")
+    backend.fails = True
+    log.note(20)
+    assert len(log) == 20
+
+
+def test_step_log_follows_a_model() -> None:
+    torch = pytest.importorskip("torch")
+    backend = Counters()
+    log = StepLog(backend, backend.reset)  # type: ignore[arg-type]
+    model = torch.nn.Embedding(10, 4)
+    log.follow(model)
+    model(torch.zeros(3, 5, dtype=torch.long))
+    log.note(0)
+    log.close()
+    model(torch.zeros(4, 9, dtype=torch.long))
+    log.note(1)
+    assert [row[6:] for row in log.rows()["rows"]] == [[15, 5], [0, 0]]

@@ -1,0 +1,191 @@
+"""The dry run against measured peaks, against the shape engine, and on architectures that the engine doesn't know.
+
+``MEMTRACE_ALL_ROWS=1`` runs every measured row (some minutes).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+pytest.importorskip("bitsandbytes")
+
+from memtrace.budget.estimate import categories_of, live_at, subcategories_at
+from memtrace.budget.options import RunOptions
+from memtrace.budget.placement import place
+from memtrace.budget.presets import gpu_preset, model_preset
+from memtrace.budget.step import Stream, simulate_run
+from memtrace.budget.tape import EMPTY_CACHE
+from memtrace.capture.checkpoint import preset_config
+from memtrace.capture.dryrun.build import with_layers
+from memtrace.capture.dryrun.run import dry_run
+from memtrace.cli import main
+from memtrace.errors import NoAnswerError, UsageError
+
+TRUTH = Path(__file__).parent.parent / "truth" / "measured"
+DEVICE = gpu_preset("h200").device
+ALL = bool(os.environ.get("MEMTRACE_ALL_ROWS"))
+ROWS = [
+    pytest.param(row, id=f"{file.stem}-{number}")
+    for file in sorted(TRUTH.glob("*_r[0-9]*.json"))
+    for number, row in enumerate(json.loads(file.read_text())["rows"])
+    if ALL or number == 1
+]
+SMALL: dict[str, dict[str, Any]] = {
+    "gpt_neox": {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 1000},
+    "falcon": {"hidden_size": 128, "num_attention_heads": 4, "vocab_size": 1000},
+    "olmo2": {"hidden_size": 128, "intermediate_size": 344, "num_attention_heads": 4, "vocab_size": 1000},
+    "stablelm": {"hidden_size": 128, "intermediate_size": 344, "num_attention_heads": 4, "vocab_size": 1000},
+    "granite": {"hidden_size": 128, "intermediate_size": 344, "num_attention_heads": 4, "vocab_size": 1000},
+    "cohere": {"hidden_size": 128, "intermediate_size": 344, "num_attention_heads": 4, "vocab_size": 1000},
+    "starcoder2": {"hidden_size": 128, "intermediate_size": 344, "num_attention_heads": 4, "vocab_size": 1000},
+}
+
+
+def live_bytes(stream: Stream) -> np.ndarray[Any, Any]:
+    """Requested bytes after every event."""
+    sizes = np.array([*stream.sizes, 0], dtype=np.int64)
+    events = np.array(stream.events, dtype=np.int64)
+    events[events == EMPTY_CACHE] = len(stream.sizes)
+    index = np.where(events >= 0, events, ~events)
+    return np.cumsum(np.where(events >= 0, sizes[index], -sizes[index]))
+
+
+def step_peak(stream: Stream, step: int) -> int:
+    start = next(mark.event for mark in stream.marks if mark.step == step)
+    return int(live_bytes(stream)[max(start - 1, 0) :].max())
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_requested_peak_of_measured_rows(row: dict[str, Any]) -> None:
+    options = RunOptions(
+        row["L"],
+        row["B"],
+        row["rank"],
+        dropout=row["dropout"],
+        optimizer=row["optim"],
+        attention=row["attn"],
+        checkpointing=row["ckpt"],
+        prepare_kbit=row["prepare"],
+    )
+    measured = max(row[f"step1_{phase}"]["requested"] for phase in ("forward", "backward", "optimizer"))
+    assert step_peak(dry_run(preset_config(row["arch"]), options, DEVICE).stream, 1) == measured
+
+
+CASES = [
+    ("llama2-7b", {}),
+    ("mistral-7b", {"checkpointing": False, "batch": 2, "rank": 64}),
+    ("mistral-7b", {"reentrant": True, "optimizer": "adamw_8bit"}),
+    ("qwen2-7b", {"optimizer": "adamw_torch_fused"}),
+    ("qwen3-8b", {"prepare_kbit": False, "optimizer": "paged_adamw_8bit"}),
+    ("phi3-mini", {"prepare_kbit": False}),
+    ("llama2-7b", {"attention": "eager", "batch": 2, "accumulation": 2}),
+    ("mistral-7b", {"prepare_kbit": False, "autocast": True, "adapter_dtype": "bf16", "checkpointing": False}),
+    ("llama2-7b", {"quant": "int8"}),
+    ("llama2-7b", {"quant": "none", "prepare_kbit": False, "adapter_dtype": "bf16"}),
+    ("llama2-7b", {"loss": "chunked", "chunk_tokens": 128, "prepare_kbit": False}),
+]
+
+
+@pytest.mark.parametrize(("model", "changes"), CASES, ids=lambda value: str(value))
+def test_peaks_equal_those_of_the_shape_engine(model: str, changes: dict[str, Any]) -> None:
+    options = RunOptions(256, **changes)
+    mine = dry_run(with_layers(preset_config(model), 2), options, DEVICE).stream
+    engine = simulate_run(replace(model_preset(model), layers=2), options, DEVICE)
+    for step in (-1, 0, 1):
+        assert step_peak(mine, step) == step_peak(engine, step)
+    assert mine.managed_bytes == engine.managed_bytes
+
+
+def test_fused_loss_equals_the_shape_engine() -> None:
+    pytest.importorskip("trl")
+    options = RunOptions(256, loss="fused", prepare_kbit=False)
+    mine = dry_run(with_layers(preset_config("llama2-7b"), 2), options, DEVICE).stream
+    assert step_peak(mine, 1) == step_peak(
+        simulate_run(replace(model_preset("llama2-7b"), layers=2), options, DEVICE), 1
+    )
+
+
+def test_categories_at_the_peak_equal_those_of_the_shape_engine() -> None:
+    options = RunOptions(512, checkpointing=False, prepare_kbit=False)
+    found = []
+    for stream in (
+        dry_run(with_layers(preset_config("mistral-7b"), 2), options, DEVICE).stream,
+        simulate_run(replace(model_preset("mistral-7b"), layers=2), options, DEVICE),
+    ):
+        placement = place(stream)
+        event = int(np.argmax(placement.allocated))
+        found.append(categories_of(subcategories_at(stream, placement, event, live_at(stream, event))))
+    mine, engine = ({k: v for k, v in entry.items() if k != "fragmentation"} for entry in found)
+    assert mine == engine
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_architectures_that_the_engine_does_not_know(family: str) -> None:
+    architecture = {"model_type": family, "num_hidden_layers": 2, **SMALL[family]}
+    found = dry_run(architecture, RunOptions(64, prepare_kbit=False), DEVICE)
+    live = live_bytes(found.stream)
+    assert (live >= 0).all()
+    assert found.trainable > 0
+    # Everything that a step makes is given back: the second one ends where the first one ended.
+    ends = [mark.event for mark in found.stream.marks if mark.name == "zero_grad"]
+    nexts = [min(m.event for m in found.stream.marks if m.event > end) for end in ends]
+    assert live[nexts[0] - 1] == live[nexts[1] - 1]
+    deeper = dry_run(architecture | {"num_hidden_layers": 3}, RunOptions(64, prepare_kbit=False), DEVICE)
+    assert step_peak(deeper.stream, 1) > step_peak(found.stream, 1)
+
+
+def test_refusals_are_one_clear_line() -> None:
+    with pytest.raises(UsageError, match="can't build"):
+        dry_run({"model_type": "no-such-model"}, RunOptions(64), DEVICE)
+    with pytest.raises(UsageError, match="can't build"):
+        dry_run({"model_type": "t5", "num_layers": 1}, RunOptions(64), DEVICE)
+    mixture = {"model_type": "mixtral", "num_hidden_layers": 1, "num_local_experts": 2, **SMALL["olmo2"]}
+    with pytest.raises(NoAnswerError, match=r"the dry run stopped in .*: "):
+        dry_run(mixture | {"num_key_value_heads": 2}, RunOptions(64), DEVICE)  # PEFT: no dropout on expert weights
+
+
+def test_trace_has_real_stacks_and_report_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "gpt_neox", "num_hidden_layers": 2, **SMALL["gpt_neox"]}))
+    out = tmp_path / "dry.pickle"
+    assert main(["dryrun", "--model", str(config), "--seq-len", "64", "--json", "--trace", str(out)]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert main(["report", str(out), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["peaks"]["requested_bytes"] == answer["peak_requested_bytes"]
+    assert report["peaks"]["allocated_bytes"] == answer["peak_allocated_bytes"]
+    assert {k: v for k, v in report["categories"].items() if v} == {k: v for k, v in answer["categories"].items() if v}
+    assert report["attribution"]["unattributed_bytes"] == 0
+    assert sum(term["bytes"] for term in answer["terms"]) <= answer["peak_requested_bytes"]
+    snapshot = pickle.loads(out.read_bytes())
+    files = {frame["filename"] for entry in snapshot["device_traces"][0] for frame in entry["frames"]}
+    assert any(name.endswith("gpt_neox/modeling_gpt_neox.py") for name in files)
+    assert not any("capture/dryrun" in name or "_python_dispatch" in name for name in files)
+
+
+def test_report_sets_the_estimate_beside_a_recorded_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.json"
+    shape = {"hidden_size": 128, "intermediate_size": 344, "num_attention_heads": 4, "vocab_size": 1000}
+    config.write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 2, **shape}))
+    out = tmp_path / "dry.pickle"
+    assert main(["dryrun", "--model", str(config), "--seq-len", "64", "--json", "--trace", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["report", str(out), "--json"]) == 0
+    own = json.loads(capsys.readouterr().out)["estimate"]
+    assert own["options"]["sequence"] == 64
+    assert own["against"]["levels"]["requested"]["signed_error_bytes"] == 0
+    assert main(["report", str(out)]) == 0
+    assert "estimate distortion" in capsys.readouterr().out
