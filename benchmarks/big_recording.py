@@ -95,14 +95,17 @@ class _Emitter:
                     parts.append(_fetch(self.memo[id(value)][0]))
                 else:
                     body = b"".join(_fetch(self.memo[id(frame)][0]) for frame in value)
-                    parts.append(b"]\x94" if not body else b"]\x94(" + body + b"e" if len(value) > 1 else b"]\x94" + body + b"a")
+                    one = len(value) == 1
+                    parts.append(b"]\x94" + (b"" if not body else body + b"a" if one else b"(" + body + b"e"))
                     place[id(value)] = at + entries
                     entries += 1
             plan.append((before, event["time_us"], b"".join(parts), entries, at_list, is_local))
             at += entries
         return plan
 
-    def emit(self, plan: list[tuple[bytes, int, bytes, int, int, bool]], shift_us: int) -> Iterator[tuple[bytes, bytes]]:
+    def emit(
+        self, plan: list[tuple[bytes, int, bytes, int, int, bool]], shift_us: int
+    ) -> Iterator[tuple[bytes, bytes]]:
         """Two parts of each event."""
         base = self.next
         for before, time_us, behind, entries, at_list, is_local in plan:
@@ -114,7 +117,7 @@ class _Emitter:
 
 def write(source: Path, out: IO[bytes], events: int) -> tuple[int, int]:
     """Write a recording of about ``events`` events; returns (events, bytes)."""
-    data = lzma.open(source).read() if source.suffix == ".xz" else source.read_bytes()
+    data = lzma.decompress(source.read_bytes()) if source.suffix == ".xz" else source.read_bytes()
     snapshot = load(source)
     start, stop = steady_span(build(snapshot, snapshot.devices[0]))
     raw = pickle.loads(data)

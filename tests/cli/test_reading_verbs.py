@@ -83,8 +83,8 @@ def test_info_keys(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     assert set(answer["format"]) == {"torch_at_least", "torch_below", "keys"}
     device = answer["devices"][0]
     assert set(device) >= {
-        "device", "events", "segments", "blocks", "reserved_bytes", "allocated_bytes", "has_oom", "truncated", "streams",
-        "pools",
+        "device", "events", "segments", "blocks", "reserved_bytes", "allocated_bytes", "has_oom", "truncated",
+        "streams", "pools",
     }  # fmt: skip
     assert (device["events"], device["truncated"], device["has_oom"]) == (10064, False, False)
     ring = run_json(capsysbinary, "info", str(trace_path("llama2-7b_ring-truncated")))
