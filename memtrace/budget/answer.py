@@ -47,7 +47,7 @@ def answer(estimate: Estimate, changes: tuple[Change, ...], against: Against | N
         "changes": [
             {key: value for key, value in asdict(change).items() if key != "options"} for change in changes
         ],
-        "against": _against(against),
+        "against": against_json(against),
         "warnings": list(estimate.warnings),
     }  # fmt: skip
 
@@ -57,7 +57,8 @@ def _distortion(estimate: Estimate) -> dict[str, int]:
     return asdict(found) | {"distortion_bytes": found.distortion_bytes}
 
 
-def _against(against: Against | None) -> dict[str, Any] | None:
+def against_json(against: Against | None) -> dict[str, Any] | None:
+    """A comparison as JSON."""
     if against is None:
         return None
     found = asdict(against)

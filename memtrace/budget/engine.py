@@ -157,6 +157,7 @@ class CheckpointFrame:
             pass
         finally:
             engine.pack, engine.grad_enabled, tape.default_label, tape.site, tape.layer = state
+            engine.end_autocast()
             self.recomputed = True
         tape.mark("backward")
 
@@ -183,6 +184,9 @@ class Engine:
         tape.layers.append(tape.layer)
         tape.events.append(index)
         return Tensor(Storage(index, tape.events.append), elements, width)
+
+    def end_autocast(self) -> None:
+        """An autocast region ends (a recomputation is one of its own): copies of weights that it cached are dropped."""
 
     # ---- graph ------------------------------------------------------------------------------------------------
     def edge(self, tensor: Tensor) -> Node | None:
@@ -253,6 +257,7 @@ class Engine:
             self.grad_enabled = True
             outputs = run(detached)
             self.grad_enabled = False
+            self.end_autocast()
             tape.default_label = label
             tape.relabel(tape.live_since(start), FORWARD, RECOMPUTE)
             tape.mark("backward")

@@ -194,7 +194,7 @@ def test_trials_run_on_real_modules(tmp_path: Path) -> None:
     assert all(o.status == "ok" and o.peak_requested_bytes > 0 for o in found.values())
     assert found["length 32"].peak_requested_bytes > found["smallest"].peak_requested_bytes
     assert found["reference model"].peak_requested_bytes > found["smallest"].peak_requested_bytes
-    with Resettable(capacity=found["smallest"].peak_requested_bytes - 1) as standin, backend.use(standin):
+    with Resettable(capacity=found["smallest"].peak_requested_bytes * 4 // 5) as standin, backend.use(standin):
         trial = replace(plan(target, [16], [2])[0])
         trial = replace(trial, options=replace(trial.options, optimizer="adamw_torch", targets=("q_proj",)))
         assert measure(trial, str(tmp_path / "model"), 1).status == "oom"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from memtrace.budget.affine import Affine, affine_of
+from memtrace.budget.answer import against_json
 from memtrace.budget.compare import Against
 from memtrace.budget.estimate import (
     CATEGORIES,
@@ -187,7 +188,7 @@ def as_json(found: DryRun, against: Against | None) -> dict[str, Any]:
             "device_bytes": found.fit.device_bytes,
         },
         "fits": asdict(found.fit),
-        "against": asdict(against) if against is not None else None,
+        "against": against_json(against),
         "warnings": list(found.warnings),
     }  # fmt: skip
 
