@@ -67,9 +67,7 @@ def _pools(f: Fragmentation) -> list[Text]:
 
 
 def _segments(f: Fragmentation, width: int) -> list[Text]:
-    lines = [
-        heading(f"segments with pinned free space ({format_count(len(f.pinned_segments))}, largest holes first)")
-    ]
+    lines = [heading(f"segments with pinned free space ({format_count(len(f.pinned_segments))}, largest holes first)")]
     for segment in f.pinned_segments[:_SEGMENTS]:
         lines.append(
             Text(
