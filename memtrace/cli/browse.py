@@ -10,14 +10,20 @@ import gc
 import os
 import shlex
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from memtrace.cli.common import add_input
 from memtrace.errors import MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    from memtrace.attribution.user_rules import UserRule
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """FILE [FILE2], --device, --at, --serve."""
     add_input(parser)
+    add_rules(parser)
     parser.add_argument("other", metavar="FILE2", nargs="?", help="a second snapshot to compare with")
     parser.add_argument(
         "--serve", action="store_true", help="serve to a web browser instead (extra: torch-memtrace[serve])"
@@ -41,14 +47,19 @@ def run(args: argparse.Namespace) -> int:
 
     gc.freeze()
     gc.enable()
+    rules: Sequence[UserRule] = ()
+    if args.rules:
+        from memtrace.attribution.user_rules import read_rules
+
+        rules = read_rules(args.rules)
     if args.file != "-":
-        return BrowseApp(args.file, args.other, args.device, args.at).run() or 0
+        return BrowseApp(args.file, args.other, args.device, args.at, rules=rules).run() or 0
     if args.other is not None:
         raise UsageError("a second file can't be compared with standard input")
     from memtrace.cli.common import progress
 
     with progress("reading") as on_progress:
-        recording = Recording.open("-", args.device, args.at, on_progress)
+        recording = Recording.open("-", args.device, args.at, on_progress, rules)
     _keys_from_terminal()
     return BrowseApp("stdin", recording=recording).run() or 0
 
@@ -74,5 +85,6 @@ def _serve(args: argparse.Namespace) -> int:
     command += [args.other] if args.other else []
     command += ["--device", str(args.device)] if args.device is not None else []
     command += ["--at", args.at] if args.at else []
+    command += ["--rules", args.rules] if args.rules else []
     Server(shlex.join(command), host=args.host, port=args.port, title="memtrace").serve()
     return 0

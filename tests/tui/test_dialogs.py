@@ -48,7 +48,7 @@ async def test_loading_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None
 
     def slow(*args: object, on_progress: object = None, **kwargs: object) -> Recording:
         go_on.wait(10)
-        args[-1](0.5)  # type: ignore[operator]
+        args[3](0.5)  # type: ignore[operator]
         raise AssertionError("the thread went on after it was told to stop")
 
     monkeypatch.setattr(Recording, "open", slow)
@@ -252,7 +252,9 @@ def test_serving_without_the_extra_says_what_to_install(monkeypatch: pytest.Monk
     import argparse
 
     monkeypatch.setitem(sys.modules, "textual_serve.server", None)
-    args = argparse.Namespace(serve=True, file="a", other=None, device=None, at=None, host="localhost", port=1)
+    args = argparse.Namespace(
+        serve=True, file="a", other=None, device=None, at=None, rules=None, host="localhost", port=1
+    )
     with pytest.raises(MissingDependencyError, match="serve"):
         run_browse(args)
 

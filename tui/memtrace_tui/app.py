@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from memtrace.attribution.user_rules import UserRule
 from memtrace.errors import MemtraceError
 from memtrace_tui.data.lines import BLANK, clean, line, wrap
 from memtrace_tui.dialogs import Details
@@ -51,6 +52,7 @@ class BrowseApp(App[int]):
         plain: bool | None = None,
         few_colours: bool | None = None,
         remember: bool = True,
+        rules: Sequence[UserRule] = (),
     ) -> None:
         is_plain = bool(os.environ.get("NO_COLOR")) if plain is None else plain
         super().__init__()
@@ -58,6 +60,7 @@ class BrowseApp(App[int]):
         self.device, self.at = device, at
         self.settings = settings or Settings.load()
         self.remember = remember
+        self.rules = rules
         self.error: Exception | None = None  # the last one that was shown
         self._recording = recording
         self._is_cancelled = False
@@ -98,7 +101,8 @@ class BrowseApp(App[int]):
 
         try:
             for number, file in enumerate(files):
-                recordings.append(Recording.open(file, self.device, self.at if number == 0 else None, progress))
+                at = self.at if number == 0 else None
+                recordings.append(Recording.open(file, self.device, at, progress, self.rules))
             first, second = recordings[0], recordings[1] if len(recordings) > 1 else None
             if second is None:  # what the first screen needs is worked out here, off the interface's thread
                 first.provider().report(first.provider().start.event)

@@ -7,7 +7,7 @@ Nothing here imports Textual. Every number comes from the dataclasses that ``--j
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.attribution.phases import Phase
+from memtrace.attribution.user_rules import UserRule
 from memtrace.curves import Curves, category_curves
 from memtrace.errors import UsageError
 from memtrace.layout import Layout, layout_at
@@ -204,8 +205,15 @@ class Provider:
 class Recording:
     """A file: its snapshot, and one provider a device, built when first asked for."""
 
-    def __init__(self, snapshot: Snapshot, device: int | None = None, at: str | None = None) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        device: int | None = None,
+        at: str | None = None,
+        rules: Sequence[UserRule] = (),
+    ) -> None:
         self.snapshot = snapshot
+        self._rules = rules
         chosen, self.why_device = choose_device(snapshot, device)
         self._at = at
         self.device = chosen.device
@@ -218,6 +226,7 @@ class Recording:
         device: int | None = None,
         at: str | None = None,
         on_progress: Callable[[float], None] | None = None,
+        rules: Sequence[UserRule] = (),
     ) -> Recording:
         """Load and analyse a file. ``on_progress`` gets shares 0 to 1 and may raise to cancel. Raises MemtraceError."""
         done = 0.0
@@ -229,7 +238,7 @@ class Recording:
                 on_progress(done)
 
         snapshot = load(source, (lambda share: tell(share * 0.7)) if on_progress else None)
-        recording = cls(snapshot, device, at)
+        recording = cls(snapshot, device, at, rules)
         tell(0.75)
         recording.provider()
         tell(1.0)
@@ -246,5 +255,5 @@ class Recording:
         if number not in self._providers:
             timeline = build(self.snapshot, self.snapshot.device(number))
             at = self._at if number == self.device else None
-            self._providers[number] = Provider(analyse(timeline), at)
+            self._providers[number] = Provider(analyse(timeline, self._rules), at)
         return self._providers[number]

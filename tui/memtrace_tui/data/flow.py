@@ -80,8 +80,10 @@ def row_count(sizes: Sequence[int], width: int, cell: int) -> int:
         if x and x + count > width:
             rows, x = rows + 1, 0
         if count > width - x:
-            rows += (x + count - 1) // width
-            x = (x + count) % width
+            rest = count - (width - x)
+            full = (rest - 1) // width
+            rows += 1 + full
+            x = rest - full * width
         else:
             x += count
         x += 1
