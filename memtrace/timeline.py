@@ -134,9 +134,12 @@ def _peak(curve: I8, before: int) -> Peak:
     return Peak(size_bytes, event) if size_bytes > before else Peak(before, -1)
 
 
-def build(snapshot: Snapshot, device: Device) -> Timeline:
-    """Replay one device and tabulate it. Never raises on odd traces: ``replay.exact`` says whether to trust sizes."""
-    replay = replay_device(device, snapshot.settings, release_of(snapshot))
+def build(snapshot: Snapshot, device: Device, replay: Replay | None = None) -> Timeline:
+    """Replay one device (unless its ``replay`` is known) and tabulate it.
+
+    Never raises on odd traces: ``replay.exact`` says whether to trust sizes.
+    """
+    replay = replay or replay_device(device, snapshot.settings, release_of(snapshot))
     trace, initial = device.trace, replay.initial_blocks
     events = np.flatnonzero(trace.action == Action.ALLOC)
     before = len(initial.address)

@@ -116,15 +116,15 @@ def progress(label: str) -> Iterator[Callable[[float], None] | None]:
 
 def open_timeline(args: argparse.Namespace) -> Timeline:
     """Load FILE, choose the device, replay it. Says on stderr which device was chosen where there was a choice."""
-    from memtrace.snapshot.load import load
-    from memtrace.timeline import build, choose_device
+    from memtrace.index import open_recording
+    from memtrace.timeline import choose_device
 
     with progress("reading") as on_progress:
-        snapshot = load(args.file, on_progress)
-    device, why = choose_device(snapshot, args.device)
+        recording = open_recording(args.file, on_progress)
+    device, why = choose_device(recording.snapshot, args.device)
     if why is not None:
         print(f"memtrace: {why}", file=sys.stderr)
-    return build(snapshot, device)
+    return recording.timeline(device)
 
 
 def open_at(args: argparse.Namespace) -> tuple[Timeline, At]:
