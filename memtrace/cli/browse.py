@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_input
+from memtrace.cli.common import add_input, add_rules
 from memtrace.errors import MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE [FILE2], --device, --at, --serve."""
+    """FILE [FILE2], --device, --at, --rules, --serve."""
     add_input(parser)
     add_rules(parser)
     parser.add_argument("other", metavar="FILE2", nargs="?", help="a second snapshot to compare with")
