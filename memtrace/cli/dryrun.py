@@ -7,6 +7,7 @@ the same options, some seconds, and the extra packages of torch-memtrace[capture
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     options = options_from(args)
     gpu = gpu_preset(args.gpu) if args.gpu else None
     capacity = parse_size(args.capacity) if args.capacity else None
+    logging.disable(logging.WARNING)  # what libraries say about this host means nothing here
     try:
         from memtrace.capture.dryrun.answer import as_json, examine, render, snapshot
         from memtrace.capture.dryrun.build import read_architecture
@@ -43,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         raise MissingDependencyError(
             f"a dry run needs PyTorch, Transformers and PEFT ({error}); pip install 'torch-memtrace[capture]'"
         ) from None
+    finally:
+        logging.disable(logging.NOTSET)
     name, architecture = read_architecture(args.model)
     found = examine(name, architecture, options, gpu, capacity)
     against = _against(found, args.against) if args.against else None

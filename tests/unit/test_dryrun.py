@@ -78,8 +78,9 @@ def test_requested_peak_of_measured_rows(row: dict[str, Any]) -> None:
         checkpointing=row["ckpt"],
         prepare_kbit=row["prepare"],
     )
+    model = preset_config(row["arch"]) | {"sliding_window": None}  # the measured Mistral had no window
     measured = max(row[f"step1_{phase}"]["requested"] for phase in ("forward", "backward", "optimizer"))
-    assert step_peak(dry_run(preset_config(row["arch"]), options, DEVICE).stream, 1) == measured
+    assert step_peak(dry_run(model, options, DEVICE).stream, 1) == measured
 
 
 CASES = [
