@@ -18,11 +18,12 @@ from memtrace.attribution.phases import Phase
 from memtrace.attribution.user_rules import UserRule
 from memtrace.curves import Curves, category_curves
 from memtrace.errors import UsageError
+from memtrace.index import Recording as Indexed
+from memtrace.index import open_recording
 from memtrace.layout import Layout, layout_at
 from memtrace.report import Analysis, Moment, Report, analyse, moment_of, report
-from memtrace.snapshot.load import load
 from memtrace.snapshot.model import Snapshot
-from memtrace.timeline import At, Peak, Timeline, build, choose_device, choose_event
+from memtrace.timeline import At, Peak, Timeline, choose_device, choose_event
 from memtrace_tui.data.cache import Cache
 from memtrace_tui.data.lines import clean
 
@@ -207,12 +208,13 @@ class Recording:
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        source: Snapshot | Indexed,
         device: int | None = None,
         at: str | None = None,
         rules: Sequence[UserRule] = (),
     ) -> None:
-        self.snapshot = snapshot
+        self._source = source if isinstance(source, Indexed) else Indexed(source, None)
+        self.snapshot = snapshot = self._source.snapshot
         self._rules = rules
         chosen, self.why_device = choose_device(snapshot, device)
         self._at = at
@@ -237,8 +239,8 @@ class Recording:
             if on_progress is not None:
                 on_progress(done)
 
-        snapshot = load(source, (lambda share: tell(share * 0.7)) if on_progress else None)
-        recording = cls(snapshot, device, at, rules)
+        found = open_recording(source, (lambda share: tell(share * 0.7)) if on_progress else None)
+        recording = cls(found, device, at, rules)
         tell(0.75)
         recording.provider()
         tell(1.0)
@@ -253,7 +255,7 @@ class Recording:
         """The provider of a device (default: the chosen one)."""
         number = self.device if device is None else device
         if number not in self._providers:
-            timeline = build(self.snapshot, self.snapshot.device(number))
+            timeline = self._source.timeline(self.snapshot.device(number))
             at = self._at if number == self.device else None
             self._providers[number] = Provider(analyse(timeline, self._rules), at)
         return self._providers[number]
