@@ -92,7 +92,7 @@ def _drop_output() -> None:
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except OSError:
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
 
 
 def _dispatch(args: list[str]) -> int:
