@@ -269,8 +269,8 @@ def _warnings(shape: ModelShape, options: RunOptions, gpu: GpuPreset | None, str
     if options.loss == "chunked":
         notes.append(f"chunked loss: {options.chunk_tokens} tokens a chunk, each chunk checkpointed")
     window = shape.sliding_window
-    if window is not None and options.sequence > window and options.attention != "flash":
-        notes.append(f"sequence longer than the sliding window of {window}: the mask's cost is not measured")
+    if window is not None and options.sequence >= window and options.attention != "flash":
+        notes.append(f"sequence as long as the sliding window of {window} or longer: the mask's cost is not measured")
     if stream.managed_bytes:
         notes.append(f"{stream.managed_bytes:,} B of paged optimizer states lie outside the allocator and come and go")
     return tuple(notes)

@@ -63,7 +63,7 @@ class Decoder:
         self.kernel = attention_kernel(device, options.attention, width, shape.heads != shape.kv_heads, shape.head_dim)
 
         window = shape.sliding_window
-        self.windowed = window is not None and options.sequence > window and self.kernel != "flash"
+        self.windowed = window is not None and options.sequence >= window and self.kernel != "flash"
 
     # ---- pieces -----------------------------------------------------------------------------------------------
     def norm(self, weight: Tensor, hidden_states: Tensor, site: str) -> Tensor:

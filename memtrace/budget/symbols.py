@@ -78,7 +78,7 @@ class Symbols:
         """Whether the formulas of activations cover this setup (llama-like layers, 4-bit or plain, no autocast)."""
         plain = self.shape.family in ("llama", "mistral", "qwen2") and self.options.quant != "int8"
         window = self.shape.sliding_window
-        return plain and not self.options.autocast and not (window is not None and self.s > window)
+        return plain and not self.options.autocast and not (window is not None and self.s >= window)
 
 
 def symbols(shape: ModelShape, options: RunOptions, device: Device) -> Symbols:

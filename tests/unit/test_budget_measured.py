@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from memtrace.budget.options import RunOptions
 from memtrace.budget.peaks import backward_peak, forward_peak, optimizer_peak
 from memtrace.budget.placement import Placement, place
 from memtrace.budget.presets import gpu_preset, model_preset
+from memtrace.budget.shapes import ModelShape
 from memtrace.budget.step import Stream, simulate_run
 from memtrace.budget.symbols import symbols
 
@@ -59,11 +61,16 @@ def phase_peaks(stream: Stream, placement: Placement) -> dict[str, tuple[int, in
     return peaks
 
 
+def shape_of(row: dict[str, Any]) -> ModelShape:
+    """The measured model; the measured Mistral had no sliding window."""
+    return replace(model_preset(row["arch"]), sliding_window=None)
+
+
 @cache
 def predicted(file: str) -> tuple[dict[str, tuple[int, int, int]], ...]:
     found = []
     for number, row in enumerate(rows(file)):
-        stream = simulate_run(model_preset(row["arch"]), options(row), DEVICE, warm=number > 0)
+        stream = simulate_run(shape_of(row), options(row), DEVICE, warm=number > 0)
         found.append(phase_peaks(stream, place(stream)))
     return tuple(found)
 
@@ -96,7 +103,7 @@ def test_closed_formulas_give_the_same_peaks(file: str) -> None:
     for number, row in enumerate(rows(file)):
         if number == 0:
             continue  # the process was cold: the second workspace comes during the first backward
-        x = symbols(model_preset(row["arch"]), options(row), DEVICE)
+        x = symbols(shape_of(row), options(row), DEVICE)
         assert forward_peak(x) == row["step1_forward"]["requested"]
         assert backward_peak(x) == row["step1_backward"]["requested"]
         assert optimizer_peak(x) == row["step1_optimizer"]["requested"]

@@ -68,7 +68,8 @@ class _Attention:
         if query.dim() != 4 or query.shape[-1] != value.shape[-1]:
             kernel = "math"
         if attn_mask is not None and attn_mask.dtype == torch.bool and kernel != "math":
-            attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
+            zero, minus_infinity = (query.new_full((), number) for number in (0.0, float("-inf")))
+            attn_mask = torch.where(attn_mask, zero, minus_infinity)
         wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
         if kernel == "math":
             options = {"scale": scale, "enable_gqa": enable_gqa}
