@@ -62,6 +62,7 @@ class BrowseApp(App[int]):
         self.remember = remember
         self.rules = rules
         self.error: Exception | None = None  # the last one that was shown
+        self._faults: set[str] = set()
         self._recording = recording
         self._is_cancelled = False
         self._plain = is_plain
@@ -164,10 +165,17 @@ class BrowseApp(App[int]):
     # -- errors
 
     def fail(self, error: Exception, where: str) -> None:
-        """Show an error in a dialog and go on. The same error again, while its dialog is open, adds nothing."""
-        if isinstance(self.screen, Details) and self.error is not None and str(self.error) == str(error):
-            return
+        """Show an error in a dialog and go on.
+
+        A fault of memtrace is shown once: a widget that can't draw fails again with every repaint, and a dialog that
+        came back each time would lock everyone out of the other screens.
+        """
         self.error = error
+        if not isinstance(error, MemtraceError):
+            key = f"{where}: {type(error).__name__}: {error}"
+            if key in self._faults:
+                return
+            self._faults.add(key)
         self.push_screen(self._error_dialog(error, where))
 
     def _error_dialog(self, error: Exception, where: str) -> Details:
