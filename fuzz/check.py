@@ -1,0 +1,49 @@
+"""What every input must satisfy, whatever it holds: asked by the mutations, by atheris and by the tests."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
+
+from snapshot_equal import assert_same  # noqa: E402
+
+from memtrace.errors import MemtraceError, SnapshotError  # noqa: E402
+from memtrace.report import analyse, report  # noqa: E402
+from memtrace.snapshot.container import Source  # noqa: E402
+from memtrace.snapshot.decode import decode  # noqa: E402
+from memtrace.snapshot.load import from_raw, load_fast  # noqa: E402
+from memtrace.timeline import build  # noqa: E402
+
+MAX_EVENTS_REPLAYED = 20_000
+
+
+def check(data: bytes, window_bytes: int = 4096) -> bool:
+    """Read ``data`` by both decoders and answer the main question; True if it is a snapshot.
+
+    Raises AssertionError where the decoders disagree, and lets anything but a MemtraceError through: both are bugs.
+    """
+    if not data:
+        return False
+    fast = load_fast(
+        Source(io.BytesIO(data), data[:4096], "x", len(data), False, lambda: io.BytesIO(data)), window_bytes
+    )
+    try:
+        snapshot = from_raw(decode(io.BytesIO(data), data[:4096], "x"), "x")
+    except SnapshotError as error:
+        assert fast is None, "only the fast decoder reads it"
+        assert "\n" not in str(error)
+        return False
+    if fast is not None:
+        assert_same(fast, snapshot)
+    for device in snapshot.devices:
+        if len(device.trace) > MAX_EVENTS_REPLAYED:
+            continue
+        try:
+            budget = report(analyse(build(snapshot, device)))
+        except MemtraceError:
+            continue
+        assert sum(budget.categories.values()) == budget.reserved_bytes
+    return True

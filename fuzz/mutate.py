@@ -1,0 +1,145 @@
+"""Damage for snapshots: of their structure, of their pickle opcodes, of their bytes. Seeded, so failures repeat."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from typing import Any
+
+FRAME = {"filename": "/home/me/train.py", "line": 12, "name": "step"}
+BASE, MIB = 0x7F0000000000, 1 << 20
+ACTIONS = (
+    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
+    "oom", "snapshot", "annotate", "defragment",
+)  # fmt: skip
+ODD: tuple[Any, ...] = (
+    None, True, -1, 0, 2**31, 2**63 - 1, 2**63, 2**64, 10**60, 1.5, float("nan"), "", "x" * 300, "\ud800", "alloc", [],
+    {}, [[]], (1, 2), ((1, 2), 3), b"bytes", BASE, MIB, "inactive", 2**60, -(2**62),
+)  # fmt: skip
+HOSTILE = (
+    b"r\xff\xff\xff\x7f", b"\x8b\xff\xff\xff\x7f", b"X\xff\xff\xff\x7f", b"\x8d" + b"\xff" * 8, b"\x85" * 50,
+    b"2\x86" * 40, b"(" * 40, b"\x95" + b"\xff" * 8, b"\x95\x05" + bytes(7), b"\x8f(K\x01\x90", b"cos\nsystem\n",
+    b"0", b"1",
+)  # fmt: skip
+
+
+def sound(rng: random.Random) -> dict[str, Any]:
+    """A sound snapshot of a few dozen to a few hundred events, with the sharing of objects that PyTorch's have."""
+    frames = [dict(FRAME, line=line) for line in range(6)]
+    pools = rng.random() < 0.3
+    trace: list[dict[str, Any]] = []
+    live: list[tuple[int, int]] = []
+    at = 0
+    for number in range(rng.choice((12, 60, 400))):
+        stack = [frames[(number + i) % 6] for i in range(number % 5)]
+        if live and rng.random() < 0.45:
+            addr, size = live.pop(rng.randrange(len(live)))
+            actions: tuple[str, ...] = ("free_requested", "free_completed")
+        else:
+            size = rng.choice((100, 512, 4096, 70_000, MIB, 3 * MIB))
+            addr, actions = BASE + at * MIB, ("alloc",)
+            at += 1 + size // MIB
+            live.append((addr, size))
+        for action in actions:
+            made: dict[str, Any] = {
+                "action": action, "addr": addr, "size": size, "stream": rng.choice((0, 0, 7, 1 << 40)),
+                "time_us": 10**15 + 7 * number, "compile_context": "".join(("N/", "A")),
+                "user_metadata": rng.choice(("", "layer.1", "a longer label")),
+            }  # fmt: skip
+            if pools:
+                made["pool_id"] = (0, number % 2)
+            made["frames"] = stack
+            trace.append(made)
+    blocks = [
+        {
+            "address": BASE + i * MIB,
+            "size": MIB,
+            "requested_size": MIB - i,
+            "state": "active_allocated",
+            "frames": stack,
+        }
+        for i in range(at)
+    ]  # fmt: skip
+    segment = {
+        "device": 0, "address": BASE, "total_size": at * MIB, "allocated_size": at * MIB, "active_size": at * MIB,
+        "requested_size": at * MIB, "stream": 0, "segment_type": "large", "segment_pool_id": (0, 0),
+        "is_expandable": False, "frames": [], "blocks": blocks,
+    }  # fmt: skip
+    return {"segments": [segment], "device_traces": [trace], "allocator_settings": {}, "external_annotations": []}
+
+
+def _places(value: Any, found: list[tuple[Any, Any]], depth: int = 0) -> None:
+    if depth > 12:
+        return
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        found.append((value, key))
+        _places(inner, found, depth + 1)
+
+
+def structure(raw: dict[str, Any], rng: random.Random) -> None:
+    """One change of the containers, in place."""
+    found: list[tuple[Any, Any]] = []
+    _places(raw, found)
+    if not found:
+        return
+    parent, key = rng.choice(found)
+    how = rng.randrange(7)
+    if how == 0:
+        del parent[key]
+    elif how in (1, 2):
+        parent[key] = copy.deepcopy(rng.choice(ODD))
+    elif how == 3:  # share with another place, or hold itself
+        other, place = rng.choice(found)
+        if place in other if isinstance(other, dict) else place < len(other):
+            parent[key] = other[place]
+    elif how == 4:
+        traces = raw.get("device_traces")
+        if isinstance(traces, list) and traces and isinstance(traces[0], list):
+            rng.shuffle(traces[0])
+    elif how == 5 and isinstance(parent, dict):
+        parent[rng.choice(("frames", "colour", "addr", "pool_id", "forward_frames", "device_free"))] = rng.choice(ODD)
+    elif how == 6:
+        traces = raw.get("device_traces")
+        if isinstance(traces, list) and traces and isinstance(traces[0], list):
+            event = {"action": rng.choice(ACTIONS), "addr": BASE, "size": MIB, "stream": 0, "frames": []}
+            traces[0].insert(rng.randint(0, len(traces[0])), event)
+
+
+def content(data: bytearray, rng: random.Random) -> bytearray:
+    """One change of the bytes."""
+    how, at = rng.randrange(6), rng.randrange(max(1, len(data)))
+    if how == 0:
+        return data[:at]
+    if how == 1:
+        for _ in range(rng.choice((1, 1, 3, 20))):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+    elif how == 2:
+        data[at:at] = rng.randbytes(rng.choice((1, 4, 9)))
+    elif how == 3:
+        data[at:at] = rng.choice(HOSTILE)
+    elif how == 4:
+        length = rng.randrange(1, 200)
+        data[at:at] = data[at : at + length] * rng.choice((1, 3))
+    else:
+        other, length = rng.randrange(len(data)), rng.randrange(1, 100)
+        data[at : at + length] = data[other : other + length]
+    return data
+
+
+def damaged(seed: int) -> bytes:
+    """The damaged snapshot of a seed."""
+    rng = random.Random(seed)
+    raw = sound(rng)
+    if rng.random() < 0.7:
+        for _ in range(rng.randint(1, 4)):
+            structure(raw, rng)
+    try:
+        data = bytearray(pickle.dumps(raw, rng.choice((2, 4, 4, 4, 5))))
+    except RecursionError:
+        return b""
+    for _ in range(rng.choice((0, 0, 1, 1, 2))):
+        if data:
+            data = content(data, rng)
+    return bytes(data)

@@ -1,0 +1,61 @@
+"""Structure-aware mutations, counted: each must end in an answer or one line, in seconds, in little memory.
+
+python fuzz/run.py [--count 100000] [--first 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from check import check  # noqa: E402
+from mutate import damaged  # noqa: E402
+
+SECONDS = 20
+
+
+@contextmanager
+def time_limit() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--first", type=int, default=0)
+    args = parser.parse_args()
+    readable = failures = 0
+    start = time.monotonic()
+    for seed in range(args.first, args.first + args.count):
+        try:
+            with time_limit():
+                readable += check(damaged(seed))
+        except Exception as error:
+            failures += 1
+            print(f"seed {seed}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    print(
+        f"{args.count} damaged snapshots in {time.monotonic() - start:.0f} s: {readable} readable, "
+        f"{failures} failures, peak memory {peak_mib} MiB"
+    )
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
