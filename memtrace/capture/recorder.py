@@ -21,6 +21,7 @@ from memtrace.capture.hooks import AutoHooks
 from memtrace.capture.labels import LabelBook
 from memtrace.capture.ooms import OomBook
 from memtrace.capture.phases import PhaseLog, now_us
+from memtrace.capture.steplog import StepLog
 from memtrace.errors import UsageError
 
 DEFAULT_MAX_ENTRIES = 400_000  # about eight steps of a 7B QLoRA run; some 50 MB on disk, a few hundred in memory
@@ -29,7 +30,10 @@ STACKS = ("python", "all")
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """Where and what to record. ``steps`` is a window [first, end) of steps counted from 0."""
+    """Where and what to record. ``steps`` is a window [first, end) of steps counted from 0.
+
+    ``step_log`` also keeps the levels of every step, in the window or not; it resets PyTorch's peak statistics then.
+    """
 
     folder: Path
     stem: str
@@ -39,6 +43,7 @@ class RecordOptions:
     steps: tuple[int, int] | None = None
     deep: bool = False
     force: bool = False
+    step_log: bool = False
 
     def __post_init__(self) -> None:
         if self.stacks not in STACKS:
@@ -58,7 +63,8 @@ class Recorder:
         self.log = PhaseLog()
         self.labels = LabelBook(self.backend.device_type)
         self.ooms = OomBook()
-        self.hooks = AutoHooks(self.log, self.labels.add_model, self._before_step, self._after_step)
+        self.steps = StepLog(self.backend) if options.step_log else None
+        self.hooks = AutoHooks(self.log, self._know_model, self._before_step, self._after_step)
         self.deep = DeepNames(self.backend) if options.deep else None
         self.is_child = False  # forked or spawned by the process that memtrace was started in
         self.process = os.getpid()
@@ -120,8 +126,29 @@ class Recorder:
                     self.deep.remove()
             with messages.guarded("switching the recording off"):
                 self._stop_history()
+            if self.steps is not None:
+                self.steps.close()
+                with messages.guarded("writing the step log"):
+                    self._write_steps()
 
     # steps and phases
+    def _know_model(self, model: Any) -> None:
+        self.labels.add_model(model)
+        if self.steps is not None:
+            self.steps.follow(model)
+
+    def _write_steps(self) -> None:
+        if self.steps is not None and len(self.steps) and self._folder is not None:
+            wanted = self.path(".steps").with_suffix(".jsonl")
+            partial = wanted.with_name(f".{wanted.name}.{os.getpid()}.partial")
+            self.steps.write(partial)
+            files.rename(partial, wanted, self.options.force)
+
+    def _note_step(self) -> None:
+        if self.steps is not None:
+            self.steps.note(self.log.step - 1)
+        self._move_window()
+
     def _before_step(self, optimizer: Any) -> None:
         self.labels.add_optimizer(optimizer)
         if self.recording:
@@ -129,12 +156,12 @@ class Recorder:
 
     def _after_step(self, _optimizer: Any) -> None:
         if self.log.next_step(by_program=False):
-            self._move_window()
+            self._note_step()
 
     def step(self) -> None:
         """Count a step. The automatic count, one a call of ``optimizer.step``, stops with the first call."""
         if self.log.next_step(by_program=True):
-            self._move_window()
+            self._note_step()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -208,6 +235,8 @@ class Recorder:
             },
             "problems": problems,
         }
+        if self.steps is not None:
+            extra["steps"] = self.steps.rows()
         snapshot["memtrace"] = extra
         if overflowed:
             messages.say(

@@ -47,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A:B",
         help="record steps A up to, not including, B (counted from 0, one a call of optimizer.step)",
     )
+    parser.add_argument(
+        "--step-log",
+        action="store_true",
+        help="also write every step's levels to NAME.steps.jsonl (resets PyTorch's peak statistics after each step)",
+    )
     add_recording_options(parser)
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ARGS…", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="script and its arguments")
@@ -68,5 +73,6 @@ def run(args: argparse.Namespace) -> int:
         steps=args.steps,
         deep=args.deep,
         force=args.force,
+        step_log=args.step_log,
     )
     return launch(program, args.module is not None, options)

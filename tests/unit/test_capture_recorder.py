@@ -468,3 +468,20 @@ def test_where_recording_is_impossible(
     with pytest.raises(MissingDependencyError):
         api.record(tmp_path / "run.pickle", required=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_step_log_is_kept_whether_or_not_a_step_is_recorded(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memtrace.capture.steplog import StepLog
+    from memtrace.drift import read_log
+
+    monkeypatch.setattr(StepLog, "_reset_cuda_peaks", lambda self: None)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = recorder.RecordOptions(tmp_path, "run", steps=(1, 2), step_log=True)
+    rec = recorder.Recorder(options, model, optimizer)
+    rec.begin()
+    train(model, optimizer, 3)
+    rec.end()
+    assert read_log(tmp_path / "run.steps.jsonl").step.tolist() == [0, 1, 2]
