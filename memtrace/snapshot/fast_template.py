@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -144,17 +145,21 @@ def _gap(sight: Sight, next_start: I8) -> I8:
     return gap
 
 
-_TOKENS = re.compile(
-    rb"(?:[}\]\x94(euas\x86]|[hK].|j.{4}|M..|J.{4}|\x8a(?:%(texts)s)|\x8c(?:%(texts)s))"
-    % {b"texts": b"|".join(b"%s.{%d}" % (re.escape(bytes((size,))), size) for size in range(256))},
-    re.DOTALL,
-)
+@lru_cache(maxsize=1)
+def _token() -> re.Pattern[bytes]:
+    """One opcode of an event."""
+    counted = b"|".join(b"%s.{%d}" % (re.escape(bytes((size,))), size) for size in range(256))
+    return re.compile(
+        rb"(?:[}\]\x94(euas\x86]|[hK].|j.{4}|M..|J.{4}|\x8a(?:%(counted)s)|\x8c(?:%(counted)s))"
+        % {b"counted": counted},
+        re.DOTALL,
+    )
 
 
 def is_boundary(data: bytes, start: int, position: int) -> bool:
     """Whether an opcode of a sound event that begins at ``start`` begins at ``position``."""
     while start < position:
-        token = _TOKENS.match(data, start)
+        token = _token().match(data, start)
         if token is None:
             return False
         start = token.end()

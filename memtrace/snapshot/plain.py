@@ -22,13 +22,14 @@ class Look(Enum):
 
 
 _LONGEST_TOKEN_BYTES = 258  # of those the expression knows
-_TEXT_OPCODES = {0x58: 4, 0x8D: 8}  # BINUNICODE, BINUNICODE8: bytes of their length
+_TEXT_OPCODES = {0x8C: 1, 0x58: 4, 0x8D: 8}  # SHORT_BINUNICODE, BINUNICODE, BINUNICODE8: bytes of their length
+_SHORT_TEXTS = 48  # longer ones are left to the loop: an expression for each length takes time to compile
 
 
 @lru_cache(maxsize=4)
-def _tokens(index_bytes: int) -> re.Pattern[bytes]:
-    """Any run of plain opcodes; memo indices have at most ``index_bytes`` bytes that are not 0."""
-    index = rb"." * index_bytes + rb"\x00" * (4 - index_bytes)
+def _tokens(index_bytes: int, top: int) -> re.Pattern[bytes]:
+    """Any run of plain opcodes; memo indices have ``index_bytes`` bytes, the highest at most ``top``, then zeros."""
+    index = rb"." * (index_bytes - 1) + b"[\\x00-\\x%02x]" % top + rb"\x00" * (4 - index_bytes)
     integer = rb"(?:K.|M..|J.{4}|\x8a(?:%s))" % _counted((6, 8, 5, 7, 9, *range(5)))
     return re.compile(
         rb"(?:"
@@ -39,7 +40,7 @@ def _tokens(index_bytes: int) -> re.Pattern[bytes]:
         rb"|\((?:%(integer)s{2}t)?+"  # MARK, or a pair of integers in C++ dumps
         rb"|r%(index)s"  # LONG_BINPUT
         rb"|[G\x95].{8}"  # BINFLOAT, FRAME
-        rb")*+" % {b"texts": _counted(range(256)), b"integer": integer, b"index": index},
+        rb")*+" % {b"texts": _counted(range(_SHORT_TEXTS)), b"integer": integer, b"index": index},
         re.DOTALL,
     )
 
@@ -54,8 +55,8 @@ def look(data: bytes) -> Look:
     size = len(data)
     if size < 3 or data[0] != 0x80 or not 2 <= data[1] <= 5:
         return Look.OTHER
-    index_bytes = min(4, max(1, (size.bit_length() + 7) // 8))
-    tokens = _tokens(index_bytes)
+    index_bytes = min(4, (size.bit_length() + 7) // 8)
+    tokens = _tokens(index_bytes, min(255, size >> 8 * (index_bytes - 1)))
     at = 2
     while True:
         match = tokens.match(data, at)
@@ -67,6 +68,8 @@ def look(data: bytes) -> Look:
             return Look.PLAIN
         if op in _TEXT_OPCODES:
             start = at + 1 + _TEXT_OPCODES[op]
+            if start > size:
+                return Look.CUT_SHORT
             at = start + int.from_bytes(data[at + 1 : start], "little")
             if at > size:
                 return Look.CUT_SHORT
@@ -80,6 +83,6 @@ def _incomplete(data: bytes, at: int) -> bool:
     fixed = {0x68: 1, 0x71: 1, 0x4B: 1, 0x4D: 2, 0x4A: 4, 0x6A: 4, 0x72: 4, 0x47: 8, 0x95: 8}
     if op in fixed:
         return rest < fixed[op]
-    if op in (0x8A, 0x8C):
+    if op == 0x8A:
         return rest == 0 or rest - 1 < data[at + 1]
     return False

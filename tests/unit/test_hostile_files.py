@@ -119,6 +119,16 @@ def test_recorded_files_are_plain(tmp_path: Path) -> None:
         assert look(pickle.dumps(modern(), protocol)) is Look.PLAIN
 
 
+@pytest.mark.parametrize(
+    ("size", "index"), [(200, 1 << 8), (70_000, 1 << 17), (20 << 20, 1 << 25), (20 << 20, 1 << 31)]
+)
+def test_a_memo_index_beyond_the_file_is_not_plain(size: int, index: int) -> None:
+    head = b"\x80\x02]r" + struct.pack("<I", index) + b"X" + struct.pack("<I", size)
+    assert look(head + bytes(size) + b"a.") is Look.OTHER
+    sound = b"\x80\x02]r" + struct.pack("<I", size // 2) + b"X" + struct.pack("<I", size)
+    assert look(sound + bytes(size) + b"a.") is Look.PLAIN
+
+
 @pytest.mark.parametrize("cut", [3, 40, 200, 555])
 def test_a_file_cut_short_is_seen_without_the_slow_machine(cut: int) -> None:
     data = pickle.dumps(modern(), 4)
