@@ -50,7 +50,7 @@ def event(action: str, addr: int, size: int, time_us: int, frames: Any = (FRAME,
 def modern() -> dict[str, Any]:
     """A sound snapshot of about PyTorch 2.11: two allocations in a 20 MiB segment, one freed; and a small one."""
     free_frames = [FRAME]
-    return {
+    return copy.deepcopy({  # so that a test may damage it without damaging the next one's
         "segments": [
             segment(BASE, [block(2 * MIB, 2 * MIB), block(18 * MIB, 0, "inactive")]),
             segment(BASE + (1 << 30), [block(512, 100), block(2 * MIB - 512, 0, "inactive")], small=True),
@@ -64,7 +64,7 @@ def modern() -> dict[str, Any]:
         ]],
         "allocator_settings": {**SETTINGS, "graph_capture_record_stream_reuse": False},
         "external_annotations": [],
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def without(raw: dict[str, Any], *keys: str, trace_keys: tuple[str, ...] = ()) -> dict[str, Any]:
