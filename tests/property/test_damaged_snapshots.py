@@ -90,7 +90,8 @@ def add_events(raw: Any, rng: random.Random) -> None:
                 )  # fmt: skip
                 address = BASE + rng.choice((0, 512, MIB, 2 * MIB, 20 * MIB, 1 << 30, -MIB))
                 size = rng.choice((0, 1, 512, MIB, 2 * MIB, 20 * MIB, 1 << 40))
-                trace.insert(rng.randint(0, len(trace)), event(action, address, size, rng.randint(0, 9)))
+                made = event(action, address, size, rng.randint(0, 9))
+                trace.insert(rng.randint(0, len(trace)), copy.deepcopy(made))  # its frame may be damaged next
 
 
 def repeat_part(raw: Any, rng: random.Random) -> None:
