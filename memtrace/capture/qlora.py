@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from memtrace.budget.options import RunOptions
 from memtrace.capture import backend as backend_module
 from memtrace.capture.checkpoint import write_checkpoint
 from memtrace.capture.losses import CHUNK_TOKENS, loss_and_output
@@ -218,3 +219,28 @@ def token_lists(cfg: StepConfig, vocab: int, rows: int) -> Iterator[list[int]]:
     generator = torch.Generator().manual_seed(cfg.seed)
     for _ in range(rows):
         yield _batch(cfg, vocab, "cpu", generator)[0].tolist()
+
+
+def step_config(options: RunOptions, steps: int, eval_batches: int = 0) -> StepConfig:
+    """The options as the builder of real runs takes them."""
+    return StepConfig(
+        seq_len=options.sequence,
+        batch=options.batch,
+        steps=steps,
+        accumulate=options.accumulation,
+        eval_batches=eval_batches,
+        quant=options.quant,
+        rank=options.rank,
+        targets=options.targets,
+        dropout=options.dropout,
+        adapter_dtype=options.adapter_dtype,
+        optim=options.optimizer,
+        attn=options.attention,
+        checkpointing=options.checkpointing,
+        reentrant=options.reentrant,
+        prepare_kbit=options.prepare_kbit,
+        autocast=options.autocast,
+        keep_logits=options.keep_logits,
+        loss=options.loss,
+        chunk_tokens=options.chunk_tokens,
+    )

@@ -29,31 +29,6 @@ def trial_from(values: dict[str, Any]) -> Trial:
     return Trial(**(values | {"options": RunOptions(**options)}))
 
 
-def step_config(options: RunOptions, steps: int, eval_batches: int) -> qlora.StepConfig:
-    """The options as the builder of real runs takes them."""
-    return qlora.StepConfig(
-        seq_len=options.sequence,
-        batch=options.batch,
-        steps=steps,
-        accumulate=options.accumulation,
-        eval_batches=eval_batches,
-        quant=options.quant,
-        rank=options.rank,
-        targets=options.targets,
-        dropout=options.dropout,
-        adapter_dtype=options.adapter_dtype,
-        optim=options.optimizer,
-        attn=options.attention,
-        checkpointing=options.checkpointing,
-        reentrant=options.reentrant,
-        prepare_kbit=options.prepare_kbit,
-        autocast=options.autocast,
-        keep_logits=options.keep_logits,
-        loss=options.loss,
-        chunk_tokens=options.chunk_tokens,
-    )
-
-
 class Meter:
     """Highest requested, allocated and reserved bytes by phase, from the backend's statistics."""
 
@@ -101,7 +76,7 @@ def measure(trial: Trial, model: str, steps: int, limit_bytes: int | None = None
     meter = Meter(backend)
     status, message = "ok", ""
     try:
-        _run(trial, model, step_config(trial.options, steps, trial.eval_batches), device, meter)
+        _run(trial, model, qlora.step_config(trial.options, steps, trial.eval_batches), device, meter)
     except torch.OutOfMemoryError as error:
         status, message = "oom", str(error).strip().splitlines()[0][:400]
     meter.read()

@@ -45,30 +45,6 @@ class Recorded:
     trainable: int
 
 
-def step_config(options: RunOptions, steps: int) -> qlora.StepConfig:
-    """The same setup as ``memtrace capture`` runs it."""
-    return qlora.StepConfig(
-        seq_len=options.sequence,
-        batch=options.batch,
-        steps=steps,
-        accumulate=options.accumulation,
-        quant=options.quant,
-        rank=options.rank,
-        targets=options.targets,
-        dropout=options.dropout,
-        adapter_dtype=options.adapter_dtype,
-        optim=options.optimizer,
-        attn=options.attention,
-        checkpointing=options.checkpointing,
-        reentrant=options.reentrant,
-        prepare_kbit=options.prepare_kbit,
-        autocast=options.autocast,
-        keep_logits=options.keep_logits,
-        loss=options.loss,
-        chunk_tokens=options.chunk_tokens,
-    )
-
-
 def dry_run(architecture: dict[str, Any], options: RunOptions, device: Device, steps: int = 2) -> Recorded:
     """Load ``architecture`` and train it for ``steps`` steps without data.
 
@@ -110,7 +86,7 @@ def _quiet_libraries() -> Iterator[None]:
 class _Run:
     def __init__(self, architecture: dict[str, Any], options: RunOptions, device: Device, steps: int) -> None:
         self.architecture, self.options, self.device = architecture, options, device
-        self.config = step_config(options, steps)
+        self.config = qlora.step_config(options, steps)
         self.sites = Sites()
         self.sites.on_recompute = self._recompute
         self.observer = Observer(self.sites.where)
