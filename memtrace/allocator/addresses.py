@@ -88,11 +88,12 @@ class AddressSpace:
         self.occupy(address, size)
         return address
 
-    def reserve(self, length: int, event: int) -> int:
+    def recorded_base(self, event: int) -> int | None:
+        """Where the recorded run mapped its first page at this event: the base of a reservation, or inside one."""
+        return self._bases.get(event)
+
+    def reserve(self, length: int) -> int:
         """Base of a new reservation for an expandable segment, apart from everything else."""
-        recorded = self._bases.get(event)
-        if recorded is not None:
-            return recorded
         base = self._next_reservation
         self._next_reservation += -(-length // (1 << 40)) * (1 << 40) + (1 << 40)
         return base

@@ -17,7 +17,7 @@ def grow(state: State, driver: Driver, number: int, size: int) -> int | None:
     """
     start = _candidate(state, number, size)
     if start is None:
-        base, length = driver.reserve(number, size)
+        base, length = driver.reserve(state, number, size)
         if length < size:
             return None
         state.add_reservation(number, base, length)

@@ -93,7 +93,7 @@ class RecordedDriver:
         self._expect(Action.SEGMENT_ALLOC, address, size)
         return address
 
-    def reserve(self, number: int, size: int) -> tuple[int, int]:
+    def reserve(self, state: State, number: int, size: int) -> tuple[int, int]:
         if self.next_action() != Action.SEGMENT_MAP:
             return 0, 0
         return self.queue[self.at][1], RESERVATION_BYTES

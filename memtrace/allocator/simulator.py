@@ -28,7 +28,7 @@ class Driver(Protocol):
     def place(self, number: int, size: int) -> int | None:
         """Address of a new segment of ``size`` bytes, None if the driver refuses."""
 
-    def reserve(self, number: int, size: int) -> tuple[int, int]:
+    def reserve(self, state: State, number: int, size: int) -> tuple[int, int]:
         """(base, length) of a new reservation for a request of ``size`` bytes."""
 
     def map(self, number: int, address: int, size: int) -> bool:

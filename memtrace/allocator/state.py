@@ -270,6 +270,25 @@ class State:
         self.unmapped_end[address + size] = address
         return address
 
+    def make_room(self, base: int, length: int) -> int:
+        """Bytes free for a reservation at ``base``, ``length`` at most; 0 where live pages are in the way.
+
+        The true length of a reservation is not recorded: one whose unmapped tail reaches over ``base`` ends there.
+        """
+        for number, group in self.reservations.items():
+            for live in group:
+                if live.base >= base:
+                    length = min(length, live.base - base)
+                elif base < live.base + live.length:
+                    start = self.unmapped_end.get(live.base + live.length)
+                    if start is None or start > base:
+                        return 0
+                    self.cut_unmapped(number, start)
+                    live.length = base - live.base
+                    if start < base:
+                        self.add_unmapped(number, start, base - start)
+        return length
+
     def cut_unmapped(self, number: int, address: int) -> int:
         """Forget an unmapped range; returns its size."""
         starts = self.unmapped[number]

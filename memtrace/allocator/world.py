@@ -48,11 +48,16 @@ class World:
         self.log.append((self.event, int(Action.SEGMENT_ALLOC), address, size, number))
         return address
 
-    def reserve(self, number: int, size: int) -> tuple[int, int]:
+    def reserve(self, state: State, number: int, size: int) -> tuple[int, int]:
         length = self.config.reservation_bytes
         page = 2 << 20 if size <= 1 << 20 else self.config.large_segment_bytes
         length = -(-length // page) * page
-        return self.space.reserve(length, self.event), length
+        recorded = self.space.recorded_base(self.event)
+        if recorded is not None:
+            room = state.make_room(recorded, length)
+            if room >= size:
+                return recorded, room
+        return self.space.reserve(length), length
 
     def map(self, number: int, address: int, size: int) -> bool:
         self.log.append((self.event, int(Action.SEGMENT_MAP), address, size, number))

@@ -72,7 +72,7 @@ class _Driver:
         self.log.append(SegmentEvent(self.event, False, address, size))
         return address
 
-    def reserve(self, number: int, size: int) -> tuple[int, int]:
+    def reserve(self, state: State, number: int, size: int) -> tuple[int, int]:
         raise NotImplementedError("a predicted run uses ordinary segments")
 
     def map(self, number: int, address: int, size: int) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 from allocator_recordings import device, recording
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memtrace.allocator import replay_device
@@ -80,6 +80,8 @@ def damage(dev: Device, kind: int, rng: np.random.Generator) -> Device:
     seed=st.integers(0, 2**32 - 1),
     other=st.sampled_from([{}, {"expandable_segments": True}, {"max_split_size": 64 << 20}]),
 )
+@example(name="fuzz_expand_cap_0", kinds=[5], seed=0, other={"expandable_segments": True})
+@example(name="fuzz_expand_cap_0", kinds=[10, 10, 5], seed=10603900, other={"expandable_segments": True})
 def test_damaged_traces(name: str, kinds: list[int], seed: int, other: dict[str, object]) -> None:
     rng = np.random.default_rng(seed)
     dev = device(name)
