@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category
 from memtrace.report import Analysis
+from memtrace.timeline import Window
 
 I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -16,7 +17,7 @@ Bool = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Bytes just after each event. ``categories`` has one row a category, in the order of :class:`Category`.
+    """Bytes just after each event from ``first`` on. ``categories`` has one row a category, as :class:`Category` lists.
 
     A category counts the requested bytes of its live allocations; fragmentation is the rest of ``reserved_bytes``,
     so that every column sums to it.
@@ -26,44 +27,50 @@ class Curves:
     allocated_bytes: I8
     reserved_bytes: I8
     categories: I8
+    first: int = 0
 
     def __len__(self) -> int:
         return len(self.reserved_bytes)
 
 
-def category_curves(analysis: Analysis) -> Curves:
-    """All curves of a device at full resolution: ``categories`` is int64 of shape (7, events)."""
+def category_curves(analysis: Analysis, window: Window | None = None) -> Curves:
+    """The curves of a device at full resolution, all of them or a window: ``categories`` is int64 of (7, events)."""
     timeline, attribution = analysis.timeline, analysis.attribution
-    table, count = timeline.allocations, len(timeline)
+    table = timeline.allocations
+    first, stop = window or (0, len(timeline))
     names = list(Category)
     code = np.array([names.index(rule.category) for rule in attribution.rules])[attribution.rule]
     pending = np.zeros(len(table), dtype=np.bool_)
     initial = timeline.replay.initial_blocks
     pending[: len(initial.pending)] = initial.pending
     until = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
-    curves = np.zeros((len(names), count), dtype=np.int64)
+    counted = ~pending & (table.alloc_event < stop) & ((until < 0) | (until >= first))
+    curves = np.zeros((len(names), stop - first), dtype=np.int64)
     for number, name in enumerate(names):
         if name is Category.FRAGMENTATION:
             continue
-        rows = np.flatnonzero((code == number) & ~pending)
+        rows = np.flatnonzero((code == number) & counted)
         delta = curves[number]
         size, born, died = table.requested_bytes[rows], table.alloc_event[rows], until[rows]
-        inside, freed = born >= 0, died >= 0
-        np.add.at(delta, born[inside], size[inside])
-        np.subtract.at(delta, died[freed], size[freed])
+        inside, freed = born >= first, (died >= 0) & (died < stop)
+        np.add.at(delta, born[inside] - first, size[inside])
+        np.subtract.at(delta, died[freed] - first, size[freed])
         np.cumsum(delta, out=delta)
         delta += int(size[~inside].sum())
     rest = names.index(Category.FRAGMENTATION)
-    curves[rest] = timeline.reserved_bytes - curves.sum(axis=0)
-    return Curves(timeline.requested_bytes, timeline.allocated_bytes, timeline.reserved_bytes, curves)
+    part = slice(first, stop)
+    curves[rest] = timeline.reserved_bytes[part] - curves.sum(axis=0)
+    levels = (timeline.requested_bytes[part], timeline.allocated_bytes[part], timeline.reserved_bytes[part])
+    return Curves(*levels, curves, first)
 
 
-def pick_events(curves: Curves, points: int, start: int = 0, stop: int | None = None) -> I8:
+def pick_events(curves: Curves, points: int, start: int | None = None, stop: int | None = None) -> I8:
     """About ``points`` events of ``start:stop`` that keep both extremes of every curve in every bucket, ascending.
 
     Each of ``points / (2 * curves)`` buckets contributes where each curve is highest and lowest, plus its ends.
     """
-    stop = len(curves) if stop is None else stop
+    start = curves.first if start is None else start
+    stop = curves.first + len(curves) if stop is None else stop
     if stop - start <= points:
         return np.arange(start, stop, dtype=np.int64)
     rows = [curves.requested_bytes, curves.allocated_bytes, curves.reserved_bytes, *curves.categories]
@@ -72,7 +79,7 @@ def pick_events(curves: Curves, points: int, start: int = 0, stop: int | None = 
     chosen = {start, stop - 1}
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         for row in rows:
-            piece = row[low:high]
+            piece = row[low - curves.first : high - curves.first]
             chosen.add(low + int(piece.argmax()))
             chosen.add(low + int(piece.argmin()))
     return np.array(sorted(chosen), dtype=np.int64)

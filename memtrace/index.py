@@ -3,7 +3,8 @@
 ``FILE.memtrace-index`` holds the columns and the replay. It is written after a large snapshot was read, atomically, and
 never where that fails (read-only folders, full disks). It is used only if the snapshot has not changed since (size,
 time, and a hash of samples of its bytes), the same version of memtrace wrote it, and it carries this user's seal: a
-stranger's index would be believed blindly. Deleting it is always safe; ``MEMTRACE_NO_INDEX=1`` turns it off.
+stranger's index would be believed blindly. Deleting it is always safe; ``--no-index`` and ``MEMTRACE_NO_INDEX=1``
+turn it off.
 """
 
 from __future__ import annotations
@@ -72,9 +73,11 @@ class Recording:
             _write(self.path, self.snapshot, self.replays)
 
 
-def open_recording(source: str | os.PathLike[str], on_progress: Callable[[float], None] | None = None) -> Recording:
+def open_recording(
+    source: str | os.PathLike[str], on_progress: Callable[[float], None] | None = None, use_index: bool = True
+) -> Recording:
     """Read a snapshot, from its index if there is a good one. Raises SnapshotError like :func:`load`."""
-    path = _indexable(source)
+    path = _indexable(source) if use_index else None
     if path is not None:
         with contextlib.suppress(OSError, Unfit, MemoryError):
             found = _read(path)

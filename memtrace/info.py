@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from memtrace.caveats import is_truncated
-from memtrace.snapshot.model import Action, BlockState, Snapshot
-from memtrace.timeline import build
+from memtrace.snapshot.model import Action, BlockState, Device, Snapshot
+from memtrace.timeline import Timeline, build
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,14 @@ class Info:
     warnings: tuple[str, ...]
 
 
-def describe(snapshot: Snapshot) -> Info:
-    """Describe a snapshot; every device's trace is replayed to see whether it can be trusted."""
+def describe(snapshot: Snapshot, timeline_of: Callable[[Device], Timeline] | None = None) -> Info:
+    """Describe a snapshot; every device's trace is replayed to see whether it can be trusted.
+
+    ``timeline_of`` gives timelines that are known already.
+    """
     devices = []
     for device in snapshot.devices:
-        timeline = build(snapshot, device)
+        timeline = timeline_of(device) if timeline_of is not None else build(snapshot, device)
         trace, times = device.trace, device.trace.time_us
         counts = np.bincount(trace.action, minlength=len(Action))
         allocated = device.blocks.state == BlockState.ALLOCATED

@@ -64,7 +64,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The budget of one device at one event. ``categories`` sum to ``reserved_bytes``, ``subcategories`` to them."""
+    """The budget of one device at one event. ``categories`` sum to ``reserved_bytes``, ``subcategories`` to them.
+
+    ``peaks`` are those of the events of ``window`` (first, behind the last), of the whole recording where it is None.
+    """
 
     file: str
     device: int
@@ -77,6 +80,7 @@ class Report:
     subcategories: Mapping[str, int]
     outside_allocator: Mapping[str, int | None] | None
     peaks: Mapping[str, int]
+    window: tuple[int, int] | None
     attribution: Unattributed
     top: tuple[Site, ...]
     fragmentation: Fragmentation
@@ -151,6 +155,7 @@ def report(analysis: Analysis, at: At | None = None) -> Report:
             "allocated_bytes": peaks[1].size_bytes,
             "reserved_bytes": peaks[2].size_bytes,
         },
+        window=timeline.window and (timeline.window.first, timeline.window.stop),
         attribution=_unattributed(analysis, lost, live_bytes),
         top=top_sites(analysis, rows),
         fragmentation=fragmentation,

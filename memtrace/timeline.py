@@ -46,6 +46,13 @@ class Allocations:
         return len(self.address)
 
 
+class Window(NamedTuple):
+    """Events ``first <= event < stop`` of a trace."""
+
+    first: int
+    stop: int
+
+
 class Peak(NamedTuple):
     """Highest value of a curve over the window and the first event that reached it (-1: before the trace)."""
 
@@ -55,7 +62,10 @@ class Peak(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """History of one device. Curves have one entry an event: bytes just after it."""
+    """History of one device. Curves have one entry an event: bytes just after it.
+
+    With a ``window``, peaks, refusals and the choice of an event are about its events only; indices stay the trace's.
+    """
 
     snapshot: Snapshot
     device: Device
@@ -65,11 +75,17 @@ class Timeline:
     requested_bytes: I8
     allocated_bytes: I8
     reserved_bytes: I8
+    window: Window | None = None
 
     @property
     def trace(self) -> DeviceTrace:
         """The recorded events."""
         return self.device.trace
+
+    @property
+    def span(self) -> Window:
+        """The events in question: the window, or all."""
+        return self.window or Window(0, len(self))
 
     def __len__(self) -> int:
         return len(self.device.trace)
@@ -82,10 +98,10 @@ class Timeline:
         return int(self.requested_bytes[event]), int(self.allocated_bytes[event]), int(self.reserved_bytes[event])
 
     def peaks(self) -> tuple[Peak, Peak, Peak]:
-        """Peaks of (requested, allocated, reserved) over the whole window, the state before it included."""
+        """Peaks of (requested, allocated, reserved) over the span, the state before it included where the trace begins."""
         curves = (self.requested_bytes, self.allocated_bytes, self.reserved_bytes)
         return tuple(  # type: ignore[return-value]
-            _peak(curve, before) for curve, before in zip(curves, self.curve_at(-1), strict=True)
+            _peak(curve, before, self.span) for curve, before in zip(curves, self.curve_at(-1), strict=True)
         )
 
     def live_rows(self, event: int) -> I8:
@@ -93,6 +109,15 @@ class Timeline:
         table = self.allocations
         done = table.free_completed_event
         return np.flatnonzero((table.alloc_event <= event) & ((done < 0) | (done > event)))
+
+    def rows_within(self) -> I8:
+        """Rows of ``allocations`` that hold memory at any event of the span; without a window, all."""
+        table = self.allocations
+        if self.window is None:
+            return np.arange(len(table))
+        first, stop = self.window
+        done = table.free_completed_event
+        return np.flatnonzero((table.alloc_event < stop) & ((done < 0) | (done > first)))
 
     def pending(self, rows: I8, event: int) -> Bool:
         """Which of those live rows were given up by the program but not yet taken back by the allocator."""
@@ -113,8 +138,9 @@ class Timeline:
 
     @property
     def oom_events(self) -> list[int]:
-        """Events at which a request was refused."""
-        return [int(event) for event in np.flatnonzero(self.trace.action == Action.OOM)]
+        """Events of the span at which a request was refused."""
+        first, stop = self.span
+        return (np.flatnonzero(self.trace.action[first:stop] == Action.OOM) + first).tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +152,12 @@ class At:
     time_us: int | None
 
 
-def _peak(curve: I8, before: int) -> Peak:
-    if len(curve) == 0:
+def _peak(curve: I8, before: int, span: Window) -> Peak:
+    if span.stop == span.first:
         return Peak(before, -1)
-    event = int(np.argmax(curve))
+    event = span.first + int(np.argmax(curve[span.first : span.stop]))
     size_bytes = int(curve[event])
-    return Peak(size_bytes, event) if size_bytes > before else Peak(before, -1)
+    return Peak(size_bytes, event) if span.first > 0 or size_bytes > before else Peak(before, -1)
 
 
 def build(snapshot: Snapshot, device: Device, replay: Replay | None = None) -> Timeline:
@@ -207,7 +233,7 @@ def choose_event(timeline: Timeline, at: str | None) -> At:
 
     Raises UsageError for an event out of range, NoAnswerError for ``oom`` where none was recorded.
     """
-    count = len(timeline)
+    first, stop = timeline.span
     ooms = timeline.oom_events
     kind = ("oom" if ooms else "peak") if at is None else at
     if kind == "peak":
@@ -215,18 +241,21 @@ def choose_event(timeline: Timeline, at: str | None) -> At:
     elif kind == "reserved-peak":
         event = timeline.peaks()[2].event
     elif kind == "end":
-        event = count - 1
+        event = stop - 1
     elif kind == "oom":
         if not ooms:
-            raise NoAnswerError("no out-of-memory event was recorded; use --at peak, end or an event number")
+            where = f" in events {first}:{stop}" if timeline.window else ""
+            raise NoAnswerError(f"no out-of-memory event was recorded{where}; use --at peak, end or an event number")
         event = ooms[-1]  # a program that went on after an earlier refusal died, if at all, of the last one
     else:
         try:
             event = int(kind.replace(",", ""))  # as it is printed
         except ValueError:
             raise UsageError(f"--at takes peak, reserved-peak, end, oom or an event number, not {kind!r}") from None
-        if not -1 <= event < count:
-            raise UsageError(f"--at {event}: the trace has events 0 to {count - 1} (-1 is the state before them)")
+        if timeline.window and not first <= event < stop:
+            raise UsageError(f"--at {event}: outside the events {first}:{stop} in question")
+        if not -1 <= event < stop:
+            raise UsageError(f"--at {event}: the trace has events 0 to {stop - 1} (-1 is the state before them)")
         kind = "event"
     return At(kind, event, timeline.time_us(event))
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 
-from memtrace.cli.common import add_force, add_input, add_output, add_rules, open_analysis, output_stream
+from memtrace.cli.common import add_force, add_input, add_output, add_rules, add_window, open_analysis, output_stream
 from memtrace.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser)
+    add_window(parser)
     add_rules(parser)
-    parser.add_argument("--all", action="store_true", help="all allocations of the recording, not just the live ones")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="all allocations of the recording (of --events or --steps), not just the live ones",
+    )
     parser.add_argument("--format", choices=("csv", "json", "parquet"), default="csv", help="default: csv")
     parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
     add_output(parser)
@@ -20,8 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import numpy as np
-
     from memtrace.export.table import allocation_columns, write_csv, write_json, write_parquet
 
     if args.all and args.at is not None:
@@ -30,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("Parquet is binary: give --output FILE or redirect stdout")
     analysis, at = open_analysis(args)
     timeline = analysis.timeline
-    rows = np.arange(len(timeline.allocations)) if args.all else timeline.live_rows(at.event)
+    rows = timeline.rows_within() if args.all else timeline.live_rows(at.event)
     columns = allocation_columns(analysis, rows)
     with output_stream(args) as out:
         if args.format == "csv":

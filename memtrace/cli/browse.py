@@ -13,16 +13,18 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_input, add_rules
+from memtrace.cli.common import add_input, add_rules, add_window
 from memtrace.errors import MissingDependencyError, UsageError
+from memtrace.ranges import check_ranges
 
 if TYPE_CHECKING:
     from memtrace.attribution.user_rules import UserRule
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE [FILE2], --device, --at, --rules, --serve."""
+    """FILE [FILE2], --device, --at, --events, --steps, --rules, --serve."""
     add_input(parser)
+    add_window(parser)
     add_rules(parser)
     parser.add_argument("other", metavar="FILE2", nargs="?", help="a second snapshot to compare with")
     parser.add_argument(
@@ -38,12 +40,13 @@ def run(args: argparse.Namespace) -> int:
     """Open the browser; returns its exit code."""
     if args.serve:
         return _serve(args)
+    check_ranges(args.events, args.steps)
     if not sys.stdout.isatty() and not os.environ.get("TEXTUAL_DRIVER"):
         raise UsageError("browse needs a terminal; memtrace report FILE prints the same numbers")
     # Imports and the first screen make some hundred thousand objects that stay: collecting in between finds nothing.
     gc.disable()
     from memtrace_tui.app import BrowseApp
-    from memtrace_tui.provider import Recording
+    from memtrace_tui.provider import Recording, View
 
     gc.freeze()
     gc.enable()
@@ -52,14 +55,16 @@ def run(args: argparse.Namespace) -> int:
         from memtrace.attribution.user_rules import read_rules
 
         rules = read_rules(args.rules)
+    view = View(args.device, args.at, args.events, args.steps)
+    use_index = not args.no_index
     if args.file != "-":
-        return BrowseApp(args.file, args.other, args.device, args.at, rules=rules).run() or 0
+        return BrowseApp(args.file, args.other, view, rules=rules, use_index=use_index).run() or 0
     if args.other is not None:
         raise UsageError("a second file can't be compared with standard input")
     from memtrace.cli.common import progress
 
     with progress("reading") as on_progress:
-        recording = Recording.open("-", args.device, args.at, on_progress, rules)
+        recording = Recording.open("-", view, on_progress, rules)
     _keys_from_terminal()
     return BrowseApp("stdin", recording=recording).run() or 0
 
@@ -81,10 +86,13 @@ def _serve(args: argparse.Namespace) -> int:
         raise MissingDependencyError("--serve needs textual-serve: pip install 'torch-memtrace[serve]'") from None
     if args.file == "-":
         raise UsageError("--serve needs a file: every visitor loads it anew")
+    check_ranges(args.events, args.steps)
     command = [sys.executable, "-m", "memtrace", "browse", args.file]
     command += [args.other] if args.other else []
     command += ["--device", str(args.device)] if args.device is not None else []
-    command += ["--at", args.at] if args.at else []
+    for option, value in (("--at", args.at), ("--events", args.events), ("--steps", args.steps)):
+        command += [option, value] if value else []
+    command += ["--no-index"] if args.no_index else []
     command += ["--rules", args.rules] if args.rules else []
     Server(shlex.join(command), host=args.host, port=args.port, title="memtrace").serve()
     return 0

@@ -27,12 +27,28 @@ def add_input(parser: argparse.ArgumentParser, at: bool = True) -> None:
     parser.add_argument(
         "--device", type=int, metavar="N", help="device number (default: the one that matters, and it says which)"
     )
+    add_no_index(parser)
     if at:
         parser.add_argument(
             "--at",
             metavar="WHEN",
             help="peak, reserved-peak, end, oom or an event number (default: oom if there is one, else peak)",
         )
+
+
+def add_no_index(parser: argparse.ArgumentParser) -> None:
+    """--no-index."""
+    parser.add_argument(
+        "--no-index", action="store_true", help="neither use nor write FILE.memtrace-index, which large files get"
+    )
+
+
+def add_window(parser: argparse.ArgumentParser) -> None:
+    """--events and --steps, for verbs that can answer about a part of the recording."""
+    parser.add_argument(
+        "--events", metavar="A:B", help="only events A up to, not including, B (either may be left out)"
+    )
+    parser.add_argument("--steps", metavar="A:B", help="only steps A up to, not including, B, as report counts them")
 
 
 def add_rules(parser: argparse.ArgumentParser) -> None:
@@ -120,32 +136,28 @@ def open_timeline(args: argparse.Namespace) -> Timeline:
     from memtrace.timeline import choose_device
 
     with progress("reading") as on_progress:
-        recording = open_recording(args.file, on_progress)
+        recording = open_recording(args.file, on_progress, use_index=not getattr(args, "no_index", False))
     device, why = choose_device(recording.snapshot, args.device)
     if why is not None:
         print(f"memtrace: {why}", file=sys.stderr)
     return recording.timeline(device)
 
 
-def open_at(args: argparse.Namespace) -> tuple[Timeline, At]:
-    """:func:`open_timeline` plus the event that --at names."""
+def open_analysis(args: argparse.Namespace) -> tuple[Analysis, At]:
+    """:func:`open_timeline`, attributed by --rules where given, within --events or --steps, and the event of --at."""
+    from memtrace.ranges import check_ranges, restrict
+    from memtrace.report import analyse
     from memtrace.timeline import choose_event
 
-    timeline = open_timeline(args)
-    return timeline, choose_event(timeline, args.at)
-
-
-def open_analysis(args: argparse.Namespace) -> tuple[Analysis, At]:
-    """:func:`open_at` plus the attribution, by --rules where given."""
-    from memtrace.report import analyse
-
-    timeline, at = open_at(args)
+    events, steps = getattr(args, "events", None), getattr(args, "steps", None)
+    check_ranges(events, steps)
     rules = None
     if getattr(args, "rules", None):
         from memtrace.attribution.user_rules import read_rules
 
         rules = read_rules(args.rules)
-    return analyse(timeline, rules), at
+    analysis = restrict(analyse(open_timeline(args), rules), events, steps)
+    return analysis, choose_event(analysis.timeline, args.at)
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from memtrace.cli.common import add_force, add_json, add_rules, check_target, open_analysis, print_json
+from memtrace.cli.common import add_force, add_json, add_no_index, add_rules, check_target, open_analysis, print_json
 from memtrace.errors import UsageError
 
 
@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at-after", metavar="WHEN", help="the same for AFTER alone")
     add_rules(parser)
     parser.add_argument("--top", type=int, default=12, metavar="N", help="how many call sites to list (default 12)")
+    add_no_index(parser)
     add_json(parser)
     parser.add_argument("--md", action="store_true", help="Markdown, for a pull request")
     parser.add_argument("--plot", metavar="OUT.svg|OUT.png", help="also draw both timelines (needs the extra [plot])")
@@ -50,7 +51,11 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         check_target(Path(args.plot), args.force)
     sides = [
-        open_analysis(argparse.Namespace(file=file, device=args.device, at=at or args.at, rules=args.rules))
+        open_analysis(
+            argparse.Namespace(
+                file=file, device=args.device, at=at or args.at, rules=args.rules, no_index=args.no_index
+            )
+        )
         for file, at in ((args.before, args.at_before), (args.after, args.at_after))
     ]
     (before, at_before), (after, at_after) = sides

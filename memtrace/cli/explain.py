@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from memtrace.cli.common import add_json, add_rules, open_analysis, print_json
+from memtrace.cli.common import add_json, add_no_index, add_rules, add_window, open_analysis, print_json
 from memtrace.errors import UsageError
 from memtrace.forensics.answer import Explanation
 
@@ -25,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity", metavar="SIZE", help="what the process may reserve at most (24GiB), where the file doesn't tell"
     )
+    add_window(parser)
+    add_no_index(parser)
     add_rules(parser)
     add_json(parser)
     parser.add_argument("--md", action="store_true", help="Markdown for an issue thread, everything included")

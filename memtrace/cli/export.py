@@ -21,6 +21,7 @@ from memtrace.cli.common import (
     add_input,
     add_output,
     add_rules,
+    add_window,
     check_target,
     open_analysis,
     output_stream,
@@ -45,8 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"perfetto, chrome: about N samples a curve, every extreme kept (default {_POINTS}; 0: every event)",
     )
-    parser.add_argument("--events", metavar="A:B", help="snapshot: keep events A to B")
-    parser.add_argument("--steps", metavar="A:B", help="snapshot: keep steps A to B")
+    add_window(parser)
     add_output(parser)
     add_force(parser)
 
@@ -88,8 +88,6 @@ def _check(args: argparse.Namespace) -> None:
     takes = {
         "--volume": (args.volume, ("speedscope", "collapsed")),
         "--points": (args.points is not None, ("perfetto", "chrome")),
-        "--events": (args.events is not None, ("snapshot",)),
-        "--steps": (args.steps is not None, ("snapshot",)),
         "--at": (args.at is not None, ("speedscope", "collapsed", "html")),
         "--rules": (args.rules is not None, ("perfetto", "chrome", "speedscope", "collapsed", "html")),
     }
@@ -97,7 +95,7 @@ def _check(args: argparse.Namespace) -> None:
         if given and args.format not in formats:
             raise UsageError(f"{option} goes with {', '.join(formats)}, not with {args.format}")
     if args.volume and args.at is not None:
-        raise UsageError("--volume counts the whole recording; --at has no place in it")
+        raise UsageError("--volume counts all that was allocated; --at has no place in it")
     if args.points is not None and args.points < 0:
         raise UsageError("--points takes a number of samples, 0 for every event")
     if args.format == "snapshot" and (args.events is None) == (args.steps is None):
@@ -108,8 +106,11 @@ def _check(args: argparse.Namespace) -> None:
 
 def _snapshot(args: argparse.Namespace) -> int:
     from memtrace.errors import NoAnswerError
-    from memtrace.export.cut import cut, parse_range, read_recording, write_snapshot
+    from memtrace.export.cut import cut, read_recording, write_snapshot
+    from memtrace.ranges import check_ranges, parse_range, steps_window
     from memtrace.timeline import build, choose_device
+
+    check_ranges(args.events, args.steps)
 
     recording = read_recording(args.file)
     device, why = choose_device(recording.snapshot, args.device)
@@ -119,19 +120,11 @@ def _snapshot(args: argparse.Namespace) -> int:
     if not len(timeline):
         raise NoAnswerError(f"{args.file}: no trace was recorded, so there is nothing to cut")
     if args.events is not None:
-        first, stop = parse_range(args.events, len(timeline), "events")
+        first, stop = parse_range(args.events, 0, len(timeline), "events")
     else:
         from memtrace.report import analyse
 
-        phases = analyse(timeline).attribution.facts.phases
-        count = int(phases.step.max(initial=-1)) + 1
-        if not count:
-            raise NoAnswerError(f"{args.file}: no training step was recognised; cut by --events")
-        low, high = parse_range(args.steps, count, "steps")
-        inside = (phases.step >= low) & (phases.step < high)
-        if not inside.any():
-            raise NoAnswerError(f"{args.file}: holds no events of steps {args.steps}")
-        first, stop = int(phases.start[:-1][inside].min()), int(phases.start[1:][inside].max())
+        first, stop = steps_window(analyse(timeline).attribution.facts.phases, args.steps, args.file)
     snapshot = cut(recording, timeline, first, stop)
     with output_stream(args) as out:
         write_snapshot(snapshot, out)

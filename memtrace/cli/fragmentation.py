@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from memtrace.cli.common import add_input, add_json, add_rules, open_analysis, print_json
+from memtrace.cli.common import add_input, add_json, add_rules, add_window, open_analysis, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser)
+    add_window(parser)
     add_json(parser)
     add_rules(parser)
 

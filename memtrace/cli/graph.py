@@ -13,6 +13,7 @@ from memtrace.cli.common import (
     add_input,
     add_output,
     add_rules,
+    add_window,
     open_analysis,
     output_stream,
     to_json,
@@ -22,6 +23,7 @@ from memtrace.errors import NoAnswerError, UsageError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser)
+    add_window(parser)
     add_rules(parser)
     parser.add_argument("--format", choices=("graphml", "json", "dot"), default="json", help="default: json")
     parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import argparse
 
-from memtrace.cli.common import add_json, print_json, progress
+from memtrace.cli.common import add_json, add_no_index, print_json, progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="snapshot: .pickle or .json, plain or .gz/.xz/.zst; - is stdin")
     parser.add_argument("--device", type=int, metavar="N", help="only this device (default: all that have data)")
+    add_no_index(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
+    from memtrace.index import open_recording
     from memtrace.info import describe
-    from memtrace.snapshot.load import load
     from memtrace.timeline import choose_device
 
     with progress("reading") as on_progress:
-        snapshot = load(args.file, on_progress)
+        recording = open_recording(args.file, on_progress, use_index=not args.no_index)
+    snapshot = recording.snapshot
     if args.device is not None:
         device, _ = choose_device(snapshot, args.device)
         snapshot = replace(snapshot, devices=(device,))
-    info = describe(snapshot)
+    info = describe(snapshot, recording.timeline)
     if args.json:
         print_json(info)
         return 0

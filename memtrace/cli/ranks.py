@@ -7,8 +7,9 @@ reported and the rest go on.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
-from memtrace.cli.common import add_json, print_json, progress
+from memtrace.cli.common import add_json, add_no_index, print_json, progress
 from memtrace.errors import SnapshotError, UsageError
 
 
@@ -28,12 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="send the work to a Dask cluster (tcp://host:8786) whose workers see the same files (extra [cluster])",
     )
+    add_no_index(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from memtrace.ranks.compare import compare_ranks
     from memtrace.ranks.sources import expand
+    from memtrace.ranks.summary import summarise
     from memtrace.ranks.workers import in_processes, on_dask
 
     if args.jobs is not None and args.jobs < 1:
@@ -43,12 +46,13 @@ def run(args: argparse.Namespace) -> int:
     sources = expand(args.sources)
     if "-" in sources:
         raise UsageError("ranks reads files, not stdin")
+    task = partial(summarise, use_index=not args.no_index)
     with progress(f"reading {len(sources)} files") as show:
         on_done = (lambda done: show(done / len(sources))) if show else None
         if args.scheduler:
-            answers = on_dask(sources, args.scheduler, args.device, on_done)
+            answers = on_dask(sources, args.scheduler, args.device, on_done, task)
         else:
-            answers = in_processes(sources, args.device, args.jobs, on_done)
+            answers = in_processes(sources, args.device, args.jobs, on_done, task)
     answer = compare_ranks(answers)
     if args.json:
         print_json(answer)

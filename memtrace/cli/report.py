@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from memtrace.cli.common import add_input, add_json, add_rules, open_analysis, print_json, whole_number
+from memtrace.cli.common import add_input, add_json, add_rules, add_window, open_analysis, print_json, whole_number
 
 if TYPE_CHECKING:
     from memtrace.budget.compare import Against
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser)
+    add_window(parser)
     add_json(parser)
     add_rules(parser)
     parser.add_argument(
@@ -72,7 +73,11 @@ def _own_estimate(analysis: Analysis, at: At, budget: Report) -> tuple[Against, 
     from memtrace.report import report
     from memtrace.timeline import choose_event
 
-    at_peak = budget if at.kind == "peak" else report(analysis, choose_event(analysis.timeline, "peak"))
+    if analysis.timeline.window is not None:  # the estimate is of the whole run's peak
+        analysis = replace(analysis, timeline=replace(analysis.timeline, window=None))
+    elif at.kind == "peak":
+        return against_own_estimate(analysis, budget)
+    at_peak = report(analysis, choose_event(analysis.timeline, "peak"))
     return against_own_estimate(analysis, at_peak)
 
 

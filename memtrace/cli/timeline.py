@@ -10,6 +10,7 @@ from memtrace.cli.common import (
     add_input,
     add_output,
     add_rules,
+    add_window,
     check_target,
     open_analysis,
     output_stream,
@@ -19,6 +20,7 @@ from memtrace.cli.common import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser, at=False)
+    add_window(parser)
     add_rules(parser)
     parser.add_argument("--format", choices=("csv", "json"), default="csv", help="default: csv")
     parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     analysis, _ = open_analysis(args)
     if not len(analysis.timeline):
         raise NoAnswerError(f"{args.file}: no trace was recorded, so there is no timeline")
-    curves = category_curves(analysis)
+    curves = category_curves(analysis, analysis.timeline.window)
     if args.plot:
         from memtrace.export.plot import plot_timeline
 

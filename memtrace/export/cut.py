@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from memtrace.errors import NoAnswerError, SnapshotError, UsageError
+from memtrace.errors import NoAnswerError, SnapshotError
 from memtrace.layout import State, layout_at
 from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.decode import bounded_memory, decode, memory_allowance_bytes, without_gc
@@ -56,21 +56,6 @@ def read_recording(source: str | os.PathLike[str]) -> Recording:
                 raise SnapshotError(f"{name}: {error}") from None
             except MemoryError:
                 raise SnapshotError(f"{name}: needs far more memory than a snapshot of its size; damaged") from None
-
-
-def parse_range(text: str, count: int, what: str) -> tuple[int, int]:
-    """(first, after last) from ``A:B``, ``A:`` or ``:B``, with B included; raises UsageError if it is empty or bad."""
-    first_text, colon, last_text = text.partition(":")
-    try:
-        first = int(first_text) if first_text.strip() else 0
-        last = int(last_text) if last_text.strip() else count - 1
-    except ValueError:
-        colon = ""
-    if not colon:
-        raise UsageError(f"--{what} takes a range A:B, not {text!r}")
-    if not 0 <= first <= last < count:
-        raise UsageError(f"--{what} {text}: the recording has {what} 0 to {count - 1}")
-    return first, last + 1
 
 
 def cut(recording: Recording, timeline: Timeline, first: int, stop: int) -> dict[str, Any]:

@@ -62,10 +62,12 @@ def live_stacks(analysis: Analysis, at: At) -> WeightedStacks:
 
 
 def volume_stacks(analysis: Analysis) -> WeightedStacks:
-    """Every allocation of the recording by stack, weighted by the bytes it asked for, freed or not."""
+    """Every allocation made within the span, by stack, weighted by the bytes it asked for, freed or not."""
     builder = _Builder(analysis)
-    builder.add_rows(np.flatnonzero(analysis.timeline.allocations.alloc_event >= 0))
-    return builder.done("bytes allocated over the recording")
+    (first, stop), made = analysis.timeline.span, analysis.timeline.allocations.alloc_event
+    builder.add_rows(np.flatnonzero((made >= first) & (made < stop)))
+    where = f"events {first} to {stop - 1}" if analysis.timeline.window else "the recording"
+    return builder.done(f"bytes allocated over {where}")
 
 
 class _Builder:

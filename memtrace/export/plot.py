@@ -36,25 +36,26 @@ def plot_timeline(analysis: Analysis, curves: Curves, path: Path) -> None:
     except ImportError:
         raise MissingDependencyError("plots need matplotlib: pip install 'torch-memtrace[plot]'") from None
     events = pick_events(curves, _POINTS)
+    place = events - curves.first
     names = [c for number, c in enumerate(Category) if curves.categories[number].any()]
-    heights = [curves.categories[list(Category).index(c), events] / GIB for c in names]
+    heights = [curves.categories[list(Category).index(c), place] / GIB for c in names]
     figure, axes = pyplot.subplots(figsize=(11, 5), layout="constrained")
     axes.stackplot(
         events, heights, labels=[c.replace("_", " ") for c in names], colors=[COLOUR[c] for c in names], step="post"
     )
     axes.plot(
         events,
-        curves.reserved_bytes[events] / GIB,
+        curves.reserved_bytes[place] / GIB,
         color="black",
         linewidth=0.9,
         label="reserved",
         drawstyle="steps-post",
     )
-    axes.set_xlim(0, max(1, len(curves) - 1))
+    axes.set_xlim(curves.first, curves.first + max(1, len(curves) - 1))
     axes.set_ylim(0, max(float(curves.reserved_bytes.max()) / GIB * 1.08, 0.01))
     axes.set_xlabel("event")
     axes.set_ylabel("GiB")
-    _bands(analysis, axes)
+    _bands(analysis, axes, curves)
     for event in analysis.timeline.oom_events:
         axes.axvline(event, color="red", linewidth=1.2)
         axes.annotate("OOM", (event, axes.get_ylim()[1]), color="red", ha="right", va="top")
@@ -65,12 +66,12 @@ def plot_timeline(analysis: Analysis, curves: Curves, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _bands(analysis: Analysis, axes: object) -> None:
+def _bands(analysis: Analysis, axes: object, curves: Curves) -> None:
     """Thin ticks with step numbers where each step's first forward pass begins."""
     phases = analysis.attribution.facts.phases
     seen: set[int] = set()
     for start, phase, step in zip(phases.start[:-1].tolist(), phases.phase.tolist(), phases.step.tolist(), strict=True):
-        if phase == Phase.FORWARD and step not in seen:
+        if phase == Phase.FORWARD and step not in seen and 0 <= start - curves.first < len(curves):
             seen.add(step)
             axes.axvline(start, color="black", linewidth=0.4, alpha=0.4)  # type: ignore[attr-defined]
             if len(seen) <= 40:

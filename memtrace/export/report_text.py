@@ -39,7 +39,7 @@ def render_report(report: Report, width: int = 80, sites: int = 8) -> list[Text]
     peaks = report.peaks
     lines.append(
         Text(
-            f"peaks over the recording: requested {format_bytes(peaks['requested_bytes'])} · allocated "
+            f"peaks over {_where(report)}: requested {format_bytes(peaks['requested_bytes'])} · allocated "
             f"{format_bytes(peaks['allocated_bytes'])} · reserved {format_bytes(peaks['reserved_bytes'])}"
         )
     )
@@ -55,6 +55,13 @@ def render_report(report: Report, width: int = 80, sites: int = 8) -> list[Text]
         lines.append(Text())
         lines += warning_lines(report.warnings)
     return lines
+
+
+def _where(report: Report) -> str:
+    if report.window is None:
+        return "the recording"
+    first, stop = report.window
+    return f"events {format_count(first)} to {format_count(stop - 1)}"
 
 
 def _head(report: Report) -> list[Text]:

@@ -53,11 +53,12 @@ def curve_columns(analysis: Analysis, curves: Curves, events: NDArray[np.int64])
     times = analysis.timeline.trace.time_us
     columns: dict[str, Column] = {"event": events}
     columns["time_us"] = np.full(len(events), -1) if times is None else times[events]
-    columns["requested_bytes"] = curves.requested_bytes[events]
-    columns["allocated_bytes"] = curves.allocated_bytes[events]
-    columns["reserved_bytes"] = curves.reserved_bytes[events]
+    place = events - curves.first
+    columns["requested_bytes"] = curves.requested_bytes[place]
+    columns["allocated_bytes"] = curves.allocated_bytes[place]
+    columns["reserved_bytes"] = curves.reserved_bytes[place]
     for number, category in enumerate(Category):
-        columns[str(category)] = curves.categories[number, events]
+        columns[str(category)] = curves.categories[number, place]
     return columns
 
 

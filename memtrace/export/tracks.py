@@ -71,8 +71,10 @@ def build_tracks(analysis: Analysis, points: int | None = None) -> Tracks:
     timeline = analysis.timeline
     if not len(timeline):
         raise NoAnswerError(f"{timeline.snapshot.source}: no trace was recorded, so there is no timeline")
-    curves = category_curves(analysis)
+    first = timeline.span.first
+    curves = category_curves(analysis, timeline.window)
     events = pick_events(curves, points if points else len(curves))
+    place = events - first
     times = event_times_ns(timeline.trace.time_us, len(timeline))
     present = [(i, category) for i, category in enumerate(Category) if curves.categories[i].any()]
     return Tracks(
@@ -81,11 +83,11 @@ def build_tracks(analysis: Analysis, points: int | None = None) -> Tracks:
         time_ns=times[events],
         events=events,
         levels={
-            "reserved": curves.reserved_bytes[events],
-            "allocated": curves.allocated_bytes[events],
-            "requested": curves.requested_bytes[events],
+            "reserved": curves.reserved_bytes[place],
+            "allocated": curves.allocated_bytes[place],
+            "requested": curves.requested_bytes[place],
         },
-        categories={str(category): curves.categories[i, events] for i, category in present},
+        categories={str(category): curves.categories[i, place] for i, category in present},
         phases=tuple(_phases(analysis, times)),
         ranges=tuple(_ranges(analysis)),
         ooms=tuple(
@@ -105,9 +107,10 @@ def event_times_ns(time_us: I8 | None, count: int) -> I8:
 
 
 def _phases(analysis: Analysis, times: I8) -> Iterator[Slice]:
-    phases = analysis.attribution.facts.phases
+    phases, span = analysis.attribution.facts.phases, analysis.timeline.span
     for i in range(len(phases)):
-        first, last = int(phases.start[i]), int(phases.start[i + 1])
+        first = max(int(phases.start[i]), span.first)
+        last = min(int(phases.start[i + 1]), span.stop)
         if last > first and phases.phase[i] != Phase.UNKNOWN:
             end = int(times[last]) if last < len(times) else int(times[-1]) + 1
             step = int(phases.step[i])
@@ -116,14 +119,16 @@ def _phases(analysis: Analysis, times: I8) -> Iterator[Slice]:
 
 
 def _ranges(analysis: Analysis) -> Iterator[Slice]:
-    """Recorded ``record_function`` ranges of this device, properly nested, as far as they lie within the trace.
+    """Recorded ``record_function`` ranges of this device, properly nested, as far as they lie within the span.
 
     Annotations have a ring of their own, which may reach further back than the events'.
     """
     device, times = analysis.timeline.device.device, analysis.timeline.trace.time_us
     if times is None:
         return
-    begin_ns = int(times[0]) * 1000
+    first, stop = analysis.timeline.span
+    begin_ns = int(times[first]) * 1000
+    end_ns = int(times[stop - 1]) * 1000 if analysis.timeline.window else 1 << 63
     open_at: list[tuple[str, int, int]] = []
     order = 0
     for note in analysis.timeline.snapshot.annotations:
@@ -137,7 +142,7 @@ def _ranges(analysis: Analysis) -> Iterator[Slice]:
                 name, start, start_order = open_at.pop()
                 order += 1
                 start, end = max(start, begin_ns), max(start, note.time_us * 1000)
-                if end >= begin_ns:
-                    yield Slice(name, start, end, start_order, order, None, None)
+                if end >= begin_ns and start <= end_ns:
+                    yield Slice(name, start, min(end, end_ns), start_order, order, None, None)
                 if name == note.name:
                     break

@@ -147,7 +147,7 @@ class Case:
     def saving(self, mask: Bool, share: float = 1.0) -> int:
         """By how much the state in question shrinks if the rows were ``share`` smaller.
 
-        For an OOM: at the refusal. Else the highest requested level over the whole recording is taken again without
+        For an OOM: at the refusal. Else the highest requested level over the span in question is taken again without
         them, since the peak may move elsewhere.
         """
         if self.is_oom:
@@ -162,8 +162,9 @@ class Case:
         np.add.at(delta, born[inside], self.size[inside])
         np.subtract.at(delta, until[freed], self.size[freed])
         part = np.cumsum(delta) + self.total(mask & (born < 0))
-        level = self.timeline.requested_bytes
-        return max(0, int(level.max()) - round(float((level - share * part).max())))
+        first, stop = self.timeline.span
+        level = self.timeline.requested_bytes[first:stop]
+        return max(0, int(level.max()) - round(float((level - share * part[first:stop]).max())))
 
     def frame_of(self, mask: Bool) -> str:
         """Label of the call site that made most of the rows' bytes; "" if none was recorded."""

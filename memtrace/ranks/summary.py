@@ -15,9 +15,10 @@ from memtrace.curves import category_curves
 from memtrace.errors import MemtraceError
 from memtrace.forensics.capacity import Known
 from memtrace.forensics.verdict import judge
+from memtrace.index import open_recording
 from memtrace.ranks.sources import local_copy
 from memtrace.report import Analysis, Moment, analyse, report
-from memtrace.timeline import At, build, choose_device, choose_event
+from memtrace.timeline import At, choose_device, choose_event
 
 _RANK = re.compile(r"rank[_\-.=]?(\d+)", re.IGNORECASE)
 _SITES = 12
@@ -82,11 +83,11 @@ class Failure:
     error: str
 
 
-def summarise(source: str, device: int | None = None) -> Rank | Failure:
+def summarise(source: str, device: int | None = None, use_index: bool = True) -> Rank | Failure:
     """Read one recording. Never raises for what the file or its transport may do; this is what workers run."""
     try:
         with local_copy(source) as path:
-            return _summarise(path, source, device)
+            return _summarise(path, source, device, use_index and path == source)  # a fetched copy is gone soon
     except MemtraceError as error:
         return Failure(source, str(error).removeprefix(f"{source}: "))
     except MemoryError:
@@ -95,12 +96,11 @@ def summarise(source: str, device: int | None = None) -> Rank | Failure:
         return Failure(source, f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
-def _summarise(path: str, source: str, wanted: int | None) -> Rank:
-    from memtrace.snapshot.load import load
-
-    snapshot = load(path)
+def _summarise(path: str, source: str, wanted: int | None, use_index: bool) -> Rank:
+    recording = open_recording(path, use_index=use_index)
+    snapshot = recording.snapshot
     device, _ = choose_device(snapshot, wanted)
-    timeline = build(snapshot, device)
+    timeline = recording.timeline(device)
     analysis = analyse(timeline)
     at = choose_event(timeline, None)
     budget = report(analysis, at)

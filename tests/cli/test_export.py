@@ -45,13 +45,13 @@ def test_points_and_volume(tmp_path: Path) -> None:
 
 
 def test_a_cut_by_steps_holds_those_steps(tmp_path: Path) -> None:
-    cut = load(export(tmp_path / "cut.pickle", "--format", "snapshot", "--steps", "1:1"))
+    cut = load(export(tmp_path / "cut.pickle", "--format", "snapshot", "--steps", "1:2"))
     whole = analysis("tiny-llama_3-steps")
     phases = whole.attribution.facts.phases
     assert len(cut.devices[0].trace) == pytest.approx(
         int((phases.start[1:] - phases.start[:-1])[phases.step == 1].sum()), abs=9
     )
-    by_events = load(export(tmp_path / "e.pickle", "--format", "snapshot", "--events", "100:199"))
+    by_events = load(export(tmp_path / "e.pickle", "--format", "snapshot", "--events", "100:200"))
     assert len(by_events.devices[0].trace) == pytest.approx(100, abs=9)
 
 
@@ -93,7 +93,7 @@ def test_the_timeline_is_a_table_too(capsys: pytest.CaptureFixture[str]) -> None
         ([], 2),
         (["--format", "pdf"], 2),
         (["--format", "snapshot"], 2),
-        (["--format", "snapshot", "--events", "1:2", "--steps", "0:0"], 2),
+        (["--format", "snapshot", "--events", "1:2", "--steps", "0:1"], 2),
         (["--format", "snapshot", "--events", "1:99999999"], 2),
         (["--format", "snapshot", "--steps", "0:99"], 2),
         (["--format", "html", "--volume"], 2),
@@ -118,7 +118,7 @@ def test_no_trace_no_timeline(tmp_path: Path) -> None:
     bare = tmp_path / "bare.json"
     bare.write_text("[]")
     assert main(["export", str(bare), "--format", "perfetto", "-o", str(tmp_path / "x")]) == 4
-    assert main(["export", str(bare), "--format", "snapshot", "--events", "0:1", "-o", str(tmp_path / "x")]) == 4
+    assert main(["export", str(bare), "--format", "snapshot", "--events", "0:2", "-o", str(tmp_path / "x")]) == 4
     assert main(["export", str(TRUTH / "speedscope" / "LICENSE"), "--format", "html", "-o", str(tmp_path / "x")]) == 3
 
 

@@ -13,8 +13,8 @@ import pytest
 from strategies import modern
 from support import SMALL, trace_path
 
-from memtrace.errors import NoAnswerError, UsageError
-from memtrace.export.cut import Recording, cut, parse_range, read_recording, write_snapshot
+from memtrace.errors import NoAnswerError
+from memtrace.export.cut import Recording, cut, read_recording, write_snapshot
 from memtrace.snapshot.load import from_raw
 from memtrace.timeline import Timeline, build
 
@@ -121,13 +121,3 @@ def test_a_recording_that_can_not_be_replayed_is_not_cut() -> None:
     assert not timeline.replay.exact
     with pytest.raises(NoAnswerError, match="not known"):
         cut(recording, timeline, 0, 2)
-
-
-def test_ranges() -> None:
-    assert parse_range("3:7", 10, "events") == (3, 8)
-    assert parse_range(":", 10, "events") == (0, 10)
-    assert parse_range("4:", 10, "events") == (4, 10)
-    assert parse_range(":4", 10, "events") == (0, 5)
-    for bad in ("3", "a:b", "7:3", "0:10", "-1:3", "1:2:3", ""):
-        with pytest.raises(UsageError, match="events"):
-            parse_range(bad, 10, "events")

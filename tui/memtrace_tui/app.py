@@ -22,7 +22,7 @@ from memtrace_tui.look import THEMES, Look
 from memtrace_tui.main_screen import MainScreen
 from memtrace_tui.memory import give_back
 from memtrace_tui.palette import DARK, PALETTES, SIXTEEN
-from memtrace_tui.provider import Cancelled, Recording
+from memtrace_tui.provider import Cancelled, Recording, View
 from memtrace_tui.session import Session
 from memtrace_tui.settings import Settings
 from memtrace_tui.views import all_views
@@ -45,22 +45,23 @@ class BrowseApp(App[int]):
         self,
         source: str = "",
         other: str | None = None,
-        device: int | None = None,
-        at: str | None = None,
+        view: View | None = None,
         recording: Recording | None = None,
         settings: Settings | None = None,
         plain: bool | None = None,
         few_colours: bool | None = None,
         remember: bool = True,
         rules: Sequence[UserRule] = (),
+        use_index: bool = True,
     ) -> None:
         is_plain = bool(os.environ.get("NO_COLOR")) if plain is None else plain
         super().__init__()
         self.source, self.other = source, other
-        self.device, self.at = device, at
+        self.view = view or View()
         self.settings = settings or Settings.load()
         self.remember = remember
         self.rules = rules
+        self.use_index = use_index
         self.error: Exception | None = None  # the last one that was shown
         self._faults: set[str] = set()
         self._recording = recording
@@ -102,8 +103,8 @@ class BrowseApp(App[int]):
 
         try:
             for number, file in enumerate(files):
-                at = self.at if number == 0 else None
-                recordings.append(Recording.open(file, self.device, at, progress, self.rules))
+                view = self.view if number == 0 else View(self.view.device)
+                recordings.append(Recording.open(file, view, progress, self.rules, self.use_index))
             first, second = recordings[0], recordings[1] if len(recordings) > 1 else None
             if second is None:  # what the first screen needs is worked out here, off the interface's thread
                 first.provider().report(first.provider().start.event)

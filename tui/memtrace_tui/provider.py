@@ -21,6 +21,7 @@ from memtrace.errors import UsageError
 from memtrace.index import Recording as Indexed
 from memtrace.index import open_recording
 from memtrace.layout import Layout, layout_at
+from memtrace.ranges import restrict
 from memtrace.report import Analysis, Moment, Report, analyse, moment_of, report
 from memtrace.snapshot.model import Snapshot
 from memtrace.timeline import At, Peak, Timeline, choose_device, choose_event
@@ -44,12 +45,25 @@ class Span:
     step: int
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """What to open a recording on: ``device``, ``at`` and the ranges are as the command line has them."""
+
+    device: int | None = None
+    at: str | None = None
+    events: str | None = None
+    steps: str | None = None
+
+
 class Provider:
     """Everything the browser shows of one device. The cursor is an event; -1 is the state before the first one."""
 
-    def __init__(self, analysis: Analysis, at: str | None = None) -> None:
+    def __init__(self, analysis: Analysis, view: View | None = None) -> None:
         self.analysis = analysis
-        self.start = choose_event(analysis.timeline, at)
+        view = view or View()
+        timeline = restrict(analysis, view.events, view.steps).timeline
+        self.window = timeline.span  # what the chart shows at first; the cursor may go anywhere
+        self.start = choose_event(timeline, view.at)
         self._reports: Cache[int, Report] = Cache(32)
         self._layouts: Cache[int, Layout] = Cache(8)
         self._live: Cache[int, I8] = Cache(8)
@@ -209,15 +223,14 @@ class Recording:
     def __init__(
         self,
         source: Snapshot | Indexed,
-        device: int | None = None,
-        at: str | None = None,
+        view: View | None = None,
         rules: Sequence[UserRule] = (),
     ) -> None:
         self._source = source if isinstance(source, Indexed) else Indexed(source, None)
         self.snapshot = snapshot = self._source.snapshot
         self._rules = rules
-        chosen, self.why_device = choose_device(snapshot, device)
-        self._at = at
+        self._view = view or View()
+        chosen, self.why_device = choose_device(snapshot, self._view.device)
         self.device = chosen.device
         self._providers: dict[int, Provider] = {}
 
@@ -225,10 +238,10 @@ class Recording:
     def open(
         cls,
         source: str | os.PathLike[str],
-        device: int | None = None,
-        at: str | None = None,
+        view: View | None = None,
         on_progress: Callable[[float], None] | None = None,
         rules: Sequence[UserRule] = (),
+        use_index: bool = True,
     ) -> Recording:
         """Load and analyse a file. ``on_progress`` gets shares 0 to 1 and may raise to cancel. Raises MemtraceError."""
         done = 0.0
@@ -239,8 +252,8 @@ class Recording:
             if on_progress is not None:
                 on_progress(done)
 
-        found = open_recording(source, (lambda share: tell(share * 0.7)) if on_progress else None)
-        recording = cls(found, device, at, rules)
+        found = open_recording(source, (lambda share: tell(share * 0.7)) if on_progress else None, use_index)
+        recording = cls(found, view, rules)
         tell(0.75)
         recording.provider()
         tell(1.0)
@@ -256,6 +269,6 @@ class Recording:
         number = self.device if device is None else device
         if number not in self._providers:
             timeline = self._source.timeline(self.snapshot.device(number))
-            at = self._at if number == self.device else None
-            self._providers[number] = Provider(analyse(timeline, self._rules), at)
+            view = self._view if number == self.device else None
+            self._providers[number] = Provider(analyse(timeline, self._rules), view)
         return self._providers[number]

@@ -13,7 +13,7 @@ from memtrace.attribution.phases import Phase
 from memtrace.curves import category_curves, pick_events
 from memtrace.report import Analysis
 from memtrace.segment_map import BlockView, SegmentMap, SegmentView
-from memtrace.timeline import At
+from memtrace.timeline import At, Window
 from memtrace.units import format_bytes, format_count
 
 I8 = NDArray[np.int64]
@@ -28,10 +28,12 @@ def timeline_svg(analysis: Analysis, at: At) -> str:
     timeline = analysis.timeline
     if not len(timeline):
         return ""
-    curves = category_curves(analysis)
+    span = timeline.span
+    curves = category_curves(analysis, timeline.window)
     events = pick_events(curves, _POINTS)
+    place = events - span.first
     top_bytes = max(1, int(curves.reserved_bytes.max(initial=1)))
-    scale = _Scale(len(timeline), top_bytes)
+    scale = _Scale(span, top_bytes)
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="memory over time">']
     for share in (0.25, 0.5, 0.75, 1.0):
         y = scale.y(top_bytes * share)
@@ -41,7 +43,7 @@ def timeline_svg(analysis: Analysis, at: At) -> str:
         )
     base = np.zeros(len(events), dtype=np.int64)
     for number, category in enumerate(Category):
-        layer = curves.categories[number, events]
+        layer = curves.categories[number, place]
         if layer.any():
             upper = base + layer
             peak = int(curves.categories[number].max())
@@ -51,7 +53,7 @@ def timeline_svg(analysis: Analysis, at: At) -> str:
             )
             base = upper
     for name, curve in (("reserved", curves.reserved_bytes), ("allocated", curves.allocated_bytes)):
-        parts.append(f'<path class="curve" d="{_steps(scale, events, curve[events])}"><title>{name}</title></path>')
+        parts.append(f'<path class="curve" d="{_steps(scale, events, curve[place])}"><title>{name}</title></path>')
     parts += _phase_strip(analysis, scale)
     for event in timeline.oom_events:
         asked = format_bytes(int(timeline.trace.size[event]))
@@ -59,9 +61,9 @@ def timeline_svg(analysis: Analysis, at: At) -> str:
         parts.append(_upright("mark", scale.x(event), title))
     if at.event >= 0:
         parts.append(_upright("chosen", scale.x(at.event)))
-    parts.append(f'<text x="{_LEFT}" y="{_HEIGHT - 4}">event 0</text>')
+    parts.append(f'<text x="{_LEFT}" y="{_HEIGHT - 4}">event {format_count(span.first)}</text>')
     parts.append(
-        f'<text x="{_WIDTH - 2}" y="{_HEIGHT - 4}" text-anchor="end">{format_count(len(timeline) - 1)}</text></svg>'
+        f'<text x="{_WIDTH - 2}" y="{_HEIGHT - 4}" text-anchor="end">{format_count(span.stop - 1)}</text></svg>'
     )
     return "".join(parts)
 
@@ -79,12 +81,13 @@ def _rect(style: str, x: float, y: float, width: float, height: float, title: st
 class _Scale:
     """Events and bytes to pixels."""
 
-    def __init__(self, count: int, top_bytes: int) -> None:
-        self._per_event = (_WIDTH - _LEFT) / max(1, count)
+    def __init__(self, span: Window, top_bytes: int) -> None:
+        self.span = span
+        self._per_event = (_WIDTH - _LEFT) / max(1, span.stop - span.first)
         self._per_byte = (_HEIGHT - _TOP - _BOTTOM) / top_bytes
 
     def x(self, event: float) -> float:
-        return _LEFT + event * self._per_event
+        return _LEFT + (event - self.span.first) * self._per_event
 
     def y(self, size_bytes: float) -> float:
         return _HEIGHT - _BOTTOM - size_bytes * self._per_byte
@@ -119,7 +122,10 @@ def _phase_strip(analysis: Analysis, scale: _Scale) -> Iterator[str]:
         phase = Phase(int(phases.phase[i]))
         if phase is Phase.UNKNOWN:
             continue
-        x, end = scale.x(int(phases.start[i])), scale.x(int(phases.start[i + 1]))
+        first, stop = max(int(phases.start[i]), scale.span.first), min(int(phases.start[i + 1]), scale.span.stop)
+        if first >= stop:
+            continue
+        x, end = scale.x(first), scale.x(stop)
         step = f", step {int(phases.step[i])}" if phases.step[i] >= 0 else ""
         yield _rect(f"phase-{phase.label}", x, _HEIGHT - _BOTTOM + 3, max(end - x, 0.3), 9, f"{phase.label}{step}")
 

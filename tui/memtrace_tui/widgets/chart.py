@@ -14,12 +14,19 @@ from memtrace_tui.data.buckets import EMPTY, FADED, LAYERS, UNUSED, Columns, Ras
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.messages import MoveCursor, Open
 from memtrace_tui.palette import LETTERS
+from memtrace_tui.provider import Provider
 from memtrace_tui.session import Session
 from memtrace_tui.widgets.base import Drawn
 from memtrace_tui.widgets.chart_frame import AXIS, axis_line, legend, phase_band, step_band
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _LEAST = 4  # events in the closest view
+
+
+def _first_view(provider: Provider) -> tuple[int, int]:
+    """The events that a recording was opened on."""
+    first, stop = provider.window
+    return first, max(stop, first + 1)
 
 
 def role_of(code: int) -> str:
@@ -57,7 +64,7 @@ class Chart(Drawn, can_focus=True):
     def __init__(self, session: Session) -> None:
         super().__init__(id="chart")
         self.session = session
-        self.start, self.stop = 0, max(session.provider.count, 1)
+        self.start, self.stop = _first_view(session.provider)
         self._provider_id = id(session.provider)
         self._key: tuple[object, ...] = ()
         self._window_key: tuple[object, ...] = ()
@@ -105,7 +112,7 @@ class Chart(Drawn, can_focus=True):
         provider = self.session.provider
         if id(provider) != self._provider_id:
             self._provider_id = id(provider)
-            self.start, self.stop = 0, max(provider.count, 1)
+            self.start, self.stop = _first_view(provider)
         event = max(self.session.event, 0)
         if not self.start <= event < self.stop:
             half = (self.stop - self.start) // 2
