@@ -7,15 +7,13 @@ import numpy as np
 from memtrace.snapshot.model import I4, I8, U1, Action, Bool, DeviceTrace
 
 
-def next_anchor(action: U1) -> I8:
-    """For every event the next malloc, refusal or free request at or after it (the length of the trace if none).
+def next_anchor(action: U1, rows: I8) -> I8:
+    """For each of ``rows`` the next malloc, refusal or free request at or after it (the length of the trace if none).
 
     Events between two anchors belong to the second: the allocator's own doings are recorded before their cause.
     """
-    count = len(action)
-    anchors = (action == Action.ALLOC) | (action == Action.OOM) | (action == Action.FREE_REQUESTED)
-    place: I8 = np.where(anchors, np.arange(count), count)
-    return np.minimum.accumulate(place[::-1])[::-1] if count else place
+    anchors = np.flatnonzero((action == Action.ALLOC) | (action == Action.OOM) | (action == Action.FREE_REQUESTED))
+    return np.append(anchors, len(action))[np.searchsorted(anchors, rows)]
 
 
 def causes(trace: DeviceTrace) -> I4:
@@ -41,27 +39,31 @@ def explicit_releases(trace: DeviceTrace, initial_reserved_bytes: int, collects_
     to a malloc that was refused, or that grew past all that was ever granted; a malloc that stayed below had no reason
     to flush, unless garbage is collected.
     """
-    action, context, size = trace.action, causes(trace), trace.size
+    action, context = trace.action, causes(trace)
     count = len(trace)
-    if not count:
-        return np.zeros(0, dtype=np.bool_)
-    anchor = next_anchor(action)
+    explicit = np.zeros(count, dtype=np.bool_)
+    rows = np.flatnonzero((action >= Action.SEGMENT_ALLOC) & (action <= Action.SEGMENT_UNMAP))
+    if not len(rows):
+        return explicit
+    kind, size = action[rows], trace.size[rows]
+    anchor = next_anchor(action, rows)
     safe = np.minimum(anchor, count - 1)
     malloc = (anchor < count) & ((action[safe] == Action.ALLOC) | (action[safe] == Action.OOM))
-    release = (action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)
-    growth = (action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP)
-    known = (context >= 0) & (context[safe] >= 0)
+    release = (kind == Action.SEGMENT_FREE) | (kind == Action.SEGMENT_UNMAP)
+    known = (context[rows] >= 0) & (context[safe] >= 0)
 
-    change = np.where(growth, size, np.where(release, -size, 0))
+    change = np.where(release, -size, size)
     reserved = initial_reserved_bytes + np.cumsum(change)
     peak = max(initial_reserved_bytes, int(reserved.max()))
-    before = np.full(count + 1, peak, dtype=np.int64)
-    rows = np.flatnonzero(release)[::-1]
-    before[anchor[rows]] = (reserved - change)[rows]  # at the first release of each step
-    grown = np.zeros(count + 1, dtype=np.int64)
-    np.add.at(grown, anchor[growth], size[growth])
+    step = np.cumsum(np.diff(anchor, prepend=-1) != 0) - 1  # events with the same anchor
+    before = np.full(int(step[-1]) + 1, peak, dtype=np.int64)
+    releases = np.flatnonzero(release)[::-1]
+    before[step[releases]] = (reserved - change)[releases]  # at the first release of each step
+    grown = np.zeros(len(before), dtype=np.int64)
+    np.add.at(grown, step[~release], size[~release])
     grows = grown > 0
     if not collects_garbage:
         grows &= before + grown > peak
-    own = np.where(known, context == context[safe], grows[anchor] | (action[safe] == Action.OOM))
-    return np.asarray(release & ~(malloc & own), dtype=np.bool_)
+    own = np.where(known, context[rows] == context[safe], grows[step] | (action[safe] == Action.OOM))
+    explicit[rows] = release & ~(malloc & own)
+    return explicit

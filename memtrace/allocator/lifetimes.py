@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memtrace.snapshot.model import I8, Action, Blocks, BlockState, Bool, DeviceTrace
 
@@ -40,32 +41,37 @@ class Lifetimes:
 def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
     """Match frees to allocations by address and order."""
     action = trace.action
-    events = np.flatnonzero(action <= Action.FREE_COMPLETED)
-    order = events[np.argsort(trace.address[events], kind="stable")]
-    address = trace.address[order]
+    index = np.int32 if len(trace) < 1 << 31 else np.int64  # half the memory, on all but absurd traces
+    order, address = _by_address(trace, index)
     kind = action[order]
     n = len(order)
     is_alloc = kind == Action.ALLOC
     starts = np.ones(n, dtype=np.bool_)
     starts[1:] = address[1:] != address[:-1]
-    position = np.arange(n)
-    group_start = np.maximum.accumulate(np.where(starts, position, 0)) if n else position
-    last_alloc = np.maximum.accumulate(np.where(is_alloc, position, -1)) if n else position
-    has_alloc = last_alloc >= group_start
+    distinct = address[starts]
+    del address
+    position = np.arange(n, dtype=index)
+    group_start = np.maximum.accumulate(np.where(starts, position, index(0))) if n else position
+    last_alloc = np.maximum.accumulate(np.where(is_alloc, position, index(-1))) if n else position
+    del position
+    before = last_alloc < group_start  # frees of what was there before the trace: one allocation an address
+    del group_start
 
     alloc_events = np.flatnonzero(action == Action.ALLOC)
-    ordinal = np.zeros(len(trace), dtype=np.int64)
-    ordinal[alloc_events] = np.arange(len(alloc_events))
-
-    before = ~has_alloc  # frees of what was there before the trace: one allocation an address
     initial_start = starts & before
-    initial_number = np.cumsum(initial_start) - 1
-    initial_freed = address[initial_start]
-    untouched, untouched_block = _untouched(address, starts, blocks)
+    initial_freed = distinct[before[starts]]
+    untouched, untouched_block = _untouched(distinct, blocks)
+    del distinct
     initial = len(initial_freed) + len(untouched)
-
-    owner = np.where(has_alloc, initial + ordinal[order[np.maximum(last_alloc, 0)]], initial_number)
     total = initial + len(alloc_events)
+
+    ordinal = np.zeros(len(trace), dtype=index)
+    ordinal[alloc_events] = np.arange(initial, total, dtype=index)
+    owner = ordinal[order[np.maximum(last_alloc, 0)]]
+    del ordinal, last_alloc
+    number = np.cumsum(initial_start, dtype=index)
+    number -= 1
+    owner[before] = number[before]
     requested, completed = np.full(total, -1, np.int64), np.full(total, -1, np.int64)
     handle = np.full(len(trace), -1, dtype=np.int64)
     handle[order] = owner
@@ -76,7 +82,7 @@ def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
         extra = order[rows][target[owner[rows]] != order[rows]]
         handle[extra] = -1
         unmatched += len(extra)
-    if not (action == Action.FREE_COMPLETED).any():  # recorded without completions
+    if not (kind == Action.FREE_COMPLETED).any():  # recorded without completions
         completed[:] = requested
     requested = np.where(requested < 0, completed, requested)
 
@@ -104,10 +110,18 @@ def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
     )
 
 
-def _untouched(sorted_address: I8, starts: Bool, blocks: Blocks) -> tuple[I8, I8]:
+def _by_address(trace: DeviceTrace, index: type[np.int32 | np.int64]) -> tuple[NDArray[np.signedinteger], I8]:
+    """Events of allocations by address, in order at each: (event indices, addresses)."""
+    events = np.flatnonzero(trace.action <= Action.FREE_COMPLETED)
+    address = trace.address[events]
+    order = np.argsort(address, kind="stable")
+    return events[order].astype(index), address[order]
+
+
+def _untouched(touched_addresses: I8, blocks: Blocks) -> tuple[I8, I8]:
     """Final active blocks at addresses that no event mentions: (addresses, rows)."""
     rows = np.flatnonzero(blocks.state != BlockState.INACTIVE)
-    touched = np.isin(blocks.address[rows], sorted_address[starts], assume_unique=False)
+    touched = np.isin(blocks.address[rows], touched_addresses, assume_unique=False)
     rows = rows[~touched]
     return blocks.address[rows], rows
 

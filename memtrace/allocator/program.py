@@ -84,7 +84,6 @@ def extract(evidence: Evidence) -> Program:
     trace, life = evidence.device.trace, evidence.life
     action, handle, cause = trace.action, life.handle, causes(trace)
     count = len(trace)
-    events = np.arange(count)
     is_request = action == Action.FREE_REQUESTED
     completes = action == Action.FREE_COMPLETED
     if not completes.any():  # recorded without completions: every free is immediate
@@ -101,40 +100,33 @@ def extract(evidence: Evidence) -> Program:
     follows = np.zeros(count, dtype=np.bool_)
     follows[1:] = immediate[:-1]
 
-    flushes, late = _flushes(trace, evidence.explicit)
-    late &= completes & ~follows
-    at_once = completes & ~follows & (handle >= 0)
-    alone = at_once.copy()  # no request recorded: free in one go
-    alone[at_once] = life.free_requested_event[handle[at_once]] == events[at_once]
-    alone &= (handle >= life.initial) | ~is_request.any()
-    lost = np.full(count, -1, dtype=np.int64)  # frees that are not recorded: the address was used again
-    reused = np.flatnonzero(life.freed_by_reuse)
-    lost[life.free_completed_event[reused]] = reused
-    asked = lost >= 0
-    asked[asked] = life.free_requested_event[lost[asked]] < life.free_completed_event[lost[asked]]
-    parts: tuple[tuple[Op, Bool, I8, int], ...] = (
-        (Op.COMPLETE, (lost >= 0) & asked, lost, 3),
-        (Op.FREE, (lost >= 0) & ~asked, lost, 3),
-        (Op.MALLOC, (action == Action.ALLOC), handle, 4),
-        (Op.FREE, immediate | alone, handle, 3),
-        (Op.DEFER, is_request & ~immediate & (handle >= 0), handle, 3),
-        (Op.COMPLETE, at_once & ~alone, handle, 3),
-        (Op.FLUSH, flushes, events, 2),
-        (Op.REFUSE, action == Action.OOM, np.cumsum(action == Action.OOM) - 1, 4),
+    at_once = np.flatnonzero(completes & ~follows & (handle >= 0))
+    alone = life.free_requested_event[handle[at_once]] == at_once  # no request recorded: free in one go
+    alone &= (handle[at_once] >= life.initial) | ~is_request.any()
+    immediate[at_once[alone]] = True
+    finished = at_once[~alone]
+    flushes, late = _flushes(trace, evidence.explicit, finished)
+    # Those that a forced flush waited for come after the malloc that flushed.
+    place = np.where(late, next_anchor(action, finished) * 8 + 5, finished * 8 + 3)
+    lost = np.flatnonzero(life.freed_by_reuse)  # frees that are not recorded: the address was used again
+    reuse = life.free_completed_event[lost]
+    asked = life.free_requested_event[lost] < reuse
+    mallocs = np.flatnonzero(action == Action.ALLOC)
+    frees = np.flatnonzero(immediate)
+    defers = np.flatnonzero(is_request & ~immediate & (handle >= 0))
+    refused = np.flatnonzero(action == Action.OOM)
+    # Operation, its events, what it acts on, and its place in the order: eight ranks within an event.
+    parts: tuple[tuple[Op, I8, I8, I8], ...] = (
+        (Op.COMPLETE, reuse[asked], lost[asked], reuse[asked] * 8 + 3),
+        (Op.FREE, reuse[~asked], lost[~asked], reuse[~asked] * 8 + 3),
+        (Op.MALLOC, mallocs, handle[mallocs], mallocs * 8 + 4),
+        (Op.FREE, frees, handle[frees], frees * 8 + 3),
+        (Op.DEFER, defers, handle[defers], defers * 8 + 3),
+        (Op.COMPLETE, finished, handle[finished], place),
+        (Op.FLUSH, flushes, flushes, flushes * 8 + 2),
+        (Op.REFUSE, refused, np.arange(len(refused)), refused * 8 + 4),
     )
-    anchor_of = next_anchor(action)
-    where, ops, handles, keys = [], [], [], []
-    for code, mask, name, rank in parts:
-        rows = np.flatnonzero(mask)
-        place = rows * 8 + rank
-        if code == Op.COMPLETE:  # those that a forced flush waited for come after the malloc that flushed
-            shifted = late[rows]
-            place = np.where(shifted, anchor_of[rows] * 8 + 5, place)
-        where.append(rows)
-        ops.append(np.full(len(rows), code, dtype=np.uint8))
-        handles.append(name[rows])
-        keys.append(place)
-    order = np.argsort(np.concatenate(keys), kind="stable")
+    order = np.argsort(np.concatenate([part[3] for part in parts]), kind="stable")
     index = {pool: i for i, pool in enumerate(evidence.history.pools)}
     refusals = tuple(
         Refusal(
@@ -143,13 +135,13 @@ def extract(evidence: Evidence) -> Program:
             trace.streams[int(trace.stream[event])],
             index[trace.pools[int(trace.pool[event])]] if trace.pool[event] >= 0 else 0,
         )
-        for event in np.flatnonzero(action == Action.OOM).tolist()
+        for event in refused.tolist()
     )
     return Program(
         evidence=evidence,
-        op=np.concatenate(ops)[order],
-        handle=np.concatenate(handles)[order],
-        event=np.concatenate(where)[order],
+        op=np.repeat([np.uint8(part[0]) for part in parts], [len(part[1]) for part in parts])[order],
+        handle=np.concatenate([part[2] for part in parts])[order],
+        event=np.concatenate([part[1] for part in parts])[order],
         refusals=refusals,
         initial=life.initial,
         requested_bytes=evidence.requested,
@@ -159,21 +151,22 @@ def extract(evidence: Evidence) -> Program:
     )
 
 
-def _flushes(trace: DeviceTrace, explicit: Bool) -> tuple[Bool, Bool]:
-    """(first release of every explicit ``empty_cache``, events after a malloc's first growth or forced release)."""
+def _flushes(trace: DeviceTrace, explicit: Bool, finished: I8) -> tuple[I8, Bool]:
+    """(first release of every explicit ``empty_cache``, which of ``finished`` follow a malloc's first growth or
+    forced release)."""
     action, context = trace.action, causes(trace)
-    count = len(trace)
-    anchor = next_anchor(action)
     release = (action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)
     growth = (action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP)
     rows = np.flatnonzero(release)
-    first = np.zeros(count, dtype=np.bool_)
+    first = explicit[rows]
     if len(rows):
-        previous = np.concatenate(([-1], rows[:-1]))
-        same = (previous >= 0) & (anchor[previous] == anchor[rows]) & explicit[previous]
-        same &= context[previous] == context[rows]
-        first[rows] = explicit[rows] & ~same
-    forced = np.full(count + 1, count, dtype=np.int64)
+        anchor = next_anchor(action, rows)
+        first[1:] &= (anchor[1:] != anchor[:-1]) | ~explicit[rows[:-1]] | (context[rows[1:]] != context[rows[:-1]])
     mine = np.flatnonzero((release & ~explicit) | growth)
-    forced[anchor[mine][::-1]] = mine[::-1]
-    return first, np.arange(count) > forced[anchor]
+    anchor, start = np.unique(next_anchor(action, mine), return_index=True)
+    late = np.zeros(len(finished), dtype=np.bool_)
+    if len(mine):
+        wanted = next_anchor(action, finished)
+        found = np.minimum(np.searchsorted(anchor, wanted), len(anchor) - 1)
+        late = (anchor[found] == wanted) & (mine[start[found]] < finished)
+    return rows[first], late

@@ -218,24 +218,27 @@ class _Run:
     def go(self, until: int | None) -> Simulation:
         program = self.program
         last = len(program.op) if until is None else int(np.searchsorted(program.event, until, side="right"))
-        numbers = np.where(program.op == Op.FREE, ~program.handle, program.handle)
-        common = program.op <= Op.FREE
-        numbers[~common] = np.flatnonzero(~common)
-        kinds = np.full(len(program.op), -1, dtype=np.int64)
-        kinds[common] = self.row_of[program.handle[common]]
         stopped_at: int | None = None
         executed = last
         try:
             self._begin()
             for low in range(0, last, _CHUNK):
-                high = min(low + _CHUNK, last)
-                table = self.table
-                requests = [table[k] for k in kinds[low:high].tolist()]
-                self._loop(numbers[low:high].tolist(), requests)
+                self._loop(*self._operations(low, min(low + _CHUNK, last)))
         except _OutOfMemory:
             stopped_at = self.refused[-1].event
             executed = self._operation_of(stopped_at)
         return self._result(executed, stopped_at)
+
+    def _operations(self, low: int, high: int) -> tuple[list[int], list[Request | None]]:
+        """Operations ``low`` to ``high`` as :mod:`memtrace.allocator.flat` reads them, a chunk at a time."""
+        code, handle = self.program.op[low:high], self.program.handle[low:high]
+        numbers = np.where(code == Op.FREE, ~handle, handle)
+        rare = code > Op.FREE
+        numbers[rare] = low + np.flatnonzero(rare)
+        rows = self.row_of[np.where(rare, 0, handle)] if len(self.row_of) else np.zeros(high - low, np.int64)
+        rows[rare] = -1
+        table = self.table
+        return numbers.tolist(), [table[row] for row in rows.tolist()]
 
     def _loop(self, numbers: list[int], requests: list[Request | None]) -> None:
         common = (self.state, numbers, requests, self.address_of, self.size_of, self._miss, self._step)
