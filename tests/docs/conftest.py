@@ -1,0 +1,8 @@
+"""The helpers beside these tests are plain modules; this makes them importable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
