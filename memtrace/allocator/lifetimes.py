@@ -7,6 +7,7 @@ Handles 0 … ``initial`` - 1 are allocations that were there before the first e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,9 +51,9 @@ def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
     starts[1:] = address[1:] != address[:-1]
     distinct = address[starts]
     del address
-    position = np.arange(n, dtype=index)
-    group_start = np.maximum.accumulate(np.where(starts, position, index(0))) if n else position
-    last_alloc = np.maximum.accumulate(np.where(is_alloc, position, index(-1))) if n else position
+    position: NDArray[Any] = np.arange(n, dtype=index)
+    group_start: NDArray[Any] = np.maximum.accumulate(np.where(starts, position, index(0))) if n else position
+    last_alloc: NDArray[Any] = np.maximum.accumulate(np.where(is_alloc, position, index(-1))) if n else position
     del position
     before = last_alloc < group_start  # frees of what was there before the trace: one allocation an address
     del group_start
@@ -69,7 +70,7 @@ def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
     ordinal[alloc_events] = np.arange(initial, total, dtype=index)
     owner = ordinal[order[np.maximum(last_alloc, 0)]]
     del ordinal, last_alloc
-    number = np.cumsum(initial_start, dtype=index)
+    number: NDArray[Any] = np.cumsum(initial_start, dtype=index)
     number -= 1
     owner[before] = number[before]
     requested, completed = np.full(total, -1, np.int64), np.full(total, -1, np.int64)
@@ -110,7 +111,7 @@ def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
     )
 
 
-def _by_address(trace: DeviceTrace, index: type[np.int32 | np.int64]) -> tuple[NDArray[np.signedinteger], I8]:
+def _by_address(trace: DeviceTrace, index: type[np.int32 | np.int64]) -> tuple[NDArray[Any], I8]:
     """Events of allocations by address, in order at each: (event indices, addresses)."""
     events = np.flatnonzero(trace.action <= Action.FREE_COMPLETED)
     address = trace.address[events]

@@ -169,6 +169,7 @@ async def test_the_command_palette_knows_every_screen() -> None:
         commands = list(pilot.app.get_system_commands(screen))
         titles = [command.title for command in commands]
         assert all(f"Show {view.title}" in titles for view in screen.view_types.values())
+        assert all((e.load().view, e.load().title) == (e.view, e.title) for e in screen.view_types.values())
         await next(c for c in commands if c.title == "Show Segments").callback()  # type: ignore[misc]
         assert screen.current == "segments"
         next(c for c in commands if c.title == "Theme: Light").callback()

@@ -208,7 +208,7 @@ class BrowseApp(App[int]):
         if not isinstance(screen, MainScreen):
             return
         for name, view in screen.view_types.items():
-            yield SystemCommand(f"Show {view.title}", view.about, self._doing(f"view('{name}')"))
+            yield SystemCommand(f"Show {view.title}", view.load().about, self._doing(f"view('{name}')"))
         for node in (screen.view.main(), screen.view, screen):
             for bindings in node._bindings.key_to_bindings.values():
                 for binding in bindings:

@@ -18,7 +18,7 @@ from memtrace_tui.data.goto import Goto
 from memtrace_tui.memory import give_back
 from memtrace_tui.messages import Failed, MoveCursor, Open
 from memtrace_tui.session import Session
-from memtrace_tui.views.base import View
+from memtrace_tui.views import Entry, View
 from memtrace_tui.widgets.bars import CursorLine, KeyBar, Scrubber, Tabs
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class MainScreen(Actions, Screen[None]):
         Binding("q", "app.quit", "Quit"),
     ]
 
-    def __init__(self, session: Session, views: Sequence[type[View]], first: str = "overview") -> None:
+    def __init__(self, session: Session, views: Sequence[Entry], first: str = "overview") -> None:
         super().__init__()
         self.session = session
         self.view_types = {each.view: each for each in views}
@@ -108,6 +108,8 @@ class MainScreen(Actions, Screen[None]):
 
     def _explain(self) -> None:
         try:
+            for entry in self.view_types.values():  # so that the first key to a screen need not import it
+                entry.load()
             key, explanation = self.session.explain()
         except Exception as error:
             self.call_later(self.browser.fail, error, "explain")
@@ -133,7 +135,7 @@ class MainScreen(Actions, Screen[None]):
         body = self.query_one("#body")
         existing = body.query(f"#view-{name}")
         if not existing:
-            await body.mount(self.view_types[name](self.session))
+            await body.mount(self.view_types[name].load()(self.session))
         self.current = name
         with self.app.batch_update():  # one repaint
             for view in body.query(View):

@@ -8,8 +8,9 @@ import sys
 
 
 def give_back() -> None:
-    """Drop what only cycles hold, and ask glibc to return free pages. Loading and replays free hundreds of megabytes that would otherwise stay with
-    the process for as long as the browser is open; where there is no glibc nothing happens."""
+    """Drop what only cycles hold, and ask glibc to return free pages. Loading and replays free hundreds of megabytes
+    that would otherwise stay with the process for as long as the browser is open; where there is no glibc only the
+    first happens."""
     gc.collect()
     if sys.platform != "linux":
         return

@@ -56,7 +56,6 @@ class AllocationsView(View):
     """A virtual table with filter, sort and groups; details of the selected row beside it where there is room."""
 
     view = "allocations"
-    key = "4"
     title = "Allocations"
     about = (
         "Filter words: lora  /regex/  category:… sub:… site:… module:… phase:… step:… rule:… evidence:… pool:… "

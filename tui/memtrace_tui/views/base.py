@@ -20,7 +20,6 @@ class View(Widget):
     """A screen below the tabs. ``show`` is called whenever it is visible and something it shows has changed."""
 
     view: ClassVar[str] = ""
-    key: ClassVar[str] = ""
     title: ClassVar[str] = ""
     about: ClassVar[str] = ""
 

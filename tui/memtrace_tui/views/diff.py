@@ -37,7 +37,6 @@ class DiffView(View):
     """Overlaid timelines above; sentence, categories and call sites below."""
 
     view = "diff"
-    key = "7"
     title = "Diff"
     about = "The second file minus the first, each at its own cursor. w changes which of the two the cursor moves in."
     BINDINGS: ClassVar[list[BindingType]] = [Binding("w", "swap", "Other file")]

@@ -41,7 +41,6 @@ class EventsView(View):
     """Every recorded event, virtual; searching jumps between the events that fit."""
 
     view = "events"
-    key = "8"
     title = "Events"
     about = "The raw log. Search: an action, an address (0x…), a word or /regex/ of the call site; n and N jump."
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -27,7 +27,6 @@ class FindingsView(View):
     """What ``memtrace explain`` says of the moment the recording is about, or of the cursor on demand."""
 
     view = "findings"
-    key = "6"
     title = "Findings"
     about = (
         "Why, and what to change. Enter on a finding goes to its evidence; e explains the state at the cursor; "

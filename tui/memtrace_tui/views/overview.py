@@ -20,7 +20,6 @@ class OverviewView(View):
     """The budget at the cursor with its subcategories; peaks, call sites and warnings beside or below it."""
 
     view = "overview"
-    key = "1"
     title = "Overview"
     about = "Every reserved byte at the cursor by purpose. Enter on a line shows the allocations behind it."
     BINDINGS: ClassVar[list[BindingType]] = [Binding("tab", "app.focus_next", "Pane", show=False)]

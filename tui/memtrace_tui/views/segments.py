@@ -60,7 +60,6 @@ class SegmentsView(View):
     """The map at the left or above, the details of what is selected at the right or below."""
 
     view = "segments"
-    key = "3"
     title = "Segments"
     about = (
         "Each segment is as long as it is large. A cell's colour is what most of it holds, its height how much of it "

@@ -24,7 +24,6 @@ class StacksView(View):
     """The tree at the left, the icicle at the right (or in its place), the source below."""
 
     view = "stacks"
-    key = "5"
     title = "Stacks"
     about = "Bytes live at the cursor under each caller; inverted, by the frame that allocated them first."
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -20,7 +20,6 @@ class TimelineView(View):
     """The chart; on tall screens also what the event at the cursor did."""
 
     view = "timeline"
-    key = "2"
     title = "Timeline"
     about = (
         "Live memory by category, the highest state of each column; paler where the column also went lower. "
