@@ -11,10 +11,10 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
 from memtrace._version import __version__
+from memtrace.cli.parsing import Parser, nearest, verb_module, verb_parser
 from memtrace.errors import MemtraceError, UsageError
 from memtrace.units import printable
 
@@ -40,14 +40,16 @@ VERBS: dict[str, tuple[str, str]] = {
     "sweep": ("sweep", "measure on a GPU what each option adds, one thing at a time"),
     "steps": ("steps", "memory over the steps of a long run: growth, or only varying lengths"),
     "browse": ("browse", "walk through all of it in the terminal (also plain: memtrace FILE)"),
+    "scrub": ("scrub", "remove paths, user names and the like before a snapshot is shared"),
     "demo": ("demo", "the main job on a bundled recording of a real OOM"),
+    "completion": ("completion", "print the shell completion script for bash, zsh or fish"),
 }
 
 
-def _overview() -> argparse.ArgumentParser:
+def _overview() -> Parser:
     width = max(map(len, VERBS))
     verbs = "\n".join(f"  {verb:<{width}}  {line}" for verb, (_, line) in VERBS.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="memtrace",
         description="Why did the GPU run out of memory? Reads PyTorch snapshots, says what every byte was for.",
         usage="memtrace VERB [OPTIONS] FILE   (memtrace VERB --help for a verb's options)",
@@ -56,7 +58,8 @@ def _overview() -> argparse.ArgumentParser:
         "            4 input can't answer · 5 an optional package or device is missing · 130 interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"memtrace {__version__}")
+    parser.add_argument("--version", action="store_true", help="print the version; with --verbose the environment too")
+    parser.add_argument("--verbose", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("verb", metavar="VERB", nargs="?", help=argparse.SUPPRESS)
     return parser
 
@@ -98,25 +101,37 @@ def _drop_output() -> None:
 def _dispatch(args: list[str]) -> int:
     if not args or args[0].startswith("-"):
         parser = _overview()
-        parser.parse_args(args)  # --help and --version end here
+        asked = parser.parse_args(args)  # --help ends here
+        if asked.version:
+            return _version(asked.verbose)
         parser.print_help()
         return 2
     name = args[0]
     if name not in VERBS and Path(name).is_file():  # memtrace FILE
         name, args = "browse", ["browse", *args]
     if name not in VERBS:
-        close = [verb for verb in VERBS if verb.startswith(name[:3])]
-        hint = f"; did you mean {' or '.join(close)}?" if close else f" (verbs: {', '.join(VERBS)})"
-        print(f"memtrace: no verb {name!r}{hint}", file=sys.stderr)
-        return 2
-    module = import_module(f"memtrace.cli.{VERBS[name][0]}")
-    parser = argparse.ArgumentParser(
-        prog=f"memtrace {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    module.add_arguments(parser)
+        close = nearest(name, VERBS)
+        hint = f"did you mean {' or '.join(close)}?" if close else "memtrace --help lists them"
+        raise UsageError(f"no verb and no file {name[:200]!r}; {hint}")
+    module = verb_module(VERBS[name][0])
+    parser = verb_parser(name, module)
     parsed = parser.parse_args(args[1:])
     if sys.stdout is None:
         raise UsageError("standard output is closed")
     code: int = module.run(parsed)
     sys.stdout.flush()
     return code
+
+
+def _version(is_verbose: bool) -> int:
+    """One line; with --verbose what a bug report needs besides."""
+    if sys.stdout is None:
+        raise UsageError("standard output is closed")
+    print(f"memtrace {__version__}")
+    if is_verbose:
+        from memtrace.environment import environment
+
+        for name, value in environment():
+            print(f"{name + ':':<{18}} {printable(value)}")
+    sys.stdout.flush()
+    return 0

@@ -1,0 +1,66 @@
+"""argparse with errors of one line, and the parsers of all verbs from one place."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import NoReturn
+
+from memtrace.units import printable
+
+_UNKNOWN_OPTION = "unrecognized arguments: "
+_LIKENESS = 0.6
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that says what is wrong in one line on stderr, and exits with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """One line, and where the options are listed."""
+        if message.startswith(_UNKNOWN_OPTION):
+            word = message.removeprefix(_UNKNOWN_OPTION).split("=")[0].split()[0]
+            options = [option for action in self._actions for option in action.option_strings]
+            close = nearest(word, options) if word.startswith("-") else []
+            message += f"; did you mean {' or '.join(close)}?" if close else ""
+        if sys.stderr is not None:
+            print(f"{self.prog}: {printable(message)} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """Up to three known words that someone who wrote ``word`` may have meant, the likeliest first."""
+    from difflib import get_close_matches
+
+    known = list(known)
+    close = get_close_matches(word, known, n=3, cutoff=_LIKENESS)
+    begins = [name for name in known if len(word) > 1 and name.startswith(word) and name not in close]
+    return [*close, *begins][:3]
+
+
+def verb_module(module: str) -> ModuleType:
+    """The file of one verb."""
+    return import_module(f"memtrace.cli.{module}")
+
+
+def verb_parser(verb: str, module: ModuleType) -> Parser:
+    """The parser of one verb, as ``memtrace VERB`` uses it."""
+    parser = Parser(
+        prog=f"memtrace {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.add_arguments(parser)
+    return parser
+
+
+def whole_parser(verbs: Mapping[str, tuple[str, str]]) -> Parser:
+    """One parser with every verb as a subparser, for tools that read parsers (shell completion); imports all verbs."""
+    parser = Parser(prog="memtrace")
+    parser.add_argument("--version", action="store_true", help="the version of memtrace")
+    parser.add_argument("--verbose", action="store_true", help="with --version: the environment, for bug reports")
+    choices = parser.add_subparsers(dest="verb", metavar="VERB")
+    for verb, (module, line) in verbs.items():
+        file = verb_module(module)
+        file.add_arguments(choices.add_parser(verb, help=line, description=line))
+    return parser
