@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Input, Static
 
 from memtrace.errors import MemtraceError
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import Line
 from memtrace_tui.messages import Open
 from memtrace_tui.widgets.lines import Lines
+
+if TYPE_CHECKING:
+    from textual.widgets import Input
 
 
 class Dialog(ModalScreen[str | None]):
@@ -79,6 +81,8 @@ class Ask(Dialog):
 
     def compose(self) -> ComposeResult:
         """Title, line, hint."""
+        from textual.widgets import Input, Static  # not needed for the first screen
+
         box = Vertical(classes="box ask")
         box.border_title = self.heading
         box.border_subtitle = "enter: do it   esc: leave"
@@ -88,10 +92,12 @@ class Ask(Dialog):
 
     def on_mount(self) -> None:
         """Ready to write."""
-        self.query_one("#answer", Input).focus()
+        self.query_one("#answer").focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Try the answer."""
+        from textual.widgets import Static
+
         event.stop()
         try:
             self._accept(event.value)
