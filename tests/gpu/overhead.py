@@ -1,4 +1,5 @@
 """What memtrace's recording costs above PyTorch's own, on one training step: paired and interleaved.
+Also what the light step log costs above no recording at all.
 
     python3 tests/gpu/overhead.py MODEL_FOLDER OUT.json [--length 1024] [--pairs 40]
 
@@ -26,7 +27,9 @@ sys.path[:0] = [str(HERE.parent.parent)]
 import torch  # noqa: E402
 
 from memtrace.capture import qlora  # noqa: E402
+from memtrace.capture.backend import get as get_backend  # noqa: E402
 from memtrace.capture.recorder import Recorder, RecordOptions  # noqa: E402
+from memtrace.capture.steplog import StepLog  # noqa: E402
 
 PEAKS = ("requested_bytes.all.peak", "allocated_bytes.all.peak", "reserved_bytes.all.peak", "active_bytes.all.peak")
 ENTRIES = 400_000
@@ -103,6 +106,29 @@ class Bench:
             found.append({how: self.recorded_step(how, stacks, known) for how in order})
         return found
 
+    def logged_steps(self, count: int) -> dict[str, Any]:
+        """Pairs of a bare step and one with the light step log, and the seconds the log's own code took."""
+        log = StepLog(get_backend())
+        log.follow(self.model)
+        own: list[float] = []
+        ratios: list[float] = []
+        for number in range(count):
+            seconds: dict[str, float] = {}
+            for how in ("bare", "logged") if number % 2 == 0 else ("logged", "bare"):
+                seconds[how] = self.step()
+                if how == "logged":
+                    began = time.perf_counter()
+                    log.note(number)
+                    own.append(time.perf_counter() - began)
+                    seconds[how] += own[-1]
+            ratios.append(seconds["logged"] / seconds["bare"])
+        log.close()
+        step_s = statistics.median(self.step() for _ in range(10))
+        return {
+            "pairs": count, "median_ratio": statistics.median(ratios), "ratio_95_percent": interval(ratios),
+            "own_us": 1e6 * statistics.median(own), "step_s": step_s, "own_share": statistics.median(own) / step_s,
+        }  # fmt: skip
+
 
 def ratios_of(pairs: list[dict[str, dict[str, Any]]]) -> list[float]:
     return [pair["memtrace"]["seconds"] / pair["torch"]["seconds"] for pair in pairs]
@@ -146,6 +172,7 @@ def main() -> None:
     for stacks, count in (("python", args.pairs), ("all", args.pairs // 2)):
         bench.pairs(2, stacks)
         results["recordings"].append(summary(bench.pairs(count, stacks), stacks))
+    results["step_log"] = bench.logged_steps(args.pairs)
     first = bench.pairs(10, "python", known=False)
     results["first_step"] = {
         "percent": round(100 * (statistics.median(ratios_of(first)) - 1), 2),
