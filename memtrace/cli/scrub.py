@@ -5,7 +5,7 @@ other text is kept only where PyTorch or a public library wrote it. Sizes, times
 result opens in memtrace and in PyTorch's viewers, and reports the same bytes.
 
 Function names of the project stay unless --functions is given. --check shows, without writing, what would still be
-recognisable. docs/scrub.md says what is kept, what goes, and what can't be promised.
+recognisable; docs/scrub.md says what can't be promised.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from memtrace.cli.common import add_force, add_json, check_target, output_stream, print_json, progress
-from memtrace.errors import UsageError
+from memtrace.errors import SnapshotError, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,10 @@ def run(args: argparse.Namespace) -> int:
         recording = read_recording(args.file)
         source = recording.snapshot.source
         recording = replace(recording, snapshot=replace(recording.snapshot, devices=()))  # only the raw form is needed
-        answer = scrub(recording.raw, options)
+        try:
+            answer = scrub(recording.raw, options)
+        except SnapshotError as error:
+            raise SnapshotError(f"{source}: {error}") from None
     size_bytes = None
     if args.output is not None:
         with output_stream(args) as out:

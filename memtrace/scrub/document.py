@@ -73,13 +73,13 @@ def scrub(raw: dict[str, Any] | list[Any], options: Options | None = None) -> Sc
     Raises SnapshotError where the containers are not those of a snapshot.
     """
     ledger = Ledger()
-    functions: dict[str, set[str]] = {}
+    functions: dict[str, dict[str, None]] = {}  # in the order of the file, so that scrubbing twice numbers alike
     seen: set[int] = set()  # frames are shared between stacks
     for frames in _frame_lists(raw):
         for frame in frames:
             if id(frame) not in seen and isinstance(frame, dict):
                 seen.add(id(frame))
-                functions.setdefault(_text(frame.get("filename")), set()).add(_text(frame.get("name")))
+                functions.setdefault(_text(frame.get("filename")), {})[_text(frame.get("name"))] = None
     work = _Scrubber(Frames(functions, options or Options(), ledger), ledger)
     snapshot = work.segments(raw) if isinstance(raw, list) else work.top(raw)
     return Scrubbed(snapshot, ledger.removed, ledger.kept)

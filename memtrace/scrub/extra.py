@@ -32,7 +32,7 @@ def scrub_extra(extra: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     """The same facts without names, paths, command line and messages; keys that aren't known are left out."""
     known: dict[str, Callable[[Any], Any]] = {
         **dict.fromkeys(_NUMBERS, _numbers),
-        "pid": lambda value: _gone("process ids", value, ledger),
+        "pid": lambda value: _gone("the process's own id", value, ledger),
         "torch": lambda value: texts.version(value) if isinstance(value, str) else None,
         "cuda": lambda value: texts.version(value) if isinstance(value, str) else None,
         "by": lambda value: value if isinstance(value, str) and value.removeprefix("memtrace ")[:1].isdigit() else None,

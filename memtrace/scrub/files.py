@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from memtrace.scrub.vocabulary import LIBRARIES, PACKAGES
 
 _INSTALLED = re.compile(r"^(?:.*/)?(site-packages|dist-packages)/(.+)$")
-_STANDARD = re.compile(r"^(?:.*/)?((?:lib/)?(?:python|pypy)\d(?:\.\d+)?t?)/(.+)$")
+_STANDARD = re.compile(r"^(?:.*/)?(lib(?:64)?/(?:python|pypy)\d(?:\.\d+)?t?)/(.+)$")
 _STANDARD_WINDOWS = re.compile(r"^[A-Za-z]:/(?:.*/)?Lib/(.+)$", re.IGNORECASE)
 _PLAIN = re.compile(r"[\w.+-]+(?:/[\w.+-]+)*")
 _SYNTHETIC = re.compile(r"\?\?|<(?:string|stdin|unknown|__array_function__ internals)>|<eval_with_key>\.\d+|")

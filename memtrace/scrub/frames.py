@@ -21,6 +21,14 @@ _PATH_IN_NAME = re.compile(r"(?:[A-Za-z]:[\\/]|/)(?:[\w.@+ -]+[\\/])+[\w.@+-]+|~
 _INDUCTOR = re.compile(r"torchinductor_\w+")
 _WORDS = re.compile(r"[^a-z0-9]+")
 _LONGEST_NAME = 4000
+# Names of functions, to be tried in this order: plain ones, then such as the public patterns of attribution fit.
+_PYTHON_FORMS = (
+    "function_{}", "function_{}_loss", "cross_entropy_{}", "eval_function_{}", "_backward_function_{}",
+    "rotary_function_{}", "sdpa_attention_{}", "eager_attention_{}", "init_function_{}", "initialize_weights_{}",
+    "dequantize_{}", "quantize_{}", "int8_function_{}", "_build_function_{}", "rotary_cross_entropy_{}",
+    "eval_function_{}_loss",
+)  # fmt: skip
+_CPP_FORMS = ("project::function_{}()", "project::function_{}Backward0::apply()", "project::rotary_function_{}()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class Frames:
             self._file[filename] = self._new_file(filename, functions[filename], roots)
         self._name: dict[tuple[str, str], str] = {}
         for filename, names in functions.items():
-            for name in sorted(names):
+            for name in names:
                 self._name[filename, name] = self._new_name(filename, name)
 
     def file(self, filename: str) -> str:
@@ -118,11 +126,11 @@ class Frames:
         if not own or name in FUNCTIONS or _ORDINARY.fullmatch(name) or not name:
             return text
         if self._options.functions or self.is_hidden(name):
-            number = self._ledger.number("functions", name)
-            new = f"project::function_{number}()" if "::" in name or "(" in name else f"function_{number}"
-            path = self._file[filename]
-            if (frame_tags(path, new), is_cpp(path, new)) == (frame_tags(path, name), is_cpp(path, name)):
-                return new
+            number, path = self._ledger.number("functions", name), self._file[filename]
+            wanted = _reading(path, [name])
+            for form in _CPP_FORMS if "::" in name or "(" in name else _PYTHON_FORMS:
+                if _reading(path, [form.format(number)]) == wanted:
+                    return form.format(number)
         self._ledger.keep("functions", text)
         return text
 

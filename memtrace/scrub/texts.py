@@ -24,6 +24,7 @@ _GPU = re.compile(r"(?:NVIDIA|Tesla|Quadro|GeForce|GRID|AMD|Radeon|Intel)[\w ().
 _PROCESS = re.compile(r"\bProcess (\d+)")
 _TOKEN = re.compile(r"https://pytorch\.org/docs/[\w./#-]*|[A-Za-z_][\w]*|\d[\d.]*|\s+|.", re.DOTALL)
 _OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_grad)")
+_ELLIPSES = re.compile(r"…(?:[^\w…]*…)+")
 _LONGEST_MESSAGE = 20_000
 
 Hidden = Callable[[str], bool]
@@ -96,8 +97,7 @@ def oom_message(text: str, ledger: Ledger) -> str:
             words.append(token)
         elif is_word or token not in ".,:;()[]%-=<>'|":
             ledger.remove("words of messages", token)
-            if not words or words[-1] != "…":
-                words.append("…")
+            words.append("…")
         else:
             words.append(token)
-    return "".join(words)
+    return _ELLIPSES.sub("…", "".join(words))

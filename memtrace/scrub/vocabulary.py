@@ -55,7 +55,8 @@ FUNCTIONS = frozenset({
     "load", "load_model", "get_model", "build_model", "create_model", "from_pretrained", "from_config", "save_model",
     "load_state_dict", "load_checkpoint_and_dispatch", "deepcopy", "clone", "copy", "to", "cuda", "cpu", "float",
     "half", "bfloat16", "type", "embedding", "optimizer_step", "zero_grad", "wrapper", "inner", "wrapped", "decorator",
-    "prepare_model_for_kbit_training", "get_peft_model", "_cast_input_dtype", "create_reference_model",
+    "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "get_peft_model",
+    "_cast_input_dtype", "create_reference_model",
 })  # fmt: skip
 
 # Parts of the module names of public models, adapters and wrappers.

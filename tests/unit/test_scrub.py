@@ -1,0 +1,290 @@
+"""Scrubbed snapshots say the same about memory, and nothing about whose it is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import FRAME, event, modern
+from support import NAMES, trace_path
+
+from memtrace.attribution.frame_tags import frame_tags, is_cpp, package_of
+from memtrace.errors import SnapshotError
+from memtrace.export.cut import read_recording
+from memtrace.forensics.detectors import precision, reference
+from memtrace.report import analyse
+from memtrace.scrub import Options, scrub
+from memtrace.scrub.vocabulary import FUNCTIONS
+from memtrace.snapshot.decode import without_gc
+from memtrace.snapshot.load import from_raw
+from memtrace.snapshot.model import Snapshot
+from memtrace.timeline import build
+
+SECRET = "xanadu"
+
+
+def texts_of(value: Any) -> set[str]:
+    """Every text in a container, keys included; each container once."""
+    found: set[str] = set()
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            found.add(item)
+        elif isinstance(item, (dict, list, tuple)) and id(item) not in seen:
+            seen.add(id(item))
+            waiting += [*item.keys(), *item.values()] if isinstance(item, dict) else item
+    return found
+
+
+def leaks(value: Any, *secrets: str) -> list[str]:
+    return sorted(text for text in texts_of(value) for secret in secrets if secret.lower() in text.lower())
+
+
+def loaded(raw: Any) -> Snapshot:
+    """As a viewer gets it: through a pickle."""
+    return from_raw(pickle.loads(pickle.dumps(raw, protocol=4)), "scrubbed")
+
+
+def same_memory(before: Snapshot, after: Snapshot) -> None:
+    """All columns but texts, and what attribution reads out of every stack."""
+    for mine, other in zip(before.devices, after.devices, strict=True):
+        for name in ("action", "address", "size", "stream", "time_us", "pool"):
+            np.testing.assert_array_equal(getattr(mine.trace, name), getattr(other.trace, name))
+        assert mine.trace.oom_device_free_bytes == other.trace.oom_device_free_bytes
+        for part, names in (
+            ("segments", ("address", "total_size", "stream", "is_small", "is_expandable", "pool", "first_block")),
+            ("blocks", ("address", "size", "requested_size", "state", "segment")),
+        ):
+            for name in names:
+                np.testing.assert_array_equal(getattr(getattr(mine, part), name), getattr(getattr(other, part), name))
+        for old, new in {*zip(mine.trace.stack.tolist(), other.trace.stack.tolist(), strict=True)}:
+            old_frames, new_frames = before.stacks.stack(old), after.stacks.stack(new)
+            assert [f.line for f in old_frames] == [f.line for f in new_frames]
+            for a, b in zip(old_frames, new_frames, strict=True):
+                assert frame_tags(a.filename, a.name) == frame_tags(b.filename, b.name)
+                assert is_cpp(a.filename, a.name) == is_cpp(b.filename, b.name)
+                assert SECRET in a.filename or package_of(a.filename) == package_of(b.filename)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_bytes_and_same_attribution(name: str) -> None:
+    with without_gc():
+        recording = read_recording(trace_path(name))
+        old = build(recording.snapshot, recording.snapshot.devices[0])
+        answer = scrub(recording.raw, Options(functions=True))
+        assert recording.raw == {}  # emptied on the way: both are never whole in memory
+        after = loaded(answer.snapshot)
+    assert after.warnings == recording.snapshot.warnings
+    same_memory(recording.snapshot, after)
+    new = build(after, after.devices[0])
+    first, second = analyse(old).attribution, analyse(new).attribution
+    np.testing.assert_array_equal(first.rule, second.rule)
+    modules = [np.array([*found.sites.module, ""]) for found in (first, second)]
+    np.testing.assert_array_equal(modules[0][old.allocations.stack], modules[1][new.allocations.stack])
+    assert not leaks(answer.snapshot, "train/", "load_qlora")
+    assert answer.kept == {}
+
+
+def personal() -> dict[str, Any]:
+    """A snapshot with something personal in every place that can hold a text."""
+    home = f"/home/{SECRET}.doe/{SECRET}-llm"
+    frames = [
+        {"filename": "/opt/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", "line": 1, "name": "forward"},
+        {
+            "filename": f"{home}/.venv/lib/python3.11/site-packages/peft/tuners/lora/bnb.py",
+            "line": 2,
+            "name": "forward",
+        },
+        {"filename": f"/usr/lib/python3.11/site-packages/{SECRET}_utils/cache.py", "line": 3, "name": "put"},
+        {"filename": f"{home}/losses/{SECRET}_loss.py", "line": 4, "name": f"{SECRET}_loss"},
+        {"filename": f"{home}/losses/{SECRET}_loss.py", "line": 4, "name": "reduce_rows"},
+        {"filename": f"{home}/train.py", "line": 5, "name": "main", "fx_original_trace": f"File {home}/train.py"},
+        {"filename": f"C:\\Users\\{SECRET}\\job.py", "line": 6, "name": f"run_{SECRET}"},
+        {"filename": f"/tmp/torchinductor_{SECRET}/ab/cabc.py", "line": 7, "name": "call"},
+        {"filename": f"{home}/kernels/{SECRET}.cu", "line": 8, "name": f"{SECRET}::kernel(float*)"},
+        {"filename": "", "line": 9, "name": f"{{lambda()#1}} at {home}/x.cpp:3"},
+        {"filename": "/usr/lib/python3.11/threading.py", "line": 10, "name": "run"},
+        {"filename": "<frozen runpy>", "line": 11, "name": "_run_code"},
+        {"filename": f"<ipython-input-3-{SECRET}>", "line": 12, "name": "<module>"},
+    ]
+    raw = modern()
+    extra = {
+        "user_metadata": f"{SECRET}.layer", "compile_context": SECRET, "forward_frames": [f"{home}/m.py:3"],
+        "internal_metadata": SECRET, SECRET: 1,
+    }  # fmt: skip
+    raw["device_traces"][0].append(event("alloc", raw["segments"][0]["address"] + 4096, 512, 7, frames, **extra))
+    raw["device_traces"][0].append(event(f"act_{SECRET}", 0, 0, 8, frames))
+    raw["segments"][0]["frames"] = frames
+    raw["segments"][0][SECRET] = SECRET
+    raw["segments"][0]["blocks"][0] |= {"frames": frames, SECRET: {"deep": SECRET}, "history": [{"frames": frames}]}
+    raw["allocator_settings"] |= {
+        "PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:True,{SECRET}:1,roundup_power2_divisions:[256:1,>:4]",
+        SECRET: SECRET, "last_allocator_settings": SECRET,
+    }  # fmt: skip
+    raw["external_annotations"] = [
+        {"device": 0, "time_us": 5, "name": name, "stage": "START", SECRET: SECRET}
+        for name in (
+            SECRET,
+            f"Optimizer.step#{SECRET}.step",
+            f"Optimizer.step#{SECRET.title()}W.step",
+            "nccl:all_reduce",
+        )
+    ]
+    raw[SECRET] = {"a": SECRET}
+    raw["host_segments"] = [{**raw["segments"][0]}]
+    raw["host_traces"] = [event("alloc", 4096, 512, 7, frames)]
+    raw["memtrace"] = {
+        "version": 1, "torch": "2.11.0+cu130", "cuda": "13.0", "gpu": "NVIDIA H200", "pid": 4242, "rank": 3,
+        "world_size": 8, "packages": {"transformers": "5.1.0", SECRET: "1", "peft": f"0.1+{SECRET}"},
+        "phases": [{"time_us": 1, "name": "forward", "step": 0}, {"time_us": 2, "name": SECRET, "step": 0}],
+        "labels": [{
+            "address": raw["segments"][0]["address"], "bytes": 2 << 20, "category": "lora", "subcategory": "params",
+            "name": f"base_model.model.{SECRET}.layers.0.self_attn.q_proj.lora_A.default.weight", SECRET: 1,
+        }],
+        "oom": {
+            "message": "CUDA out of memory. Tried to allocate 86.00 MiB. GPU 0 has a total capacity of 23.65 GiB of "
+            f"which 44.00 MiB is free. Process 31337 has 3.00 GiB memory in use. {SECRET}@host wrote {home}.",
+            "phase": SECRET, "requested_bytes": 5, SECRET: SECRET,
+        },
+        "config": {
+            "argv": [f"{home}/train.py", SECRET], "run": {"seq_len": 512, SECRET: 1, "optim": SECRET},
+            "models": [{
+                "class": f"{SECRET}Model", "parameters": 7,
+                "peft": {"default": {"r": 8, "target_modules": ["q_proj", SECRET]}},
+                "config": {
+                    "_name_or_path": f"{SECRET}/private", "model_type": "llama", "hidden_size": 64, SECRET: SECRET,
+                },
+            }],
+        },
+        "stats": {"allocated_bytes.all.peak": 5, SECRET: 6}, "problems": [f"{SECRET} failed"], SECRET: SECRET,
+        "reason": "oom", "steps": {"columns": ["step", SECRET], "rows": [[1, 2]]},
+    }  # fmt: skip
+    return raw
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_nothing_personal_is_left(as_json: bool) -> None:
+    raw = personal()
+    if as_json:
+        import json
+
+        raw = json.loads(json.dumps(raw))
+    before = loaded(copy.deepcopy(raw))
+    answer = scrub(raw, Options(functions=True))
+    assert leaks(answer.snapshot, SECRET, "/home", "31337", "4242", "\\Users") == []
+    after = loaded(answer.snapshot)
+    same_memory(before, after)
+    assert after.memtrace["config"]["models"][0]["config"] == {"model_type": "llama", "hidden_size": 64}
+    assert after.memtrace["packages"] == {"transformers": "5.1.0", "peft": "0.1"}
+    assert (
+        after.memtrace["labels"][0]["name"] == "base_model.model.part_1.layers.0.self_attn.q_proj.lora_A.default.weight"
+    )
+    assert after.memtrace["oom"]["message"].startswith(
+        "CUDA out of memory. Tried to allocate 86.00 MiB. GPU 0 has a total capacity of 23.65 GiB of which 44.00 MiB "
+        "is free. Process 1 has 3.00 GiB memory in use. …"
+    )
+    assert after.settings["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True,roundup_power2_divisions:[256:1,>:4]"
+    assert [note.name for note in after.annotations][-1] == "nccl:all_reduce"
+    assert sum(note.name.startswith("Optimizer.step#") for note in after.annotations) == 2
+    assert answer.removed["user names"] == 2
+    files = {frame.filename for frame in after.stacks.frames}
+    assert {
+        "site-packages/torch/nn/modules/linear.py", "site-packages/peft/tuners/lora/bnb.py",
+        "lib/python3.11/threading.py", "<frozen runpy>",
+    } < files  # fmt: skip
+    assert any(file.startswith("C:\\project\\") for file in files)  # which system it was decides about advice
+    assert any("losses/" in file for file in files)  # the folder is why these frames count as a loss
+
+
+def test_without_functions_the_projects_names_stay_but_not_those_that_name_a_person() -> None:
+    answer = scrub(personal())
+    after = loaded(answer.snapshot)
+    names = {frame.name for frame in after.stacks.frames}
+    assert "main" in names
+    assert leaks(answer.snapshot, f"/{SECRET}", f"run_{SECRET}") == []  # part of a name, in a person's home folder
+    assert leaks(scrub(personal(), Options(hide=(SECRET,))).snapshot, SECRET) == []
+
+
+def test_scrubbing_twice_changes_nothing_more() -> None:
+    once = scrub(personal(), Options(functions=True)).snapshot
+    again = scrub(copy.deepcopy(once), Options(functions=True))
+    assert again.snapshot == once
+
+
+def test_base_names_can_be_kept() -> None:
+    raw = modern()
+    raw["device_traces"][0][1]["frames"] = [dict(FRAME, filename="/home/someone/proj/train.py")]
+    answer = scrub(raw, Options(keep_names=True))
+    files = {frame.filename for frame in loaded(answer.snapshot).stacks.frames}
+    assert any(file.startswith("project/") and file.endswith("/train.py") for file in files)
+    assert answer.kept["project files"] == ["train"]
+    assert not leaks(answer.snapshot, "someone")
+
+
+def test_shared_stacks_stay_shared() -> None:
+    """Two events with one list of frames came from one call; attribution knows that by identity."""
+    raw = modern()
+    frames = raw["device_traces"][0][3]["frames"]
+    raw["device_traces"][0][4]["frames"] = frames
+    trace = scrub(raw).snapshot["device_traces"][0]  # type: ignore[call-overload]
+    assert trace[3]["frames"] is trace[4]["frames"]
+    assert trace[3]["frames"] is not trace[1]["frames"]
+
+
+def test_a_library_counts_as_one_only_by_its_own_files() -> None:
+    def file_of(*filenames: str) -> list[str]:
+        raw = modern()
+        raw["device_traces"][0][1]["frames"] = [dict(FRAME, filename=name) for name in filenames]
+        after = loaded(scrub(raw).snapshot)
+        return [frame.filename for frame in after.stacks.stack(int(after.devices[0].trace.stack[1]))]
+
+    assert file_of("/data/site/trl/trainer/sft_trainer.py", "/data/site/trl/x/y.py") == [
+        "trl/trainer/sft_trainer.py", "trl/x/y.py",
+    ]  # fmt: skip
+    [own] = file_of("/data/jobs/trl/plan.py")
+    assert own.startswith("project/")
+
+
+def test_names_that_findings_look_for_are_public() -> None:
+    wanted = reference._LOADERS | reference._COPIERS | precision._UPCAST | precision._CASTS_INPUT
+    assert set(wanted) <= FUNCTIONS
+
+
+KEYS = ("device_traces", "segments", "allocator_settings", "external_annotations", "memtrace", "host_segments")
+
+
+@given(st.data())
+def test_no_text_gets_through_wherever_it_stands(data: st.DataObject) -> None:
+    """A text that is nobody's vocabulary, put in the place of any value or key, or beside it."""
+    raw = personal()
+    holder: Any = raw
+    for _ in range(data.draw(st.integers(1, 7))):
+        inner = [
+            v for v in (holder.values() if isinstance(holder, dict) else holder) if isinstance(v, (dict, list)) and v
+        ]
+        if not inner:
+            break
+        holder = data.draw(st.sampled_from(inner))
+    canary = data.draw(st.sampled_from(["qwyjibo", "/home/qwyjibo/x.py", "qwyjibo.qwyjibo", "C:\\qwyjibo\\a b"]))
+    value: Any = data.draw(st.sampled_from([canary, [canary], {canary: 1}, (canary,), {"name": [canary]}]))
+    if isinstance(holder, dict):
+        holder[data.draw(st.sampled_from([canary, *map(str, holder)]))] = value
+    else:
+        holder[data.draw(st.integers(0, len(holder) - 1))] = value
+    try:
+        from_raw(copy.deepcopy(raw), "canary")
+    except SnapshotError:  # no snapshot any more: refused before anything is scrubbed
+        return
+    try:
+        answer = scrub(raw, Options(functions=True))
+    except SnapshotError:  # parts that memtrace itself doesn't read must have a snapshot's form, too
+        return
+    assert leaks(answer.snapshot, "qwyjibo", SECRET) == []
+    loaded(answer.snapshot)
