@@ -12,10 +12,10 @@ from memtrace.errors import MissingDependencyError
 
 try:
     from transformers import TrainerCallback
-except ImportError as error:
-    raise MissingDependencyError(
-        f"MemtraceCallback needs transformers, which cannot be imported here ({error})"
-    ) from None
+
+    _missing = ""
+except ImportError as error:  # the class is there all the same: documentation, `from memtrace import *`
+    TrainerCallback, _missing = object, str(error)
 
 
 class MemtraceCallback(TrainerCallback):  # type: ignore[misc]
@@ -23,9 +23,15 @@ class MemtraceCallback(TrainerCallback):  # type: ignore[misc]
 
     Steps are the trainer's own (one an update, whatever the accumulation). The file is written when training ends;
     after an out-of-memory error it holds the state at the error, and the verdict is printed when the program ends.
+    Raises MissingDependencyError where Transformers isn't installed.
     """
 
     def __init__(self, path: str | os.PathLike[str] = "memtrace.pickle", **options: Any) -> None:
+        if _missing:
+            raise MissingDependencyError(
+                f"MemtraceCallback needs transformers, which cannot be imported here ({_missing}); "
+                "pip install 'torch-memtrace[capture]'"
+            )
         self.path = path
         self.options = options
         self.recording: Recording | None = None
