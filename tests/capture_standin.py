@@ -147,6 +147,9 @@ class StandIn(TorchDispatchMode):
         stats |= {f"{name}.all.peak": self.peak for name in names}
         return stats | {"num_ooms": self.num_ooms, "num_alloc_retries": self.num_ooms}
 
+    def levels(self, device: int) -> tuple[int, int, int, int]:
+        return self.allocated, self.allocated, self.peak, self.peak
+
     def memory_info(self, device: int) -> tuple[int, int]:
         return self.capacity - self.allocated, self.capacity
 

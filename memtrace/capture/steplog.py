@@ -56,17 +56,8 @@ class StepLog:
         if self._failed:
             return
         try:
-            stats = self.backend.stats(self.backend.current_device())
-            row = (
-                step,
-                now_us(),
-                int(stats.get("allocated_bytes.all.current", 0)),
-                int(stats.get("reserved_bytes.all.current", 0)),
-                int(stats.get("allocated_bytes.all.peak", 0)),
-                int(stats.get("reserved_bytes.all.peak", 0)),
-                self._tokens,
-                self._longest,
-            )
+            levels = self.backend.levels(self.backend.current_device())
+            row = (step, now_us(), *levels, self._tokens, self._longest)
             self._reset()
         except (RuntimeError, AttributeError):
             self._failed = True
