@@ -86,24 +86,31 @@ def _affine_json(found: AffineFit | None) -> dict[str, Any] | None:
     return values
 
 
+def _percent(guess: int, measured: int) -> str:
+    """The signed error in percent; one that rounds to nothing has no sign."""
+    shown = f"{100 * (guess / max(measured, 1) - 1):+.2f}"
+    return "0.00" if shown in ("+0.00", "-0.00") else shown
+
+
 def render(outcomes: Sequence[Outcome], estimates: Sequence[int | None]) -> Iterator[str]:
     """The table of increments and the fitted model, at most 80 columns."""
     added = increments(outcomes)
-    yield f"{'run':<26}{'peak':>12}{'reserved':>12}{'adds':>13}{'estimate':>10}  where"
+    yield f"{'run':<25}{'peak':>11}{'reserved':>11}{'adds':>13}{'estimate':>9}  where"
     for outcome, guess in zip(outcomes, estimates, strict=True):
         name = outcome.trial.name if outcome.trial.thing in ("", "everything") else f"+ {outcome.trial.name}"
+        name = name if len(name) < 25 else f"{name[:23]}…"
         if outcome.status == "failed":
-            yield f"{name:<26}failed: {outcome.message}"[:80]
+            yield f"{name:<25}failed: {outcome.message}"[:80]
             continue
         size = format_bytes(outcome.peak_allocated_bytes)
         if outcome.status == "oom":
-            yield f"{name:<26}{'> ' + size:>12}{format_bytes(outcome.peak_reserved_bytes):>12}  out of memory"
+            yield f"{name:<25}{'> ' + size:>11}{format_bytes(outcome.peak_reserved_bytes):>11}  out of memory"
             continue
         change = added[outcome.trial.name]
         shown = "" if change is None or outcome.trial.thing == "" else format_delta(change)
-        off = "" if guess is None else f"{100 * (guess / max(outcome.peak_allocated_bytes, 1) - 1):+.2f} %"
+        off = "" if guess is None else f"{_percent(guess, outcome.peak_allocated_bytes)} %"
         reserved = format_bytes(outcome.peak_reserved_bytes)
-        yield f"{name:<26}{size:>12}{reserved:>12}{shown:>13}{off:>10}  {outcome.peak_phase}"[:80]
+        yield f"{name:<25}{size:>11}{reserved:>11}{shown:>13}{off:>9}  {outcome.peak_phase}"
     found = fit(outcomes)
     if found is None:
         return

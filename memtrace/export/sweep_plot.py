@@ -31,9 +31,9 @@ def plot_sweep(outcomes: Sequence[Outcome], path: Path) -> None:
     if found is not None:
         tokens = [residual.tokens for residual in found.residuals]
         right.plot(tokens, [r.measured_bytes / GIB for r in found.residuals], "o", color="#3b6fb6", label="measured")
-        order = np.argsort(tokens)
-        fitted = np.array([r.fitted_bytes / GIB for r in found.residuals])
-        right.plot(np.array(tokens)[order], fitted[order], "-", color="#c0504d", label="fitted")
+        t = np.linspace(min(tokens), max(tokens), 200)
+        line = found.constant_bytes + found.per_token_bytes * t + found.per_token_squared_bytes * t * t
+        right.plot(t, line / GIB, "-", color="#c0504d", label="fitted, at batch 1")
         right.legend(frameon=False)
     right.set_xlabel("tokens a micro-batch")
     right.set_ylabel("requested peak, GiB")
