@@ -5,10 +5,11 @@ The public names below are imported on first use, so that ``import memtrace`` co
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
 from memtrace._version import __version__
+
+TYPE_CHECKING = False  # as type checkers know it; importing typing would take half the time of `import memtrace`
+if TYPE_CHECKING:
+    from typing import Any
 
 _PUBLIC = {
     "load": "memtrace.snapshot.load",
@@ -23,6 +24,8 @@ __all__ = ["MemtraceCallback", "MemtraceError", "Snapshot", "__version__", "load
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
+        from importlib import import_module
+
         return getattr(import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'memtrace' has no attribute {name!r}")
 

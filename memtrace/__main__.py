@@ -2,7 +2,7 @@
 
 import sys
 
-from memtrace.cli import main
+from memtrace.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

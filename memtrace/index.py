@@ -1,6 +1,7 @@
 """An index beside a large snapshot, so that opening it again takes a fraction of the time.
 
-``FILE.memtrace-index`` holds the columns and the replay. It is written after a large snapshot was read, atomically, and
+``FILE.memtrace-index`` holds the columns, the replay, what each allocation is for, and checkpoints, from which a part
+of the trace can be looked at without reading the rest. It is written after a large snapshot was read, atomically, and
 never where that fails (read-only folders, full disks). It is used only if the snapshot has not changed since (size,
 time, and a hash of samples of its bytes), the same version of memtrace wrote it, and it carries this user's seal: a
 stranger's index would be believed blindly. Deleting it is always safe; ``--no-index`` and ``MEMTRACE_NO_INDEX=1``
@@ -11,16 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import hmac
 import json
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,63 +30,98 @@ import memtrace
 from memtrace.allocator.initial import InitialBlocks
 from memtrace.allocator.replay import Replay
 from memtrace.allocator.segments import InitialSegments
+from memtrace.attribution.phases import Phases
+from memtrace.checkpoints import Checkpoints, Known, know
+from memtrace.report import Analysis, analyse
+from memtrace.sealed import Broken, Sealed, sealed_bytes, write_sealed
 from memtrace.snapshot.load import load
 from memtrace.snapshot.model import Annotation, Blocks, Device, DeviceTrace, Segments, Snapshot
 from memtrace.snapshot.stacks import Frame, StackTable
-from memtrace.snapshot.store import Unfit, pack, unpack
-from memtrace.timeline import Timeline, build
+from memtrace.snapshot.store import Stored, Unfit, pack
+from memtrace.timeline import Allocations, Timeline, build
+
+if TYPE_CHECKING:
+    from memtrace.attribution.user_rules import UserRule
 
 SUFFIX = ".memtrace-index"
 SWITCH = "MEMTRACE_NO_INDEX"
 MIN_EVENTS = 1_000_000  # smaller recordings open in seconds and stay without litter
-_MAGIC = b"memtrace index 1\n"
-_SEAL_BYTES = 32
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 14
+_STALE_S = 3600.0
+UNUSABLE = (OSError, Unfit, Broken, MemoryError)
 _CLASSES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         Snapshot, Device, DeviceTrace, Segments, Blocks, StackTable, Frame, Annotation, Replay, InitialBlocks,
-        InitialSegments,
+        InitialSegments, Known, Phases, Checkpoints, Allocations,
     )
 }  # fmt: skip
+Progress = Callable[[float], None]
 
 
 @dataclass(slots=True)
 class Recording:
-    """A snapshot with the replays that are known; :meth:`timeline` adds to them."""
+    """A snapshot with what is known of its devices; :meth:`timeline` and :meth:`analysis` add to that."""
 
     snapshot: Snapshot
     path: Path | None  # where an index may be written; None: nowhere
     replays: dict[int, Replay] = field(default_factory=dict)
+    known: dict[int, Known] = field(default_factory=dict)
+    mark: bytes = b""  # of the snapshot as it was before it was read
 
-    def timeline(self, device: Device) -> Timeline:
+    def timeline(self, device: Device, on_progress: Progress | None = None) -> Timeline:
         """The device's timeline. Writes the index after the first replay of a large snapshot."""
-        known = self.replays.get(device.device)
-        timeline = build(self.snapshot, device, known)
-        if known is None:
-            self.replays[device.device] = timeline.replay
+        timeline, is_new = self._timeline(device, on_progress)
+        if is_new:
             self._write()
         return timeline
 
+    def analysis(self, device: Device, rules: Sequence[UserRule] = (), on_progress: Progress | None = None) -> Analysis:
+        """The device's timeline, attributed. Writes the index after the first time for a large snapshot."""
+        timeline, is_new = self._timeline(device, on_progress)
+        known = self.known.get(device.device)
+        if rules:
+            if is_new:
+                self._write()
+            return analyse(timeline, rules)
+        if known is not None:
+            return Analysis(timeline, known.attribution(timeline))
+        analysis = analyse(timeline)
+        if self._is_large:
+            self.known[device.device] = know(analysis)
+            self._write()
+        return analysis
+
+    def _timeline(self, device: Device, on_progress: Progress | None) -> tuple[Timeline, bool]:
+        known = self.replays.get(device.device)
+        timeline = build(self.snapshot, device, known, on_progress)
+        self.replays[device.device] = timeline.replay
+        return timeline, known is None
+
+    @property
+    def _is_large(self) -> bool:
+        return self.path is not None and sum(len(device.trace) for device in self.snapshot.devices) >= MIN_EVENTS
+
     def _write(self) -> None:
-        if self.path is None or sum(len(device.trace) for device in self.snapshot.devices) < MIN_EVENTS:
-            return
-        with contextlib.suppress(OSError, Unfit, MemoryError):
-            _write(self.path, self.snapshot, self.replays)
+        if self.path is not None and self._is_large:
+            with contextlib.suppress(*UNUSABLE):
+                _write(self.path, self.mark, (self.snapshot, self.replays, self.known))
 
 
 def open_recording(
-    source: str | os.PathLike[str], on_progress: Callable[[float], None] | None = None, use_index: bool = True
+    source: str | os.PathLike[str], on_progress: Progress | None = None, use_index: bool = True
 ) -> Recording:
     """Read a snapshot, from its index if there is a good one. Raises SnapshotError like :func:`load`."""
-    path = _indexable(source) if use_index else None
+    path = indexable(source) if use_index else None
+    mark = b""
     if path is not None:
-        with contextlib.suppress(OSError, Unfit, MemoryError):
-            found = _read(path)
+        with contextlib.suppress(*UNUSABLE):
+            mark = _mark(path)
+            found = _read(path, mark)
             if found is not None:
-                snapshot, replays = found
-                return Recording(replace(snapshot, source=str(path)), path, replays)
-    return Recording(load(source, on_progress), path)
+                snapshot, replays, known = found
+                return Recording(replace(snapshot, source=str(path)), path, replays, known, mark)
+    return Recording(load(source, on_progress), path if mark else None, mark=mark)
 
 
 def index_path(snapshot: Path) -> Path:
@@ -92,7 +129,7 @@ def index_path(snapshot: Path) -> Path:
     return snapshot.with_name(snapshot.name + SUFFIX)
 
 
-def _indexable(source: str | os.PathLike[str]) -> Path | None:
+def indexable(source: str | os.PathLike[str]) -> Path | None:
     """The snapshot's path if it may have an index: a regular file, and the switch is not set."""
     if os.environ.get(SWITCH, "") not in ("", "0") or os.fspath(source) == "-":
         return None
@@ -103,52 +140,64 @@ def _indexable(source: str | os.PathLike[str]) -> Path | None:
         return None
 
 
-def _read(path: Path) -> tuple[Snapshot, dict[int, Replay]] | None:
+def open_index(path: Path, mark: bytes | None = None) -> Sealed | None:
+    """A snapshot's index, if there is one that belongs to it as it is now. Raises OSError or Broken."""
     index = index_path(path)
     if not index.is_file():
         return None
     key = _user_key(make=False)
     if key is None:
         return None
-    data = np.fromfile(index, dtype=np.uint8)
-    view = memoryview(data.data)
-    start = len(_MAGIC) + _SEAL_BYTES
-    if bytes(view[: len(_MAGIC)]) != _MAGIC or len(view) < start + 8:
-        return None
-    mark_length = int.from_bytes(view[start : start + 8], "little")
-    mark = bytes(view[start + 8 : start + 8 + mark_length])
-    if mark != _mark(path):
-        return None
-    seal = hashlib.blake2b(view[start:], key=key, digest_size=_SEAL_BYTES).digest()
-    if not hmac.compare_digest(seal, bytes(view[len(_MAGIC) : start])):
-        return None
-    snapshot, replays = unpack(view[start + 8 + mark_length :], _CLASSES)
-    return snapshot, replays
+    sealed = Sealed(index, key)
+    if sealed.mark == (_mark(path) if mark is None else mark):
+        return sealed
+    sealed.close()
+    return None
 
 
-def _write(path: Path, snapshot: Snapshot, replays: dict[int, Replay]) -> None:
+def stored_in(sealed: Sealed) -> Stored:
+    """The content: (snapshot, replays by device, what else is known by device)."""
+    return Stored(sealed.read, _CLASSES)
+
+
+def _read(path: Path, mark: bytes | None = None) -> tuple[Snapshot, dict[int, Replay], dict[int, Known]] | None:
+    sealed = open_index(path, mark)
+    if sealed is None:
+        return None
+    with contextlib.closing(sealed):
+        snapshot, replays, known = stored_in(sealed).root.value()
+        return snapshot, replays, known
+
+
+def _write(path: Path, mark: bytes, content: tuple[Snapshot, dict[int, Replay], dict[int, Known]]) -> None:
     key = _user_key(make=True)
     if key is None:
         return
-    mark = _mark(path)
-    parts = [len(mark).to_bytes(8, "little"), mark, *pack((snapshot, replays), _CLASSES)]
-    size_bytes = sum(len(part) for part in parts)
-    if shutil.disk_usage(path.parent).free < 4 * size_bytes:
-        return
-    seal = hashlib.blake2b(key=key, digest_size=_SEAL_BYTES)
-    for part in parts:
-        seal.update(part)
     target = index_path(path)
+    _remove_stale(target)
+    parts = pack(content, _CLASSES)
+    if shutil.disk_usage(path.parent).free < 4 * sealed_bytes(mark, parts):
+        return
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         with partial.open("xb") as out:
-            out.write(_MAGIC + seal.digest())
-            for part in parts:
-                out.write(part)
-        if _mark(path) == mark:  # not while the snapshot is being written
+            write_sealed(out, key, mark, parts)
+        if _mark(path) == mark:  # what was read is what is there now
             partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _remove_stale(target: Path) -> None:
+    """What a process that was killed while it wrote has left behind."""
+    for found in target.parent.glob(f".{_literal(target.name)}.*.partial"):
+        with contextlib.suppress(OSError):
+            if time.time() - found.stat().st_mtime > _STALE_S:
+                found.unlink()
+
+
+def _literal(name: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def _mark(path: Path) -> bytes:
@@ -171,11 +220,11 @@ def _mark(path: Path) -> bytes:
 
 @lru_cache(maxsize=1)
 def _code() -> str:
-    """Changes with the code that decodes and replays."""
+    """Changes with the code that decodes, replays and attributes."""
     here = Path(__file__).parent
     digest = hashlib.blake2b(digest_size=16)
-    for folder in ("snapshot", "allocator"):
-        for file in sorted((here / folder).glob("*.py")):
+    for folder in (here, here / "snapshot", here / "allocator", here / "attribution"):
+        for file in sorted(folder.glob("*.py")):
             found = file.stat()
             digest.update(f"{file.name} {found.st_size} {found.st_mtime_ns}\n".encode())
     return digest.hexdigest()
@@ -183,9 +232,9 @@ def _code() -> str:
 
 def _user_key(make: bool) -> bytes | None:
     """This user's secret, made on first use; None where there can be none."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "memtrace"
-    file = folder / "index.key"
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(OSError, RuntimeError):  # the latter where nobody has a home
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "memtrace"
+        file = folder / "index.key"
         if not file.exists() and make:
             folder.mkdir(parents=True, exist_ok=True)
             partial = folder / f"index.key.{os.getpid()}"

@@ -12,6 +12,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.allocator.segments import InitialSegments
 from memtrace.snapshot.model import Action, PoolId
 from memtrace.timeline import Timeline
 
@@ -86,7 +87,7 @@ class Layout:
 
 
 @dataclass(slots=True)
-class _Range:
+class Range:
     """A mapped range while segment events are applied."""
 
     address: int
@@ -97,25 +98,31 @@ class _Range:
     pool: int
 
 
-def _ranges_at(timeline: Timeline, event: int) -> list[_Range]:
-    """Mapped ranges just after ``event``, by address; neighbouring maps of one stream and pool are one range."""
-    initial, trace, replay = timeline.replay.initial_segments, timeline.trace, timeline.replay
+def first_ranges(initial: InitialSegments) -> list[Range]:
+    """What was mapped before the trace, by address."""
     ranges = [
-        _Range(*fields)
+        Range(*fields)
         for fields in zip(
             initial.address.tolist(), initial.total_size.tolist(), initial.stream.tolist(),
             initial.is_small.tolist(), initial.is_expandable.tolist(), initial.pool.tolist(), strict=True,
         )
     ]  # fmt: skip
     ranges.sort(key=lambda r: r.address)
+    return ranges
+
+
+def move_ranges(ranges: list[Range], timeline: Timeline, first: int, stop: int) -> None:
+    """Apply the driver events from ``first`` to before ``stop`` in place; neighbouring maps of one stream and pool
+    become one range."""
+    trace, replay = timeline.trace, timeline.replay
     starts = [r.address for r in ranges]
-    action = trace.action[: event + 1]
+    action = trace.action[first:stop]
     wanted = (action >= Action.SEGMENT_ALLOC) & (action <= Action.SEGMENT_UNMAP)
-    for e in np.flatnonzero(wanted).tolist():
+    for e in (np.flatnonzero(wanted) + first).tolist():
         kind, address, size = int(trace.action[e]), int(trace.address[e]), int(trace.size[e])
         if kind in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
             stream = trace.streams[int(trace.stream[e])]
-            new = _Range(
+            new = Range(
                 address, size, stream, bool(replay.is_small[e]), kind == Action.SEGMENT_MAP, int(replay.pool[e])
             )
             at = bisect_left(starts, address)
@@ -125,14 +132,13 @@ def _ranges_at(timeline: Timeline, event: int) -> list[_Range]:
             starts.insert(at, new.address)
         else:
             _cut(ranges, starts, address, size)
-    return ranges
 
 
-def _alike(a: _Range, b: _Range) -> bool:
+def _alike(a: Range, b: Range) -> bool:
     return a.is_expandable and b.is_expandable and (a.stream, a.is_small, a.pool) == (b.stream, b.is_small, b.pool)
 
 
-def _merge(ranges: list[_Range], starts: list[int], at: int, new: _Range) -> int:
+def _merge(ranges: list[Range], starts: list[int], at: int, new: Range) -> int:
     """Absorb mapped neighbours of ``new``; returns where it belongs."""
     if at < len(ranges) and ranges[at].address == new.address + new.size and _alike(ranges[at], new):
         new.size += ranges[at].size
@@ -144,7 +150,7 @@ def _merge(ranges: list[_Range], starts: list[int], at: int, new: _Range) -> int
     return at
 
 
-def _cut(ranges: list[_Range], starts: list[int], address: int, size: int) -> None:
+def _cut(ranges: list[Range], starts: list[int], address: int, size: int) -> None:
     """Remove [address, address + size): a whole segment, or pages out of a mapped range."""
     at = bisect_right(starts, address) - 1
     if at < 0:
@@ -155,11 +161,11 @@ def _cut(ranges: list[_Range], starts: list[int], address: int, size: int) -> No
         return
     del ranges[at], starts[at]
     if end < old_end:
-        ranges.insert(at, _Range(end, old_end - end, old.stream, old.is_small, old.is_expandable, old.pool))
+        ranges.insert(at, Range(end, old_end - end, old.stream, old.is_small, old.is_expandable, old.pool))
         starts.insert(at, end)
     if old.address < address:
         ranges.insert(
-            at, _Range(old.address, address - old.address, old.stream, old.is_small, old.is_expandable, old.pool)
+            at, Range(old.address, address - old.address, old.stream, old.is_small, old.is_expandable, old.pool)
         )
         starts.insert(at, old.address)
 
@@ -170,7 +176,8 @@ def layout_at(timeline: Timeline, event: int) -> Layout:
     Where the replay is not exact, blocks that would overlap are cut at the next one's start, and blocks outside every
     segment are left out, so that the blocks always tile the segments.
     """
-    ranges = _ranges_at(timeline, event)
+    ranges = first_ranges(timeline.replay.initial_segments)
+    move_ranges(ranges, timeline, 0, event + 1)
     address = np.array([r.address for r in ranges], dtype=np.int64)
     total = np.array([r.size for r in ranges], dtype=np.int64)
     table = timeline.allocations

@@ -72,14 +72,18 @@ def restrict(analysis: Analysis, events: str | None, steps: str | None) -> Analy
 
     Raises UsageError for a bad range, NoAnswerError where the recording has no such events.
     """
-    timeline = analysis.timeline
-    source = timeline.snapshot.source
     if events is None and steps is None:
         return analysis
-    if not len(timeline):
+    timeline = analysis.timeline
+    phases = analysis.attribution.facts.phases
+    window = window_of(events, steps, len(timeline), phases, timeline.snapshot.source)
+    return replace(analysis, timeline=replace(timeline, window=window))
+
+
+def window_of(events: str | None, steps: str | None, count: int, phases: Phases, source: str) -> Window:
+    """The events that either range names in a trace of ``count`` events. Raises like :func:`restrict`."""
+    if not count:
         raise NoAnswerError(f"{source}: no trace was recorded, so there are no events to choose from")
     if steps is not None:
-        window = steps_window(analysis.attribution.facts.phases, steps, source)
-    else:
-        window = parse_range(events or ":", 0, len(timeline), "events")
-    return replace(analysis, timeline=replace(timeline, window=window))
+        return steps_window(phases, steps, source)
+    return parse_range(events or ":", 0, count, "events")

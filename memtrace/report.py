@@ -90,10 +90,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """A device's timeline with its attribution: what every question starts from."""
+    """A device's timeline with its attribution: what every question starts from.
+
+    ``caveats`` are the whole recording's where the timeline holds a part of it only, else None.
+    """
 
     timeline: Timeline
     attribution: Attribution
+    caveats: tuple[str, ...] | None = None
 
 
 def analyse(timeline: Timeline, user_rules: Sequence[UserRule] | None = None) -> Analysis:
@@ -160,7 +164,7 @@ def report(analysis: Analysis, at: At | None = None) -> Report:
         top=top_sites(analysis, rows),
         fragmentation=fragmentation,
         exact=timeline.replay.exact,
-        warnings=warnings_of(timeline, attribution),
+        warnings=warnings_of(timeline, attribution) if analysis.caveats is None else analysis.caveats,
     )
 
 

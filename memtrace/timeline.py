@@ -6,6 +6,7 @@ everything above reads. "At event E" means the state just after event E; E = -1 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -98,7 +99,7 @@ class Timeline:
         return int(self.requested_bytes[event]), int(self.allocated_bytes[event]), int(self.reserved_bytes[event])
 
     def peaks(self) -> tuple[Peak, Peak, Peak]:
-        """Peaks of (requested, allocated, reserved) over the span, the state before it included where the trace begins."""
+        """Peaks of (requested, allocated, reserved) over the span; before a trace's first event counts, too."""
         curves = (self.requested_bytes, self.allocated_bytes, self.reserved_bytes)
         return tuple(  # type: ignore[return-value]
             _peak(curve, before, self.span) for curve, before in zip(curves, self.curve_at(-1), strict=True)
@@ -160,12 +161,17 @@ def _peak(curve: I8, before: int, span: Window) -> Peak:
     return Peak(size_bytes, event) if span.first > 0 or size_bytes > before else Peak(before, -1)
 
 
-def build(snapshot: Snapshot, device: Device, replay: Replay | None = None) -> Timeline:
+def build(
+    snapshot: Snapshot,
+    device: Device,
+    replay: Replay | None = None,
+    on_progress: Callable[[float], None] | None = None,
+) -> Timeline:
     """Replay one device (unless its ``replay`` is known) and tabulate it.
 
-    Never raises on odd traces: ``replay.exact`` says whether to trust sizes.
+    Never raises on odd traces: ``replay.exact`` says whether to trust sizes. ``on_progress`` gets the share done.
     """
-    replay = replay or replay_device(device, snapshot.settings, release_of(snapshot))
+    replay = replay or replay_device(device, snapshot.settings, release_of(snapshot), on_progress)
     trace, initial = device.trace, replay.initial_blocks
     events = np.flatnonzero(trace.action == Action.ALLOC)
     before = len(initial.address)
@@ -186,44 +192,53 @@ def build(snapshot: Snapshot, device: Device, replay: Replay | None = None) -> T
         pool=joined(initial.pool, replay.pool[events], np.int32),
         stack=joined(initial.stack, trace.stack[events], np.int32),
     )
-    return Timeline(snapshot, device, replay, table, replay.pools, *_curves(trace, replay, table))
+    before_bytes = (replay.initial_requested_bytes, replay.initial_allocated_bytes, replay.initial_reserved_bytes)
+    levels = curves_of(trace, initial.pending, table, Window(0, len(trace)), before_bytes)
+    return Timeline(snapshot, device, replay, table, replay.pools, *levels)
 
 
-def _curves(trace: DeviceTrace, replay: Replay, table: Allocations) -> tuple[I8, I8, I8]:
-    """(requested, allocated, reserved): running sums of what each event adds or takes away."""
-    count = len(trace)
+def curves_of(
+    trace: DeviceTrace, pending: Bool, table: Allocations, window: Window, before_bytes: tuple[int, int, int]
+) -> tuple[I8, I8, I8]:
+    """(requested, allocated, reserved) after each event of the window: running sums of what each adds or takes away.
+
+    ``before_bytes`` are the levels just before it; ``pending`` tells of the table's first rows which were no longer
+    allocated when the trace began.
+    """
+    first, stop = window
 
     def running(start: int, *changes: tuple[I8, I8]) -> I8:
-        delta = np.zeros(count, dtype=np.int64)
+        delta = np.zeros(stop - first, dtype=np.int64)
         for events, amounts in changes:
-            happened = events >= 0
-            np.add.at(delta, events[happened], amounts[happened])
-        return start + np.cumsum(delta)
+            happened = (events >= first) & (events < stop)
+            np.add.at(delta, events[happened] - first, amounts[happened])
+        np.cumsum(delta, out=delta)
+        delta += start
+        return delta
 
-    action, size = trace.action, trace.size
+    action, size = trace.action[first:stop], trace.size[first:stop]
     grown = np.flatnonzero((action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP))
     shrunk = np.flatnonzero((action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP))
     requested, block = table.requested_bytes, table.block_bytes
     return (
         running(
-            replay.initial_requested_bytes,
+            before_bytes[0],
             (table.alloc_event, requested),
             (table.free_completed_event, -requested),
         ),
         running(
-            replay.initial_allocated_bytes,
+            before_bytes[1],
             (table.alloc_event, block),
-            (_allocated_until(table, replay), -block),
+            (_allocated_until(table, pending), -block),
         ),
-        running(replay.initial_reserved_bytes, (grown, size[grown]), (shrunk, -size[shrunk])),
+        running(before_bytes[2], (grown + first, size[grown]), (shrunk + first, -size[shrunk])),
     )
 
 
-def _allocated_until(table: Allocations, replay: Replay) -> I8:
+def _allocated_until(table: Allocations, pending: Bool) -> I8:
     """Event at which a row stops counting as allocated: its free request, or its completion if none is recorded."""
     requested = table.free_requested_event
     until = np.where(requested >= 0, requested, table.free_completed_event)
-    pending = replay.initial_blocks.pending
     until[: len(pending)][pending] = -1  # was no longer allocated when the trace began
     return until
 

@@ -7,7 +7,7 @@ predicts anything else than what was recorded, the replay says so and falls back
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,13 +61,21 @@ class Replay:
     notes: tuple[str, ...]
 
 
-def replay_device(device: Device, settings: Mapping[str, Any], version: Version = NEWEST) -> Replay:
-    """Replay one device's trace under the recorded ``settings``. Never raises on strange traces."""
+def replay_device(
+    device: Device,
+    settings: Mapping[str, Any],
+    version: Version = NEWEST,
+    on_progress: Callable[[float], None] | None = None,
+) -> Replay:
+    """Replay one device's trace under the recorded ``settings``. Never raises on strange traces.
+
+    ``on_progress`` is called with the share done, 0 to 1, and may raise to give up.
+    """
     config = from_snapshot(settings, version)
     if config.gc_threshold > 0 and config.limit_bytes is None:
         config = config.with_limit(_UNKNOWN_LIMIT_BYTES)
     evidence = gather(device, config)
-    outcome = rerun(evidence)
+    outcome = rerun(evidence, on_progress)
     return _assemble(evidence, outcome)
 
 

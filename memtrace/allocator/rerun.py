@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -191,7 +192,7 @@ class _Rerun:
         stream = self.trace.streams[int(self.trace.stream[event])]
         return self.state.list_of(0, size <= SMALL_LIMIT_BYTES, stream), size
 
-    def go(self) -> Outcome:
+    def go(self, on_progress: Callable[[float], None] | None) -> Outcome:
         evidence, life = self.evidence, self.life
         loop = run_complete if evidence.config.gc_active else run
         at: int | None = None
@@ -200,6 +201,8 @@ class _Rerun:
         done = life.initial
         for low in range(0, len(self.ops), _CHUNK):
             high = min(low + _CHUNK, len(self.ops))
+            if on_progress is not None:
+                on_progress(low / len(self.ops))
             numbers = self.ops[low:high].tolist()
             asked = [table[k] for k in self.kinds[low:high].tolist()]
             try:
@@ -267,8 +270,8 @@ class _Rerun:
         return last, f"the final layout differs from the recorded one near address {int(theirs[row, 0]):#x}"
 
 
-def rerun(evidence: Evidence) -> Outcome:
-    """Simulate a trace under its recorded settings and compare."""
+def rerun(evidence: Evidence, on_progress: Callable[[float], None] | None = None) -> Outcome:
+    """Simulate a trace under its recorded settings and compare. ``on_progress`` gets the share done."""
     start = np.where(evidence.life.alloc_event < 0, 0, evidence.rounded)
     start[evidence.beginning.handle] = evidence.beginning.blocks.block_bytes
     if not len(evidence.device.trace):
@@ -277,4 +280,4 @@ def rerun(evidence: Evidence) -> Outcome:
     if contradictions:
         why = "the trace does not fit the final segments, so what was there before it began is not known"
         return Outcome(start, 0, why)
-    return _Rerun(evidence).go()
+    return _Rerun(evidence).go(on_progress)

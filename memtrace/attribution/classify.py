@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category, Evidence
 from memtrace.attribution.facts import Facts, gather
-from memtrace.attribution.labels import label_rules
+from memtrace.attribution.labels import label_rule, label_rules
+from memtrace.attribution.phases import Phases
 from memtrace.attribution.rules import RULES, Rule
 from memtrace.attribution.signals import Signals
 from memtrace.attribution.sites import Sites, find_sites
@@ -83,6 +84,15 @@ def attribute(
             decide(number, entry.test(signals))
         number += 1
     return Attribution(rules, rule, facts)
+
+
+def as_known(timeline: Timeline, rule: I2, labelled: Sequence[tuple[str, str]], phases: Phases) -> Attribution:
+    """An :class:`Attribution` again from what :func:`attribute` found without rules of the user's.
+
+    ``labelled`` are the (category, subcategory) of the labels that were found, in order.
+    """
+    rules = (*(label_rule(Category(category), sub) for category, sub in labelled), *RULES, _UNATTRIBUTED)
+    return Attribution(rules, rule, gather(timeline, phases))
 
 
 def unattributed_reason(facts: Facts, row: int) -> str:

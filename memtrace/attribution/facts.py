@@ -70,12 +70,13 @@ class Facts:
         return self.born < 0
 
 
-def gather(timeline: Timeline) -> Facts:
-    """Collect the facts. Linear in allocations (sorting small tables aside)."""
+def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
+    """Collect the facts. Linear in allocations (sorting small tables aside). ``phases`` may be known already."""
     trace, table = timeline.trace, timeline.allocations
     stacks = stack_facts(timeline.snapshot.stacks)
-    phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lambda: _lives(timeline))
-    phases = with_recorded_steps(phases, trace, timeline.snapshot.memtrace.get("phases"))
+    if phases is None:
+        phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lambda: _lives(timeline))
+        phases = with_recorded_steps(phases, trace, timeline.snapshot.memtrace.get("phases"))
     born = table.alloc_event
     died = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
     died = np.where(died >= 0, died, NEVER)

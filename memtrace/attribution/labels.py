@@ -42,10 +42,12 @@ def label_rules(timeline: Timeline) -> list[tuple[Rule, Bool]]:
         if len(rows):
             mask = found.setdefault((category, subcategory), np.zeros(len(table), dtype=np.bool_))
             mask[rows] = True
-    return [
-        (Rule(f"label-{sub}", category, sub, Evidence.LABEL, lambda s: s.persistent, _WHY), mask)
-        for (category, sub), mask in found.items()
-    ]
+    return [(label_rule(category, sub), mask) for (category, sub), mask in found.items()]
+
+
+def label_rule(category: Category, subcategory: str) -> Rule:
+    """The rule that stands for a label."""
+    return Rule(f"label-{subcategory}", category, subcategory, Evidence.LABEL, lambda s: s.persistent, _WHY)
 
 
 _WHY = "the recorder found this tensor among the model's parameters, gradients or optimizer states"

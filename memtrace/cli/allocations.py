@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--all and --at exclude each other")
     if args.format == "parquet" and args.output is None and sys.stdout.isatty():
         raise UsageError("Parquet is binary: give --output FILE or redirect stdout")
-    analysis, at = open_analysis(args)
+    analysis, at = open_analysis(args, of_part=True)
     timeline = analysis.timeline
     rows = timeline.rows_within() if args.all else timeline.live_rows(at.event)
     columns = allocation_columns(analysis, rows)

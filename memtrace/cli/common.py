@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -14,7 +14,10 @@ from typing import IO, TYPE_CHECKING, Any
 from memtrace.errors import UsageError
 
 if TYPE_CHECKING:
+    from memtrace.attribution.user_rules import UserRule
+    from memtrace.index import Recording
     from memtrace.report import Analysis
+    from memtrace.snapshot.model import Device
     from memtrace.timeline import At, Timeline
 
 _PROGRESS_AFTER_S = 1.0
@@ -132,6 +135,12 @@ def progress(label: str) -> Iterator[Callable[[float], None] | None]:
 
 def open_timeline(args: argparse.Namespace) -> Timeline:
     """Load FILE, choose the device, replay it. Says on stderr which device was chosen where there was a choice."""
+    recording, device = _open(args)
+    with progress("replaying") as on_progress:
+        return recording.timeline(device, on_progress)
+
+
+def _open(args: argparse.Namespace) -> tuple[Recording, Device]:
     from memtrace.index import open_recording
     from memtrace.timeline import choose_device
 
@@ -140,23 +149,33 @@ def open_timeline(args: argparse.Namespace) -> Timeline:
     device, why = choose_device(recording.snapshot, args.device)
     if why is not None:
         print(f"memtrace: {why}", file=sys.stderr)
-    return recording.timeline(device)
+    return recording, device
 
 
-def open_analysis(args: argparse.Namespace) -> tuple[Analysis, At]:
-    """:func:`open_timeline`, attributed by --rules where given, within --events or --steps, and the event of --at."""
+def open_analysis(args: argparse.Namespace, of_part: bool = False) -> tuple[Analysis, At]:
+    """:func:`open_timeline`, attributed by --rules where given, within --events or --steps, and the event of --at.
+
+    With ``of_part``, only the part that --events or --steps names need be there, which an index gives at once.
+    """
     from memtrace.ranges import check_ranges, restrict
-    from memtrace.report import analyse
     from memtrace.timeline import choose_event
 
     events, steps = getattr(args, "events", None), getattr(args, "steps", None)
     check_ranges(events, steps)
-    rules = None
+    rules: Sequence[UserRule] = ()
     if getattr(args, "rules", None):
         from memtrace.attribution.user_rules import read_rules
 
         rules = read_rules(args.rules)
-    analysis = restrict(analyse(open_timeline(args), rules), events, steps)
+    elif of_part and (events or steps) and not args.no_index:
+        from memtrace.part import open_part
+
+        part = open_part(args.file, args.device, events, steps)
+        if part is not None:
+            return part, choose_event(part.timeline, args.at)
+    recording, device = _open(args)
+    with progress("replaying") as on_progress:
+        analysis = restrict(recording.analysis(device, rules, on_progress), events, steps)
     return analysis, choose_event(analysis.timeline, args.at)
 
 

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from memtrace.fragmentation import measure
 
-    analysis, at = open_analysis(args)
+    analysis, at = open_analysis(args, of_part=True)
     answer = measure(analysis.timeline, analysis.attribution, at)
     if args.json:
         print_json(answer)

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    analysis, at = open_analysis(args)
+    analysis, at = open_analysis(args, of_part=args.why is None)
     if args.why is not None:
         from memtrace.why import explain_decision
 

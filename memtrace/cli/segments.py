@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from memtrace.segment_map import segment_map
 
-    analysis, at = open_analysis(args)
+    analysis, at = open_analysis(args, of_part=True)
     answer = segment_map(analysis, at)
     if args.json:
         print_json(answer)

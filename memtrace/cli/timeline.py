@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     args.at = None
     if args.plot:
         check_target(Path(args.plot), args.force)
-    analysis, _ = open_analysis(args)
+    analysis, _ = open_analysis(args, of_part=True)
     if not len(analysis.timeline):
         raise NoAnswerError(f"{args.file}: no trace was recorded, so there is no timeline")
     curves = category_curves(analysis, analysis.timeline.window)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -88,17 +89,32 @@ def pack(value: Any, classes: Mapping[str, type]) -> list[bytes | memoryview]:
     return parts
 
 
-class _Reader:
-    def __init__(self, arrays: list[memoryview], classes: Mapping[str, type]) -> None:
-        self._arrays = arrays
+class Stored:
+    """What :func:`pack` made, read piece by piece through ``read(first, stop)``, which gives those bytes of it.
+
+    Raises Unfit for bytes that are something else.
+    """
+
+    def __init__(self, read: Callable[[int, int], memoryview], classes: Mapping[str, type]) -> None:
+        self._read = read
         self._classes = classes
+        self._places: list[tuple[int, int]] = []
+        with _fit():
+            length = int.from_bytes(read(0, 8), "little")
+            head = json.loads(bytes(read(8, 8 + length)))
+            at = -(-(8 + length) // _ALIGN) * _ALIGN
+            for size in head["sizes"]:
+                self._places.append((at, at + size))
+                at += -(-size // _ALIGN) * _ALIGN
+            self.root = Node(self, head["tree"])
 
     def build(self, node: Any) -> Any:
+        """What a piece of the description stands for."""
         if not isinstance(node, dict):
             return node
         ((kind, content), *more) = node.items()
         if kind == "array":
-            return self._array(content)
+            return self.array(content, 0, content["count"])
         if kind == "class":
             made = self._classes[content]
             ((part, values),) = more
@@ -110,28 +126,78 @@ class _Reader:
             return tuple(items) if kind == "tuple" else list(items)
         return {self.build(key): self.build(item) for key, item in content}
 
-    def _array(self, entry: dict[str, Any]) -> NDArray[Any]:
+    def array(self, entry: dict[str, Any], first: int, stop: int) -> NDArray[Any]:
+        """Entries ``first`` to ``stop - 1`` of an array; no more of it is read."""
         if entry["dtype"] not in _DTYPES or entry["stored"] not in _DTYPES:
             raise Unfit("dtype")
-        stored: NDArray[Any] = np.frombuffer(self._arrays[entry["number"]], dtype=entry["stored"])
-        value = stored.astype(entry["dtype"], copy=False)
-        if entry.get("repeated"):
-            return np.broadcast_to(value[0], (entry["count"],))
-        if len(value) != entry["count"]:
+        dtype = np.dtype(entry["stored"])
+        at, end = self._places[entry["number"]]
+        count = 1 if entry.get("repeated") else entry["count"]
+        if end - at != count * dtype.itemsize or not 0 <= first <= stop <= entry["count"]:
             raise Unfit("length")
-        return value
+        low, high = (0, 1) if entry.get("repeated") else (first, stop)
+        stored: NDArray[Any] = np.frombuffer(
+            self._read(at + low * dtype.itemsize, at + high * dtype.itemsize), dtype=dtype
+        )
+        value = stored.astype(entry["dtype"], copy=False)
+        return np.broadcast_to(value[0], (stop - first,)) if entry.get("repeated") else value
+
+
+class Node:
+    """A place in what was stored: nothing of it is read until it is asked for."""
+
+    def __init__(self, stored: Stored, described: Any) -> None:
+        self._stored = stored
+        self._described = described
+
+    def value(self) -> Any:
+        """All of it. Arrays may share the bytes that were read."""
+        with _fit():
+            return self._stored.build(self._described)
+
+    def is_none(self) -> bool:
+        """Whether None is stored here."""
+        return self._described is None
+
+    def is_array(self) -> bool:
+        """Whether an array is stored here."""
+        return isinstance(self._described, dict) and "array" in self._described
+
+    def count(self) -> int:
+        """Entries of an array."""
+        with _fit():
+            return int(self._described["array"]["count"])
+
+    def part(self, first: int, stop: int) -> NDArray[Any]:
+        """Entries ``first`` to ``stop - 1`` of an array."""
+        with _fit():
+            return self._stored.array(self._described["array"], first, stop)
+
+    def fields(self) -> dict[Any, Node]:
+        """The parts: a dataclass's fields by name, a dictionary's values by key, a tuple's or list's by position."""
+        with _fit():
+            ((kind, content), *more) = self._described.items()
+            if kind == "class":
+                ((_, values),) = more
+                parts = values if isinstance(values, dict) else dict(enumerate(values))
+            elif kind == "dict":
+                parts = {self._stored.build(key): item for key, item in content}
+            else:
+                parts = dict(enumerate(content))
+            return {key: Node(self._stored, item) for key, item in parts.items()}
+
+
+@contextmanager
+def _fit() -> Iterator[None]:
+    """Whatever odd bytes make Python raise is one error."""
+    try:
+        yield
+    except Unfit:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise Unfit(str(error)) from None
 
 
 def unpack(data: memoryview, classes: Mapping[str, type]) -> Any:
     """What :func:`pack` was given. Arrays may share ``data``. Raises Unfit for anything else."""
-    try:
-        length = int.from_bytes(data[:8], "little")
-        head = json.loads(bytes(data[8 : 8 + length]))
-        at = -(-(8 + length) // _ALIGN) * _ALIGN
-        arrays = []
-        for size in head["sizes"]:
-            arrays.append(data[at : at + size])
-            at += -(-size // _ALIGN) * _ALIGN
-        return _Reader(arrays, classes).build(head["tree"])
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise Unfit(str(error)) from None
+    return Stored(lambda first, stop: data[first:stop], classes).root.value()

@@ -22,7 +22,7 @@ from memtrace.index import Recording as Indexed
 from memtrace.index import open_recording
 from memtrace.layout import Layout, layout_at
 from memtrace.ranges import restrict
-from memtrace.report import Analysis, Moment, Report, analyse, moment_of, report
+from memtrace.report import Analysis, Moment, Report, moment_of, report
 from memtrace.snapshot.model import Snapshot
 from memtrace.timeline import At, Peak, Timeline, choose_device, choose_event
 from memtrace_tui.data.cache import Cache
@@ -254,8 +254,7 @@ class Recording:
 
         found = open_recording(source, (lambda share: tell(share * 0.7)) if on_progress else None, use_index)
         recording = cls(found, view, rules)
-        tell(0.75)
-        recording.provider()
+        recording.provider(on_progress=lambda share: tell(0.7 + share / 4))
         tell(1.0)
         return recording
 
@@ -264,11 +263,11 @@ class Recording:
         """Devices with data."""
         return tuple(device.device for device in self.snapshot.devices)
 
-    def provider(self, device: int | None = None) -> Provider:
-        """The provider of a device (default: the chosen one)."""
+    def provider(self, device: int | None = None, on_progress: Callable[[float], None] | None = None) -> Provider:
+        """The provider of a device (default: the chosen one). ``on_progress`` may raise to give up."""
         number = self.device if device is None else device
         if number not in self._providers:
-            timeline = self._source.timeline(self.snapshot.device(number))
+            analysis = self._source.analysis(self.snapshot.device(number), self._rules, on_progress)
             view = self._view if number == self.device else None
-            self._providers[number] = Provider(analyse(timeline, self._rules), view)
+            self._providers[number] = Provider(analysis, view)
         return self._providers[number]

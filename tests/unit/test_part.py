@@ -1,0 +1,141 @@
+"""A part of a recording straight from its index says what the whole says of it."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import modern
+from support import trace_path
+
+from memtrace import checkpoints, index
+from memtrace.curves import category_curves, pick_events
+from memtrace.errors import NoAnswerError, UsageError
+from memtrace.export.table import allocation_columns, curve_columns
+from memtrace.index import index_path, open_recording
+from memtrace.layout import layout_at
+from memtrace.part import open_part
+from memtrace.ranges import restrict
+from memtrace.report import Analysis, report
+from memtrace.segment_map import segment_map
+from memtrace.snapshot.container import open_stream
+from memtrace.timeline import choose_event
+
+NAMES = [
+    "tiny-llama_3-steps", "llama2-7b_oom-first-step", "llama2-7b_ring-truncated", "llama2-7b_recorded-after-load",
+    "llama2-7b_baseline-expandable",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(an unpacked recording with an index that has many checkpoints, its whole analysis)."""
+    folder = tmp_path_factory.mktemp("part")
+    path = folder / "s.pickle"
+    with open_stream(trace_path(str(request.param))) as opened:
+        path.write_bytes(opened.stream.read())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.delenv(index.SWITCH, raising=False)
+        patch.setattr(index, "MIN_EVENTS", 1)
+        patch.setattr(checkpoints, "_SPACING_EVENTS", 200)
+        patch.setattr(checkpoints, "_LIVE_SHARE", 1)
+        recording = open_recording(path)
+        whole = recording.analysis(recording.snapshot.devices[0])
+        again = open_recording(path)  # stacks are numbered as they are met: compare with the index's own numbers
+        assert again.known
+        yield path, again.analysis(again.snapshot.devices[0]), whole
+
+
+def test_the_index_keeps_the_attribution(both: tuple[Path, Analysis, Analysis]) -> None:
+    _, kept, made = both
+    assert np.array_equal(kept.attribution.rule, made.attribution.rule)
+    assert [rule.id for rule in kept.attribution.rules] == [rule.id for rule in made.attribution.rules]
+    assert report(kept) == report(made)
+    for name in ("start", "phase", "step"):
+        assert np.array_equal(
+            getattr(kept.attribution.facts.phases, name), getattr(made.attribution.facts.phases, name)
+        )
+
+
+@given(st.data())
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_part_says_what_the_whole_says_of_it(both: tuple[Path, Analysis, Analysis], data: st.DataObject) -> None:
+    path, whole, _ = both
+    count = len(whole.timeline)
+    first = data.draw(st.integers(0, count - 1))
+    stop = data.draw(st.integers(first + 1, min(count, first + 4000)))
+    text = f"{first}:{stop}"
+    part, wanted = open_part(path, None, text, None), restrict(whole, text, None)
+    assert part is not None
+    for kind in (None, "peak", "reserved-peak", "end", str(data.draw(st.integers(first, stop - 1)))):
+        at = choose_event(wanted.timeline, kind)
+        assert choose_event(part.timeline, kind) == at
+        assert report(part, at) == report(wanted, at)
+        mine, theirs = segment_map(part, at), segment_map(wanted, at)
+        assert mine == theirs
+        assert layout_at(part.timeline, at.event).reserved_bytes == layout_at(wanted.timeline, at.event).reserved_bytes
+    curves = [category_curves(each, each.timeline.window) for each in (part, wanted)]
+    events = pick_events(curves[0], stop - first)
+    mine_columns, their_columns = (
+        curve_columns(each, curve, events) for each, curve in zip((part, wanted), curves, strict=True)
+    )
+    for name, column in mine_columns.items():
+        assert np.array_equal(column, their_columns[name]), name
+    tables = [allocation_columns(each, each.timeline.rows_within()) for each in (part, wanted)]
+    for name, column in tables[0].items():
+        assert np.array_equal(column, tables[1][name]), name
+
+
+def test_steps(both: tuple[Path, Analysis, Analysis]) -> None:
+    path, whole, _ = both
+    steps = whole.attribution.facts.phases.step
+    last = int(steps.max())
+    if last < 0:
+        with pytest.raises(NoAnswerError):
+            open_part(path, None, None, "0:1")
+        return
+    part = open_part(path, None, None, f"{last}:")
+    assert part is not None
+    assert part.timeline.window == restrict(whole, None, f"{last}:").timeline.window
+    with pytest.raises(UsageError):
+        open_part(path, None, None, f"{last + 7}:")
+
+
+def test_only_the_part_is_read(both: tuple[Path, Analysis, Analysis], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, whole, _ = both
+    part = open_part(path, None, f"{len(whole.timeline) - 5}:", None)
+    assert part is not None
+    assert len(part.timeline.allocations) < len(whole.timeline.allocations)
+    assert not part.timeline.trace.size[: len(whole.timeline) - 5 - 5000].any()
+
+
+def test_where_there_is_no_index(both: tuple[Path, Analysis, Analysis], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _, _ = both
+    monkeypatch.setenv(index.SWITCH, "1")
+    assert open_part(path, None, "0:5", None) is None
+    monkeypatch.delenv(index.SWITCH)
+    assert open_part(path, 7, "0:5", None) is None
+    data = bytearray(index_path(path).read_bytes())
+    damaged = path.with_name("d.pickle")
+    damaged.write_bytes(path.read_bytes())
+    data[300] ^= 1
+    index_path(damaged).write_bytes(data)
+    assert open_part(damaged, None, "0:5", None) is None
+    assert open_part("-", None, "0:5", None) is None
+
+
+def test_a_recording_with_its_configuration_needs_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(index, "MIN_EVENTS", 1)
+    path = tmp_path / "s.pickle"
+    path.write_bytes(pickle.dumps(modern() | {"memtrace": {"version": 1, "config": {"seq_len": 1}}}, 4))
+    recording = open_recording(path)
+    recording.analysis(recording.snapshot.devices[0])
+    assert open_recording(path).known
+    assert open_part(path, None, "0:1", None) is None
