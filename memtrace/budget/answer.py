@@ -7,43 +7,50 @@ from typing import Any
 
 from memtrace.budget.advice import Change
 from memtrace.budget.compare import Against, budget_distortion
-from memtrace.budget.estimate import RESERVED_MARGIN_PERCENT, Estimate
+from memtrace.budget.estimate import Estimate
+from memtrace.budget.prediction import RESERVED_MARGIN_PERCENT, Prediction
+
+
+def prediction_json(found: Prediction) -> dict[str, Any]:
+    """What every prediction has."""
+    return {
+        "options": asdict(found.options),
+        "gpu": {
+            "name": found.gpu.name,
+            "total_bytes": found.gpu.total_bytes,
+            "capability": list(found.gpu.device.capability),
+        },
+        "attention_kernel": found.kernel,
+        "peak_requested_bytes": found.peak_requested_bytes,
+        "peak_allocated_bytes": found.peak_allocated_bytes,
+        "peak_reserved_bytes": found.peak_reserved_bytes,
+        "reserved_margin_percent": RESERVED_MARGIN_PERCENT,
+        "peak_phase": found.peak_phase,
+        "peak_site": found.peak_site,
+        "phases": {name: asdict(peak) for name, peak in found.phases.items()},
+        "categories": found.categories,
+        "subcategories": found.subcategories,
+        "device": {
+            "reserved_bytes": found.peak_reserved_bytes,
+            "outside_bytes": found.outside_bytes,
+            "outside_measured": found.gpu.outside_measured,
+            "managed_bytes": found.managed_bytes,
+            "device_bytes": found.fit.device_bytes,
+        },
+        "fits": asdict(found.fit),
+    }
 
 
 def answer(estimate: Estimate, changes: tuple[Change, ...], against: Against | None) -> dict[str, Any]:
     """Keys as the contract has them, and more; sizes in bytes."""
-    fit = estimate.fit
     return {
         "model": asdict(estimate.shape) | {"parameters": estimate.shape.parameters},
-        "options": asdict(estimate.options),
-        "gpu": {
-            "name": estimate.gpu.name,
-            "total_bytes": estimate.gpu.total_bytes,
-            "capability": list(estimate.gpu.device.capability),
-        },
-        "attention_kernel": estimate.kernel,
-        "peak_requested_bytes": estimate.peak_requested_bytes,
-        "peak_allocated_bytes": estimate.peak_allocated_bytes,
-        "peak_reserved_bytes": estimate.peak_reserved_bytes,
-        "reserved_margin_percent": RESERVED_MARGIN_PERCENT,
-        "peak_phase": estimate.peak_phase,
-        "peak_site": estimate.peak_site,
+        **prediction_json(estimate),
         "next_phase": estimate.next_phase,
         "margin_over_next_bytes": estimate.margin_over_next_bytes,
-        "phases": {name: asdict(peak) for name, peak in estimate.phases.items()},
-        "categories": estimate.categories,
-        "subcategories": estimate.subcategories,
         "terms": [asdict(term) for term in estimate.terms],
         "affine": asdict(estimate.affine),
-        "device": {
-            "reserved_bytes": estimate.peak_reserved_bytes,
-            "outside_bytes": estimate.outside_bytes,
-            "outside_measured": estimate.gpu.outside_measured,
-            "managed_bytes": estimate.managed_bytes,
-            "device_bytes": fit.device_bytes,
-        },
         "budget_distortion": _distortion(estimate),
-        "fits": asdict(fit),
         "changes": [
             {key: value for key, value in asdict(change).items() if key != "options"} for change in changes
         ],

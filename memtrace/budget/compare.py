@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from memtrace.budget.estimate import CATEGORIES, Fit
+from memtrace.budget.prediction import CATEGORIES, Fit
 from memtrace.units import format_delta
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from memtrace._version import __version__
 from memtrace.budget.compare import Prediction
-from memtrace.budget.estimate import Estimate, live_at
+from memtrace.budget.estimate import Estimate
 from memtrace.budget.placement import Placement, SegmentEvent
+from memtrace.budget.prediction import live_at
 from memtrace.budget.presets import GpuPreset
 from memtrace.budget.step import Stream
 from memtrace.budget.tape import EMPTY_CACHE, Mark

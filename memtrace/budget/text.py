@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from memtrace.budget.advice import Change
 from memtrace.budget.compare import Against
-from memtrace.budget.estimate import CATEGORIES, PHASES, RESERVED_MARGIN_PERCENT, Estimate
+from memtrace.budget.estimate import Estimate
+from memtrace.budget.prediction import CATEGORIES, PHASES, RESERVED_MARGIN_PERCENT, Prediction
 from memtrace.units import format_bytes, format_delta
 
 WIDTH = 80
@@ -16,7 +17,7 @@ _BAR = 24
 
 def render(estimate: Estimate, changes: tuple[Change, ...], against: Against | None) -> list[str]:
     """All lines."""
-    lines = [*_head(estimate), "", *_verdict(estimate), "", *_phases(estimate), "", *_categories(estimate)]
+    lines = [*_head(estimate), "", *_verdict(estimate), "", *phase_lines(estimate), "", *category_lines(estimate)]
     lines += ["", *_terms(estimate), "", *_levels(estimate)]
     if changes:
         lines += ["", *_changes(changes)]
@@ -74,23 +75,25 @@ def _verdict(estimate: Estimate) -> list[str]:
     return [*_wrap(text, ""), *_wrap(peak, "")]
 
 
-def _phases(estimate: Estimate) -> Iterator[str]:
+def phase_lines(found: Prediction) -> Iterator[str]:
+    """The peaks of every phase."""
     yield f"{'phase':<12}{'requested':>14}{'allocated':>14}{'reserved':>14}"
     for name in [*PHASES[:1], "first_step", *PHASES[1:]]:
-        peak = estimate.phases.get(name)
+        peak = found.phases.get(name)
         if peak is not None:
             values = (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes)
-            mark = "  ← peak" if name == estimate.peak_phase else ""
+            mark = "  ← peak" if name == found.peak_phase else ""
             yield f"{name.replace('_', ' '):<12}" + "".join(f"{format_bytes(v):>14}" for v in values) + mark
 
 
-def _categories(estimate: Estimate) -> Iterator[str]:
-    total = sum(estimate.categories.values())
+def category_lines(found: Prediction) -> Iterator[str]:
+    """The six categories at the peak."""
+    total = sum(found.categories.values())
     yield f"at the peak ({format_bytes(total)} reserved)"
     for name in CATEGORIES:
-        size = estimate.categories[name]
+        size = found.categories[name]
         bar = "█" * round(_BAR * size / total) if total else ""
-        yield f"  {name:<16}{format_bytes(size):>12}{size / total:>8.1%}  {bar}"
+        yield f"  {name:<16}{format_bytes(size):>12}{size / max(total, 1):>8.1%}  {bar}".rstrip()
 
 
 def _terms(estimate: Estimate) -> Iterator[str]:

@@ -12,9 +12,10 @@ import pytest
 
 from memtrace.budget.advice import advise
 from memtrace.budget.compare import Measured, budget_distortion, compare
-from memtrace.budget.estimate import CATEGORIES, Estimate, estimate
+from memtrace.budget.estimate import Estimate, estimate
 from memtrace.budget.options import RunOptions
 from memtrace.budget.predicted import snapshot, write_snapshot
+from memtrace.budget.prediction import CATEGORIES
 from memtrace.budget.presets import GpuPreset, gpu_preset, model_preset
 from memtrace.budget.quick import requested_peak
 from memtrace.budget.step import simulate_run

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from memtrace.budget.estimate import live_at
 from memtrace.budget.options import RunOptions
+from memtrace.budget.prediction import live_at
 from memtrace.budget.presets import gpu_preset
 from memtrace.budget.shapes import FAMILIES, shape_from_config
 from memtrace.budget.step import simulate_run

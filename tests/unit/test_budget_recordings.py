@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from memtrace.budget.estimate import live_at
 from memtrace.budget.options import RunOptions
 from memtrace.budget.placement import place
+from memtrace.budget.prediction import live_at
 from memtrace.budget.presets import gpu_preset, model_preset
 from memtrace.budget.step import Stream, simulate_run
 from memtrace.budget.tape import EMPTY_CACHE

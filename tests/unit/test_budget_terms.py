@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from memtrace.budget import terms
-from memtrace.budget.estimate import live_at
 from memtrace.budget.options import RunOptions
 from memtrace.budget.peaks import backward_peak, forward_peak, optimizer_peak
+from memtrace.budget.prediction import live_at
 from memtrace.budget.presets import gpu_preset, model_preset
 from memtrace.budget.step import simulate_run
 from memtrace.budget.symbols import Symbols, symbols

@@ -20,9 +20,9 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
-from memtrace.budget.estimate import categories_of, live_at, subcategories_at
 from memtrace.budget.options import RunOptions
 from memtrace.budget.placement import place
+from memtrace.budget.prediction import categories_of, live_at, subcategories_at
 from memtrace.budget.presets import gpu_preset, model_preset
 from memtrace.budget.step import Stream, simulate_run
 from memtrace.budget.tape import EMPTY_CACHE
