@@ -68,13 +68,9 @@ def _terms(stream: Stream, live: list[int], last_layer: int) -> tuple[Term, ...]
 
 def _warnings(shape: ModelShape, options: RunOptions, gpu: GpuPreset | None, stream: Stream) -> tuple[str, ...]:
     """What in this estimate rests on source code only, or on an assumption."""
-    notes, outside = general_warnings(gpu, stream)
+    notes, outside = general_warnings(options, gpu, stream)
     if stream.kernel == "flash":
         notes.append("buffers of flash attention are taken from its source, not measured")
-    if options.quant in ("int8", "nf4"):
-        notes.append(f"quantisation {options.quant} is taken from its source, not measured")
-    if options.autocast:
-        notes.append("autocast equals a dry run of the real code, not a measurement")
     if options.loss == "chunked":
         notes.append(f"chunked loss: {options.chunk_tokens} tokens a chunk, each chunk checkpointed")
     window = shape.sliding_window

@@ -129,13 +129,15 @@ def predict(
     )
 
 
-def general_warnings(gpu: GpuPreset | None, stream: Stream) -> tuple[list[str], list[str]]:
-    """What any prediction rests on: first what is assumed of the card, last what lies outside the allocator."""
+def general_warnings(options: RunOptions, gpu: GpuPreset | None, stream: Stream) -> tuple[list[str], list[str]]:
+    """What any prediction rests on: first what is assumed of card and data, last what lies outside the allocator."""
     card, outside = [], []
     if gpu is None:
         card.append("no --gpu: kernels as on an H200, capacity 24 GiB")
     elif not gpu.outside_measured:
         card.append(f"memory outside the allocator on {gpu.name} is assumed to be that of an H200")
+    if options.quant == "int8":
+        card.append("8-bit products are taken to have no outlier columns; how many there are depends on the data")
     if stream.managed_bytes:
         outside.append(
             f"{stream.managed_bytes:,} B of paged optimizer states lie outside the allocator and come and go"

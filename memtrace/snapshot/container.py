@@ -24,6 +24,9 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\xfd7zXZ\x00", "xz"),
     (b"\x28\xb5\x2f\xfd", "zst"),
 )
+_PACKED = tuple(magic for magic, _ in _MAGIC)
+_PIPE_LIMIT_BYTES = 16 << 30
+_PIPE_PART_BYTES = 1 << 20
 _LEGACY_CHECKPOINT = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save before 1.6 begins with this number
 
 
@@ -97,11 +100,54 @@ def _decompressor(kind: str, raw: BinaryIO) -> IO[bytes]:
     )
 
 
+def is_pickle(head: bytes) -> bool:
+    """Whether a file that begins like this can be a pickle of a snapshot."""
+    return head[:1] in (b"\x80", b"(", b"]", b"}")
+
+
+def is_json(head: bytes) -> bool:
+    """Whether a file that begins like this can be JSON of a snapshot."""
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+
+
+def _pipe_limit_bytes() -> int:
+    """How much of a pipe is held at most: half of the memory that is free now."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return min(int(line.split()[1]) << 9, _PIPE_LIMIT_BYTES)
+    except (OSError, ValueError, IndexError):
+        pass
+    return _PIPE_LIMIT_BYTES
+
+
+def _read_pipe(stream: BinaryIO, name: str) -> tuple[BinaryIO, str, int]:
+    """All of a stream that can't be rewound, or enough to tell that it is no snapshot: (content, name, bytes).
+
+    Raises SnapshotError for a stream that doesn't end.
+    """
+    limit_bytes = _pipe_limit_bytes()
+    content = io.BytesIO()
+    while part := stream.read(_PIPE_PART_BYTES):
+        content.write(part)
+        size = content.tell()
+        if size > limit_bytes:
+            raise SnapshotError(
+                f"{name}: no end after {limit_bytes >> 20} MiB; save it to a file and give memtrace that"
+            )
+        if size <= _PIPE_PART_BYTES:
+            head = content.getvalue()[:4096]
+            if len(head) == 4096 and not (head.startswith(_PACKED) or is_pickle(head) or is_json(head)):
+                break  # whatever it is, its beginning tells
+    size = content.tell()
+    content.seek(0)
+    return content, name, size
+
+
 def _open_raw(source: str | os.PathLike[str]) -> tuple[BinaryIO, str, int]:
     """A seekable byte stream, its name for messages, and its size in bytes."""
     if os.fspath(source) == "-":
-        data = sys.stdin.buffer.read()
-        return io.BytesIO(data), "stdin", len(data)
+        return _read_pipe(cast(BinaryIO, sys.stdin.buffer), "stdin")
     path = Path(source)
     try:
         if path.is_dir():
@@ -113,8 +159,7 @@ def _open_raw(source: str | os.PathLike[str]) -> tuple[BinaryIO, str, int]:
         raise SnapshotError(f"{path}: {error.strerror or error}") from None
     if not raw.seekable():  # a pipe or /dev/stdin
         with raw:
-            data = raw.read()
-        return io.BytesIO(data), str(path), len(data)
+            return _read_pipe(cast(BinaryIO, raw), str(path))
     return cast(BinaryIO, raw), str(path), os.fstat(raw.fileno()).st_size
 
 

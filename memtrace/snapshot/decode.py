@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from memtrace.errors import SnapshotError
 from memtrace.snapshot.bounds import CutShort, Foreign, Hostile
+from memtrace.snapshot.container import is_json, is_pickle
 from memtrace.snapshot.machine import Machine
 from memtrace.snapshot.plain import Look, look
 from memtrace.snapshot.window import Window
@@ -83,10 +84,9 @@ def memory_allowance_bytes(size_bytes: int, is_compressed: bool) -> int:
 
 def decode(stream: BinaryIO, head: bytes, name: str) -> Any:
     """The content as builtin objects. Raises SnapshotError with one line that says what is wrong."""
-    first = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-    if first in (b"{", b"["):
+    if is_json(head):
         return _decode_json(stream, name)
-    if head[:1] in (b"\x80", b"(", b"]", b"}"):
+    if is_pickle(head):
         return _decode_pickle(stream, name)
     raise SnapshotError(f"{name}: neither a pickle nor JSON, so not a memory snapshot")
 

@@ -95,11 +95,9 @@ def _affine(
 
 
 def _warnings(options: RunOptions, gpu: GpuPreset | None, stream: Stream) -> tuple[str, ...]:
-    card, outside = general_warnings(gpu, stream)
-    notes = ["a dry run: the real model code on tensors without data; CUDA's own buffers are imitated", *card]
-    if options.quant == "int8":
-        notes.append("8-bit products are taken to have no outlier columns; how many there are depends on the data")
-    return (*notes, *outside)
+    card, outside = general_warnings(options, gpu, stream)
+    what = "a dry run: the real model code on tensors without data; CUDA's own buffers are imitated"
+    return (what, *card, *outside)
 
 
 def as_json(found: DryRun, against: Against | None) -> dict[str, Any]:
