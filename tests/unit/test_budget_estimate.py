@@ -144,7 +144,7 @@ def test_losses_in_order() -> None:
 def test_8bit_base_keeps_inputs_despite_checkpointing() -> None:
     """``MatMul8bitLt`` stores its input outside the saved-tensor hooks."""
     found = estimate(replace(model_preset("tiny-llama"), layers=3), RunOptions(256, quant="int8"), H200)
-    assert any("int8" in warning for warning in found.warnings)
+    assert any("outlier columns" in warning for warning in found.warnings)
     nf4 = estimate(replace(model_preset("tiny-llama"), layers=3), RunOptions(256), H200)
     assert found.categories["activations"] > nf4.categories["activations"]
 
