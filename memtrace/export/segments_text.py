@@ -21,10 +21,14 @@ LETTER: dict[str, str] = {
     Category.UNATTRIBUTED: "?",
 }
 _FREE, _PENDING = "·", "x"
+_HEAD_WIDTH = 48
 
 
 def render_segments(answer: SegmentMap, width: int = 80, most: int | None = 40) -> list[Text]:
-    """Segments grouped by pool and stream, most free bytes first; ``most`` of each group (None: all)."""
+    """Segments grouped by pool and stream, most free bytes first.
+
+    ``most`` rows of each group, in which segments that look alike share one; None: a row for every segment.
+    """
     legend = Text.assemble(when(answer.at), ": ")
     for category, letter in LETTER.items():
         legend.append(f"{letter} {category}  ", STYLE[category])
@@ -42,9 +46,8 @@ def render_segments(answer: SegmentMap, width: int = 80, most: int | None = 40) 
                 f"{format_bytes(free)} free"
             )
         )
-        shown = segments if most is None else segments[:most]
-        lines += [_segment(segment, width) for segment in shown]
-        rest = segments[len(shown) :]
+        rows, rest = _rows(segments, width, most)
+        lines += rows
         if rest:
             lines.append(
                 Text(
@@ -59,12 +62,31 @@ def _group(segment: SegmentView) -> tuple[str, int]:
     return segment.pool, segment.stream
 
 
-def _segment(segment: SegmentView, width: int) -> Text:
-    head = (
-        f"  0x{segment.address:x} {format_bytes(segment.total_bytes):>10} {format_bytes(segment.free_bytes):>10} free "
-    )
-    cells = max(16, width - len(head))
-    line = Text(head)
+def _rows(segments: list[SegmentView], width: int, most: int | None) -> tuple[list[Text], list[SegmentView]]:
+    """(rows, segments that are not shown)."""
+    groups: dict[tuple[object, ...], list[SegmentView]] = {}
+    pictures: dict[tuple[object, ...], Text] = {}
+    for position, segment in enumerate(segments):
+        cells = _cells(segment, max(16, width - _HEAD_WIDTH))
+        alike = (segment.total_bytes, segment.free_bytes, cells.plain, position if most is None else None)
+        groups.setdefault(alike, []).append(segment)
+        pictures.setdefault(alike, cells)
+        if most is not None and len(groups) > most:
+            groups.pop(alike)
+            return [_row(groups[key], pictures[key]) for key in groups], segments[position:]
+    return [_row(groups[key], pictures[key]) for key in groups], []
+
+
+def _row(alike: list[SegmentView], cells: Text) -> Text:
+    first = alike[0]
+    count = f"×{len(alike)}" if len(alike) > 1 else ""
+    sizes = f"{format_bytes(first.total_bytes):>10} {format_bytes(first.free_bytes):>10} free "
+    return Text.assemble(f"  0x{first.address:x} {count:<4}{sizes}", cells)
+
+
+def _cells(segment: SegmentView, cells: int) -> Text:
+    """What is where in a segment, a letter a cell."""
+    line = Text()
     per_cell = segment.total_bytes / cells
     # Each cell shows whatever holds most of it, so that small blocks don't hide a hole, nor the other way round.
     at, block, used_of_block = 0, 0, 0

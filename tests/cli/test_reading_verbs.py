@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +144,16 @@ def test_fragmentation_keys(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     }  # fmt: skip
     assert answer["asked_bytes"] == 90177536 > answer["largest_free_block_bytes"]
     assert round((answer["holes_bytes"] + answer["cached_segments_bytes"]) / 2**30, 2) == 1.83
+
+
+def test_segments_that_look_alike_share_a_row(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Every segment is counted once: in a row, or among those that are not shown."""
+    short, _ = run(capsysbinary, "segments", FRAGMENTED)
+    every, _ = run(capsysbinary, "segments", FRAGMENTED, "--all")
+    rows = re.findall(r"^  0x[0-9a-f]+ (?:×(\d+))?", short, re.MULTILINE)
+    hidden = sum(int(found.replace(",", "")) for found in re.findall(r"… ([\d,]+) more", short))
+    assert sum(int(count or 1) for count in rows) + hidden == len(re.findall(r"^  0x", every, re.MULTILINE))
+    assert len(rows) <= 80 < 106 <= max(int(count or 1) for count in rows) and "×" not in every
 
 
 def test_segments_and_graph(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
