@@ -91,7 +91,8 @@ VALUES = MODULES | {
     "PeftModel", "PeftModelForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM",
     "Qwen3ForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "Phi3ForCausalLM", "DistributedDataParallel",
     "FullyShardedDataParallel", "linear", "dynamic", "yarn", "llama3", "longrope", "python", "oom", "end", "request",
-    "steps", "error", "default", "START", "END",
+    "steps", "error", "terminated", "default", "START", "END", "QuantizationMethod.BITS_AND_BYTES", "PeftType.LORA",
+    "predicted",
 }  # fmt: skip
 
 # Keys of configurations whose values are numbers, flags or words of VALUES.
@@ -105,7 +106,8 @@ CONFIG_KEYS = frozenset({
     "rotary_share", "max_position_embeddings", "rms_norm_eps", "layer_norm_eps", "rope_theta", "hidden_act",
     "hidden_activation", "initializer_range", "use_cache", "attention_dropout", "torch_dtype", "dtype",
     "attn_implementation", "_attn_implementation", "quantization_config", "load_in_4bit", "load_in_8bit",
-    "bnb_4bit_use_double_quant", "bnb_4bit_quant_type", "bnb_4bit_compute_dtype", "quant_method", "num_experts",
+    "bnb_4bit_use_double_quant", "bnb_4bit_quant_type", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage",
+    "llm_int8_threshold", "quant_method", "num_experts",
     "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "r", "lora_alpha",
     "lora_dropout", "target_modules", "bias", "peft_type", "task_type", "use_rslora", "use_dora", "inference_mode",
     "lr", "betas", "eps", "weight_decay", "amsgrad", "foreach", "maximize", "capturable", "differentiable", "fused",
@@ -118,8 +120,12 @@ CONFIG_KEYS = frozenset({
 ANNOTATIONS = re.compile(
     r"Optimizer\.(step|zero_grad)#\w+\.(step|zero_grad)|(nccl|gloo|c10d|mpi):{1,2}\w+|ProfilerStep#\d+"
     r"|DistributedDataParallel\.forward|FullyShardedDataParallel\.\w+|(aten|torch|autograd)::\w+"
+    r"|enumerate\(DataLoader\)#_(SingleProcess|MultiProcessing)DataLoaderIter\.__next__"
 )
-PHASES = frozenset({"load", "forward", "backward", "optimizer", "between", "evaluation", "generation", "unknown"})
+PHASES = frozenset({
+    "load", "forward", "backward", "optimizer", "between", "evaluation", "generation", "unknown", "inputs", "loss",
+    "zero_grad", "recompute",
+})  # fmt: skip
 PROFILER_CATEGORIES = frozenset(
     {"INPUT", "TEMPORARY", "ACTIVATION", "GRADIENT", "AUTOGRAD_DETAIL", "PARAMETER", "OPTIMIZER_STATE", "unknown"}
 )
@@ -138,8 +144,8 @@ STATISTIC = re.compile(
 )
 # Every word of PyTorch's own out-of-memory messages, from 1.13 to today.
 OOM_WORDS = frozenset({
-    "CUDA", "HIP", "XPU", "out", "of", "memory", "Tried", "to", "allocate", "GPU", "has", "a", "total", "capacity",
-    "capacty", "which", "is", "free", "Process", "in", "use", "Including", "non-PyTorch", "this", "process",
+    "non", "CUDA", "HIP", "XPU", "out", "of", "memory", "Tried", "to", "allocate", "GPU", "has", "a", "total",
+    "capacity", "capacty", "which", "is", "free", "Process", "in", "use", "Including", "this", "process",
     "allowed", "Of", "the", "allocated", "by", "PyTorch", "and", "reserved", "but", "unallocated", "If", "large",
     "try", "setting", "max_split_size_mb", "expandable_segments", "True", "avoid", "fragmentation", "See",
     "documentation", "for", "Memory", "Management", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF",
