@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 
 from memtrace.errors import MissingDependencyError, UsageError
@@ -77,7 +78,8 @@ def _run_pool(
         while (queue or running) and not lost:
             try:
                 while queue and len(running) < workers:  # no more than the workers hold: a death costs only these
-                    running[pool.submit(task, queue[0], device)] = queue[0]
+                    with _interrupts_later():
+                        running[pool.submit(task, queue[0], device)] = queue[0]
                     queue.popleft()
             except BrokenProcessPool:
                 lost = list(running.values())
@@ -104,6 +106,25 @@ def _run_pool(
 def _ignore_interrupts() -> None:
     """Ctrl-C reaches the whole process group; the parent alone answers it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Hold Ctrl-C back meanwhile, where the system can. A process started here never gets it, not even while it starts
+    and could only answer with a traceback; nor is it left alone while it waits for what it shall do."""
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    answer = signal.signal(signal.SIGINT, lambda number, _: came.append(number))  # another thread may get it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, answer)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def on_dask(

@@ -133,7 +133,7 @@ def _read_pipe(stream: BinaryIO, name: str) -> tuple[BinaryIO, str, int]:
         size = content.tell()
         if size > limit_bytes:
             raise SnapshotError(
-                f"{name}: no end after {limit_bytes >> 20} MiB; save it to a file and give memtrace that"
+                f"{name}: no end after {limit_bytes >> 20} MiB; save it to a file and give that"
             )
         if size <= _PIPE_PART_BYTES:
             head = content.getvalue()[:4096]
