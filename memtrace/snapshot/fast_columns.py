@@ -18,15 +18,9 @@ from memtrace.snapshot.fields import integers as read_integers
 from memtrace.snapshot.model import DEFAULT_POOL, Action, DeviceTrace, PoolId
 from memtrace.snapshot.trace_columns import (
     ACTIONS,
-    KNOWN_KEYS,
-    device_free,
-    forward_frames,
-    in_time_order,
-    internal_metadata,
+    finished,
     pool_id,
-    sampled,
     shown_name,
-    stream_handle,
 )
 
 I4 = NDArray[np.int32]
@@ -117,15 +111,8 @@ class TraceColumns:
         at = np.array([i for i, _ in slow], dtype=np.int64)
         events = [event for _, event in slow]
         unknown = self._fill_in(at, events, contexts, what)
-        for name in sorted(set(unknown.values())):
-            warn(f"unknown action {name!r} in the trace: kept, and ignored for the state of memory")
         action = columns["action"].array()
         count = len(action)
-        looked_at = sampled(count)
-        keys = {key for i, event in slow if i in looked_at for key in event} - KNOWN_KEYS
-        for key in sorted(map(str, keys)):
-            warn(f"unknown key {key[:60]!r} in trace entries: ignored")
-
         address, size = columns["addr"].array(), columns["size"].array()
         if count and (
             min(int(address.min()), int(size.min())) < 0
@@ -153,13 +140,15 @@ class TraceColumns:
         _number_from_zero(context, len(contexts))
         time_us = columns["time_us"].array() if "time_us" in first_keys else None
         self.columns = {}
-        trace = DeviceTrace(
+        return finished(
+            dict(slow),
+            warn,
             device=device,
             action=action,
             address=address,
             size=size,
             stream=stream,
-            streams=tuple(stream_handle(value) for value in stream_values),
+            streams=stream_values,
             time_us=time_us,
             stack=stack,
             context=context,
@@ -168,13 +157,9 @@ class TraceColumns:
             user_metadata=user_metadata,
             compile_context=compile_context,
             strings=strings,
-            oom_device_free_bytes={i: device_free(event) for i, event in slow if action[i] == Action.OOM},
             unknown_actions=unknown,
-            forward_frames=forward_frames(slow),
-            internal_metadata=internal_metadata(slow),
             category=category,
         )
-        return in_time_order(trace, warn)
 
     def _fill_in(self, at: Any, events: list[dict[str, Any]], contexts: Contexts, what: str) -> dict[int, str]:
         """Write the machine's events into the columns; returns the unknown actions by event."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,6 @@ def read_trace(device: int, raw: Any, stacks: StackInterner, warn: Any) -> Devic
         raise SnapshotError(f"{what}: an entry's 'action' is not a text") from None
     action = np.array(codes, dtype=np.uint8)
     unknown = {int(i): shown_name(names[i]) for i in np.flatnonzero(action == Action.UNKNOWN)}
-    for name in sorted(set(unknown.values())):
-        warn(f"unknown action {name!r} in the trace: kept, and ignored for the state of memory")
-    oom = np.flatnonzero(action == Action.OOM).tolist()
-    keys = set().union(*(entries[i] for i in sampled(len(entries)))) - KNOWN_KEYS
-    for key in sorted(map(str, keys)):
-        warn(f"unknown key {key[:60]!r} in trace entries: ignored")
-
     size_default = 0 if unknown else None
     stream, stream_values = interned(entries, "stream", 0)
     frames = [entry.get("frames") for entry in entries]
@@ -53,13 +46,15 @@ def read_trace(device: int, raw: Any, stacks: StackInterner, warn: Any) -> Devic
     if "N/A" in strings:  # what PyTorch writes for "no compiled region"
         compile_context[compile_context == strings.index("N/A")] = 0
     pool, pools = _pools(entries)
-    trace = DeviceTrace(
+    return finished(
+        entries,
+        warn,
         device=device,
         action=action,
         address=addresses(entries, "addr", what, 0),
         size=sizes(entries, "size", what, size_default),
         stream=stream,
-        streams=tuple(stream_handle(value) for value in stream_values),
+        streams=stream_values,
         time_us=integers(entries, "time_us", what, 0) if entries and "time_us" in entries[0] else None,
         stack=stack,
         context=context,
@@ -68,11 +63,39 @@ def read_trace(device: int, raw: Any, stacks: StackInterner, warn: Any) -> Devic
         user_metadata=user_metadata,
         compile_context=compile_context,
         strings=strings,
-        oom_device_free_bytes={i: device_free(entries[i]) for i in oom},
         unknown_actions=unknown,
-        forward_frames=forward_frames(enumerate(entries)),
-        internal_metadata=internal_metadata(enumerate(entries)),
         category=category,
+    )
+
+
+def finished(
+    entries: Sequence[dict[str, Any]] | Mapping[int, dict[str, Any]], warn: Any, **columns: Any
+) -> DeviceTrace:
+    """The trace of these columns, with what is rare read from the entries: all of them, or by event those that have it.
+
+    ``streams`` are values as recorded. Events are sorted where the ring was rotated wrongly.
+    """
+
+    def numbered() -> Iterable[tuple[int, dict[str, Any]]]:
+        return entries.items() if isinstance(entries, Mapping) else enumerate(entries)
+
+    for name in sorted(set(columns["unknown_actions"].values())):
+        warn(f"unknown action {name!r} in the trace: kept, and ignored for the state of memory")
+    looked_at = sampled(len(columns["action"]))
+    if isinstance(entries, Mapping):
+        keys = {key for i, entry in entries.items() if i in looked_at for key in entry}
+    else:
+        keys = set().union(*(entries[i] for i in looked_at))
+    for key in sorted(map(str, keys - KNOWN_KEYS)):
+        warn(f"unknown key {key[:60]!r} in trace entries: ignored")
+    columns["streams"] = tuple(stream_handle(value) for value in columns["streams"])
+    trace = DeviceTrace(
+        oom_device_free_bytes={
+            i: device_free(entries[i]) for i in np.flatnonzero(columns["action"] == Action.OOM).tolist()
+        },
+        forward_frames=forward_frames(numbered()),
+        internal_metadata=internal_metadata(numbered()),
+        **columns,
     )
     return in_time_order(trace, warn)
 
