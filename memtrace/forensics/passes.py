@@ -108,4 +108,4 @@ def grown_since(analysis: Analysis, event: int, point: SamePoint) -> dict[str, i
 
     now, then = live(event), live(point.event)
     change = {key: now.get(key, 0) - then.get(key, 0) for key in now.keys() | then.keys()}
-    return dict(sorted(((k, v) for k, v in change.items() if v), key=lambda item: -abs(item[1])))
+    return dict(sorted(((k, v) for k, v in change.items() if v), key=lambda item: (-abs(item[1]), -item[1], item[0])))

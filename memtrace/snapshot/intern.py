@@ -53,11 +53,14 @@ class StackInterner:
         if not stacks:
             return np.zeros(0, np.int32), np.zeros(0, np.int32)
         objects = np.fromiter(map(id, stacks), dtype=np.int64, count=len(stacks))
-        _, first, context = np.unique(objects, return_index=True, return_inverse=True)
+        _, first, which = np.unique(objects, return_index=True, return_inverse=True)
+        order = np.argsort(first)  # as they are met: addresses of objects differ from run to run, answers must not
+        rank = np.empty(len(order), dtype=np.int32)
+        rank[order] = np.arange(len(order), dtype=np.int32)
         add = self.add
-        numbers = np.array([add(stacks[i]) for i in first.tolist()], dtype=np.int32)
-        stack = numbers[context]
-        contexts = context.astype(np.int32)
+        numbers = np.array([add(stacks[i]) for i in first[order].tolist()], dtype=np.int32)
+        contexts = rank[which]
+        stack = numbers[contexts]
         contexts[stack < 0] = -1
         return stack, contexts
 
