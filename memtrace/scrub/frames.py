@@ -87,6 +87,8 @@ class Frames:
                     self._ledger.keep("installed packages", package)
                 if path != filename:
                     self._ledger.remove("paths", filename)
+                if path.startswith("<") and not path.startswith("<frozen "):
+                    self._own.add(filename)  # code out of a text; whose, the name of the file doesn't tell
                 return path
         if "/" not in files.slashed(filename) and self._is_native_source(filename, names):
             return filename
@@ -95,7 +97,11 @@ class Frames:
 
     def _is_native_source(self, filename: str, names: Collection[str]) -> bool:
         """A bare C++ file name of PyTorch and the like, as symbolised stacks have them."""
-        return all(CPP_NAMESPACE.match(name) and is_cpp(filename, name) for name in names)
+        return all(self._is_native(name) and is_cpp(filename, name) for name in names)
+
+    def _is_native(self, name: str) -> bool:
+        """Whether a C++ function is of PyTorch, CUDA, Python or the C library, by how its name begins."""
+        return CPP_NAMESPACE.match(name) is not None and not any(word in name.lower() for word in self._hidden)
 
     def _pseudonym(self, filename: str, names: Collection[str]) -> str:
         folder = self._ledger.number("project folders", files.folder_of(filename))
@@ -122,7 +128,7 @@ class Frames:
         text = _PATH_IN_NAME.sub("…", name[:_LONGEST_NAME])
         if text != name:
             self._ledger.remove("paths", name)
-        own = filename in self._own or (is_cpp(filename, name) and not CPP_NAMESPACE.match(name))
+        own = filename in self._own or (is_cpp(filename, name) and not self._is_native(name))
         if not own or name in FUNCTIONS or _ORDINARY.fullmatch(name) or not name:
             return text
         if self._options.functions or self.is_hidden(name):

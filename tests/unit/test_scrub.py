@@ -228,6 +228,21 @@ def test_base_names_can_be_kept() -> None:
     assert not leaks(answer.snapshot, "someone")
 
 
+def test_code_out_of_a_text_and_types_in_library_functions() -> None:
+    raw = modern()
+    raw["device_traces"][0][1]["frames"] = [
+        dict(FRAME, filename="<string>", name="qwyjibo_step"),
+        dict(FRAME, filename="??", name="std::vector<qwyjibo::Tensor>::push_back()"),
+        dict(FRAME, filename="engine.cpp", name="torch::autograd::Engine::execute()"),
+    ]
+    answer = scrub(copy.deepcopy(raw))
+    assert "qwyjibo_step" in answer.kept["functions"]
+    assert leaks(scrub(copy.deepcopy(raw), Options(functions=True)).snapshot, "qwyjibo_step") == []
+    hidden = scrub(raw, Options(hide=("Qwyjibo",)))
+    assert leaks(hidden.snapshot, "qwyjibo") == []
+    assert {"torch::autograd::Engine::execute()", "engine.cpp", "<string>"} <= texts_of(hidden.snapshot)
+
+
 def test_shared_stacks_stay_shared() -> None:
     """Two events with one list of frames came from one call; attribution knows that by identity."""
     raw = modern()
