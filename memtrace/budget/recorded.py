@@ -134,7 +134,8 @@ def _of_objects(analysis: Analysis, model: Mapping[str, Any], config: Mapping[st
     notes: list[str] = []
     values |= {option: run[key] for key, option in _RUN_KEYS.items() if key in run}
     if "sequence" not in values:
-        values |= _widths(analysis, shape)
+        values |= _widths(analysis, shape, int(values["rank"]))
+        values["autocast"] = _autocast(analysis, config)
         tokens = _tokens(analysis, shape, 4 if values["prepare_kbit"] else 2)
         if tokens is None:
             return None
@@ -159,11 +160,22 @@ def _quant(config: Mapping[str, Any]) -> str:
     return "none"
 
 
-def _widths(analysis: Analysis, shape: ModelShape) -> dict[str, Any]:
+def _widths(analysis: Analysis, shape: ModelShape, rank: int) -> dict[str, Any]:
     """Precision of the embedding and of the adapters, by the labels that the recorder wrote."""
     labels = [entry for entry in analysis.timeline.snapshot.memtrace.get("labels") or [] if isinstance(entry, Mapping)]
-    embedding = [e.get("bytes") for e in labels if str(e.get("name", "")).endswith("embed_tokens.weight")]
-    return {"prepare_kbit": 4 * shape.vocabulary * shape.hidden in embedding}
+    named = [(str(entry.get("name", "")), entry.get("bytes")) for entry in labels]
+    embedding = {size for name, size in named if name.endswith("embed_tokens.weight")}
+    queries = {size for name, size in named if ".q_proj.lora_A." in name and name.endswith(".weight")}
+    return {
+        "prepare_kbit": 4 * shape.vocabulary * shape.hidden in embedding,
+        "adapter_dtype": "bf16" if 2 * rank * shape.hidden in queries else "fp32",
+    }
+
+
+def _autocast(analysis: Analysis, config: Mapping[str, Any]) -> bool:
+    """Whether the forward pass ran under autocast: as the recorder saw it, or by the decorator on its stack."""
+    stacks = analysis.timeline.snapshot.stacks
+    return bool(config.get("autocast")) or stacks.called("amp/autocast_mode.py", "decorate_autocast")
 
 
 def _tokens(analysis: Analysis, shape: ModelShape, width: int) -> int | None:

@@ -134,6 +134,7 @@ class AutoHooks:
         if torch._C._current_graph_task_id() != -1:
             return False
         self._local.inside = True
+        self.log.autocast |= bool(torch.is_autocast_enabled())
         self.log.enter(FORWARD if torch.is_grad_enabled() else EVALUATION)
         return True
 

@@ -40,6 +40,15 @@ class LabelBook:
         self._models: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._gradients: deque[_Gradients] = deque(maxlen=KEPT_STEPS)
+        self._remembered: list[dict[str, Any]] = []
+
+    def remember(self, models: list[Any], optimizers: list[Any], time_us: int) -> None:
+        """Keep what is where now, for a snapshot that is taken after the program has let go of its objects."""
+        rows = [row for row in self.collect(models, optimizers, time_us + 1) if row["subcategory"] != "grads"]
+        for row in rows:
+            row["from_time_us"] = row["until_time_us"] = time_us
+        known = {(row["address"], row["name"]) for row in rows}
+        self._remembered = rows + [row for row in self._remembered if (row["address"], row["name"]) not in known]
 
     def add_model(self, model: Any) -> None:
         """Know a model, whether or not the garbage collector would find it."""
@@ -71,7 +80,7 @@ class LabelBook:
         found = {id(model): model for ref in self._models.values() if (model := ref()) is not None}
         found |= {id(item): item for item in _instances(module_class)}
         inner = {id(child) for module in found.values() for child in module.children()}
-        roots = [module for key, module in found.items() if key not in inner]
+        roots = [module for key, module in found.items() if key not in inner and _holds_weights(module)]
         return sorted(roots, key=lambda module: id(module) not in self._models)
 
     def optimizers(self) -> list[Any]:
@@ -100,10 +109,20 @@ class LabelBook:
             present += identity.optimizer_labels(optimizer, names, self.device_type)
         present += identity.gradient_labels(named, self.device_type)
         rows = [_row(label, None, None) for label in identity.unique(present)]
+        known = {(row["address"], row["name"]) for row in rows}
+        rows += [
+            row
+            for row in self._remembered
+            if row["from_time_us"] >= since_us and (row["address"], row["name"]) not in known
+        ]
         for seen in self._gradients:
             if seen.time_us >= since_us:
                 rows += _earlier(seen, names)
         return rows
+
+
+def _holds_weights(module: Any) -> bool:
+    return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
 
 
 def _named(model: Any) -> Iterable[tuple[str, Any]]:

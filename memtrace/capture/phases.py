@@ -29,6 +29,7 @@ class PhaseLog:
         self.step = 0
         self.completed = 0  # forward passes, backward passes and steps that came to their end
         self.counted_by_program = False
+        self.autocast = False  # whether a forward pass was called under autocast
         self.marks: deque[tuple[int, str, int]] = deque([(now_us(), LOAD, 0)], maxlen=MAX_MARKS)
 
     def enter(self, name: str) -> None:

@@ -75,6 +75,8 @@ class Recorder:
         self._model, self._optimizer = model, optimizer
         self._folder: Path | None = None
         self._hooked = False
+        self._remembered: set[int] = set()  # optimizers whose first step was looked at
+        self._config: dict[str, Any] = {}
         self._lock = threading.RLock()
 
     # life
@@ -154,9 +156,26 @@ class Recorder:
         if self.recording:
             self.labels.note_gradients(optimizer, now_us())
 
-    def _after_step(self, _optimizer: Any) -> None:
+    def _after_step(self, optimizer: Any) -> None:
+        if self.recording and id(optimizer) not in self._remembered:
+            self._remembered.add(id(optimizer))
+            self._remember()
         if self.log.next_step(by_program=False):
             self._note_step()
+
+    def _remember(self) -> None:
+        """Look at models and optimizers while they are alive: a script's objects are often gone at its end."""
+        models, optimizers = self.labels.models(), self.labels.optimizers()
+        self.labels.remember(models, optimizers, now_us())
+        self._config = facts.run_config(models, optimizers)
+
+    def _config_of(self, models: list[Any], optimizers: list[Any]) -> dict[str, Any]:
+        """What the living objects tell, else what they told after the first step."""
+        config = facts.run_config(models, optimizers)
+        for part in ("models", "optimizers"):
+            config[part] = config[part] or self._config.get(part, [])
+        config["autocast"] = self.log.autocast
+        return config
 
     def step(self) -> None:
         """Count a step. The automatic count, one a call of ``optimizer.step``, stops with the first call."""
@@ -218,7 +237,7 @@ class Recorder:
         models: list[Any] = _attempt(problems, [], self.labels.models)
         optimizers: list[Any] = _attempt(problems, [], self.labels.optimizers)
         labels = _attempt(problems, [], lambda: self.labels.collect(models, optimizers, since))
-        config: dict[str, Any] = _attempt(problems, {}, lambda: facts.run_config(models, optimizers))
+        config: dict[str, Any] = _attempt(problems, {}, lambda: self._config_of(models, optimizers))
         overflowed = any(len(trace) >= self.options.max_entries for trace in traces)
         extra |= {
             "reason": reason,

@@ -40,8 +40,10 @@ def _any_file(case: Case, part: str) -> bool:
 
 
 def uses_autocast(case: Case) -> bool:
-    """Whether mixed precision shows on a stack, as trainers switch it on (a ``with`` block of one's own shows none)."""
-    return _any_file(case, "amp/autocast_mode.py")
+    """Whether the forward pass ran under autocast: as the recorder saw it, or by the decorator that trainers use."""
+    config = case.timeline.snapshot.memtrace.get("config")
+    seen = isinstance(config, dict) and bool(config.get("autocast"))
+    return seen or case.timeline.snapshot.stacks.called("amp/autocast_mode.py", "decorate_autocast")
 
 
 def uses_liger(case: Case) -> bool:

@@ -43,3 +43,7 @@ class StackTable:
     def stack(self, stack: int) -> tuple[Frame, ...]:
         """The frames of a stack, innermost first; () for -1 (no stack recorded)."""
         return tuple(self.frames[i] for i in self.frame_ids(stack))
+
+    def called(self, file_part: str, name: str) -> bool:
+        """Whether a function of that name, in a file whose path contains ``file_part``, is on any stack."""
+        return any(frame.name == name and file_part in frame.filename.replace("\\", "/") for frame in self.frames)

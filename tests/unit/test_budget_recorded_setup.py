@@ -11,6 +11,8 @@ import pytest
 
 from memtrace.cli import main
 
+TRUTH = Path(__file__).parents[1] / "truth"
+
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 2000,
@@ -89,3 +91,15 @@ def test_no_estimate_without_a_usable_configuration(
 ) -> None:
     rewrite(recording, config)
     assert answer(recording, capsys) is None
+
+
+def test_a_trainers_autocast_run_of_many_lengths(capsys: pytest.CaptureFixture[str]) -> None:
+    """A plain ``Trainer(bf16=True)`` script on an H200, 16 layers of Llama-2-7B, sequences of 200 to 1,500 tokens."""
+    found = answer(TRUTH / "unlabelled" / "llama2-7b-16-layers_hf-trainer-bf16.pickle.xz", capsys)
+    options = found["options"]
+    assert (options["autocast"], options["adapter_dtype"], options["prepare_kbit"]) == (True, "fp32", True)
+    assert (options["sequence"], options["checkpointing"]) == (1174, False)
+    against = found["against"]
+    assert against["by_category"]["activations"]["signed_error_bytes"] == 0
+    assert abs(against["levels"]["requested"]["signed_error_bytes"]) < 64 << 10
+    assert abs(against["signed_error_percent"]) < 0.1

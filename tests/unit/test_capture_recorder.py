@@ -192,6 +192,36 @@ def test_gradients_of_earlier_steps_keep_their_labels(stand_in: StandIn, tmp_pat
         assert (last["action"], last["size"]) == ("alloc", row["bytes"])
 
 
+def test_objects_that_are_gone_at_the_end_are_labelled_all_the_same(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most scripts train inside a function: model and optimizer are dead when the recording is written."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: True)
+    addresses: dict[int, int] = {}
+
+    def run() -> None:
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        train(model, optimizer, 3)
+        for parameter in model.parameters():
+            addresses[parameter.untyped_storage().data_ptr()] = parameter.untyped_storage().nbytes()
+        for state in optimizer.state.values():
+            addresses[state["exp_avg"].untyped_storage().data_ptr()] = state["exp_avg"].untyped_storage().nbytes()
+
+    with memtrace.record(tmp_path / "run.pickle") as recording:
+        run()
+        gc.collect()
+    snapshot = read(recording.file)
+    extra = snapshot["memtrace"]
+    labelled = {row["address"]: row["bytes"] for row in extra["labels"]}
+    assert addresses.items() <= labelled.items()
+    kept = [row for row in extra["labels"] if row["subcategory"] in ("params", "optimizer_state", "unquantized")]
+    assert kept and all(row["from_time_us"] == row["until_time_us"] is not None for row in kept)
+    assert [model["class"] for model in extra["config"]["models"]] == ["Net"]
+    assert [optimizer["class"] for optimizer in extra["config"]["optimizers"]] == ["Adam"]
+    assert extra["config"]["autocast"] is True
+
+
 def test_window_of_steps(stand_in: StandIn, tmp_path: Path) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
