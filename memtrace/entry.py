@@ -14,11 +14,12 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
 _LINE = b"memtrace: interrupted\n"
 _CODE = 130
-_AGAIN_S = 0.002
+_AGAIN_S, _LOST_S = 0.002, 1.0
 
 
 class _Interrupts:
@@ -30,18 +31,30 @@ class _Interrupts:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.raises:
             self.seen = True
+            _remind(self.again, _LOST_S)
             raise KeyboardInterrupt
         _leave()
+
+    def again(self, number: int, frame: FrameType | None) -> None:
+        """An extension module has swallowed the interrupt, or what is to be undone takes long."""
+        if self.raises:
+            raise KeyboardInterrupt
 
     def lost(self, unraisable: sys.UnraisableHookArgs) -> None:
         """An interrupt that came within a callback, where nothing can be raised: try again in a moment."""
         if unraisable.exc_type is not KeyboardInterrupt:
             sys.__unraisablehook__(unraisable)
-        elif hasattr(signal, "setitimer"):
-            signal.signal(signal.SIGALRM, self)
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
-        else:
+        elif not _remind(self.again, _AGAIN_S):
             _leave()
+
+
+def _remind(answer: Callable[[int, FrameType | None], None], seconds: float) -> bool:
+    """Call ``answer`` once after a while, 0 for never; False where the system has no such timer."""
+    if not hasattr(signal, "setitimer"):
+        return False
+    signal.signal(signal.SIGALRM, answer)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    return True
 
 
 def _leave() -> None:
@@ -58,15 +71,17 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where i
     sys.unraisablehook = _interrupts.lost
 
 
+def as_usual() -> None:
+    """Interrupts as the interpreter has them, for verbs that run another program or a terminal interface."""
+    if signal.getsignal(signal.SIGINT) is _interrupts:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = sys.__unraisablehook__
+
+
 def main() -> int:
     """Run the command line; returns the exit code."""
     from memtrace.cli import main as answer
 
-    if sys.argv[1:2] == ["run"] and sys.unraisablehook == _interrupts.lost:
-        # The script that runs is somebody else's program: it finds the interpreter as it was.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.unraisablehook = sys.__unraisablehook__
-        return answer()
     try:
         _interrupts.raises = True
         code = answer()
@@ -76,4 +91,6 @@ def main() -> int:
         if not _interrupts.seen:
             raise
         _leave()  # it came where no verb answers it, or an extension module made another error of it
+    if _interrupts.seen:
+        _remind(_interrupts.again, 0)
     return code

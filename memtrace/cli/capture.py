@@ -10,6 +10,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from memtrace.cli.common import usual_interrupts
 from memtrace.cli.estimate import add_setup, options_from
 from memtrace.cli.run import add_recording_options
 from memtrace.errors import UsageError
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.train_steps < 0 or args.eval_batches < 0 or args.train_steps + args.eval_batches == 0:
         raise UsageError("nothing to do: give --train-steps or --eval-batches")
     backend_module.get().require()
+    usual_interrupts()
     step = StepConfig(
         seq_len=setup.sequence,
         batch=setup.batch,

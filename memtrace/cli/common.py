@@ -133,6 +133,13 @@ def progress(label: str) -> Iterator[Callable[[float], None] | None]:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
+def usual_interrupts() -> None:
+    """For verbs that run somebody else's program or a terminal interface: Ctrl-C as the interpreter has it."""
+    entry = sys.modules.get("memtrace.entry")
+    if entry is not None:
+        entry.as_usual()
+
+
 def open_timeline(args: argparse.Namespace) -> Timeline:
     """Load FILE, choose the device, replay it. Says on stderr which device was chosen where there was a choice."""
     recording, device = _open(args)

@@ -11,6 +11,7 @@ import argparse
 import re
 from pathlib import Path
 
+from memtrace.cli.common import usual_interrupts
 from memtrace.errors import UsageError
 
 
@@ -75,4 +76,5 @@ def run(args: argparse.Namespace) -> int:
         force=args.force,
         step_log=args.step_log,
     )
+    usual_interrupts()
     return launch(program, args.module is not None, options)

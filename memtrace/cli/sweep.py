@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_json, print_json
+from memtrace.cli.common import add_json, print_json, usual_interrupts
 from memtrace.cli.estimate import add_setup, options_from
 from memtrace.errors import UsageError
 
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plan:
         print("\n".join(f"{number:>3}  {trial.name}" for number, trial in enumerate(trials, 1)))
         return 0
+    usual_interrupts()
     outcomes = _measure(args, trials, parse_size(args.limit) if args.limit else None)
     _show(args, outcomes)
     return 0

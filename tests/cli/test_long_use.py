@@ -84,6 +84,19 @@ def interrupted(*args, **more):
 container._open_raw = interrupted
 sys.exit(memtrace.entry.main())
 """
+SWALLOWED = """
+import os, signal, sys, time
+import memtrace.entry, memtrace.cli
+def interrupted(*args, **more):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        pass  # numpy does, where it looks up an attribute
+    time.sleep(60)
+from memtrace.snapshot import container
+container._open_raw = interrupted
+sys.exit(memtrace.entry.main())
+"""
 AS_ANOTHER_ERROR = """
 import os, signal, sys
 import memtrace.entry, memtrace.cli
@@ -104,7 +117,7 @@ print("went on")
 """
 
 
-@pytest.mark.parametrize("script", [BEFORE, WHILE, IN_A_CALLBACK, AS_ANOTHER_ERROR], ids=range(4))
+@pytest.mark.parametrize("script", [BEFORE, WHILE, IN_A_CALLBACK, SWALLOWED, AS_ANOTHER_ERROR], ids=range(5))
 def test_an_interrupt_is_one_line(script: str) -> None:
     done = run_python(script, "report", TINY)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", LINE)
