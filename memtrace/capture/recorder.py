@@ -172,8 +172,11 @@ class Recorder:
     def _config_of(self, models: list[Any], optimizers: list[Any]) -> dict[str, Any]:
         """What the living objects tell, else what they told after the first step."""
         config = facts.run_config(models, optimizers)
-        for part in ("models", "optimizers"):
-            config[part] = config[part] or self._config.get(part, [])
+        earlier = self._config.get("models", [])
+        if any("config" in model for model in earlier) and not any("config" in model for model in config["models"]):
+            config["models"] = earlier  # what is left of a model may outlive it, layers that a cache holds, say
+        config["models"] = config["models"] or earlier
+        config["optimizers"] = config["optimizers"] or self._config.get("optimizers", [])
         config["autocast"] = self.log.autocast
         return config
 
