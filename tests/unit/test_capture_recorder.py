@@ -6,6 +6,7 @@ import gc
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,9 +199,12 @@ def test_objects_that_are_gone_at_the_end_are_labelled_all_the_same(
     """Most scripts train inside a function: model and optimizer are dead when the recording is written."""
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: True)
     addresses: dict[int, int] = {}
+    outlives: list[nn.Module] = []
 
     def run() -> None:
         model = Net()
+        model.config = SimpleNamespace(to_dict=lambda: {"model_type": "net"})  # type: ignore[assignment]
+        outlives.append(model.second)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         train(model, optimizer, 3)
         for parameter in model.parameters():
@@ -216,8 +220,11 @@ def test_objects_that_are_gone_at_the_end_are_labelled_all_the_same(
     labelled = {row["address"]: row["bytes"] for row in extra["labels"]}
     assert addresses.items() <= labelled.items()
     kept = [row for row in extra["labels"] if row["subcategory"] in ("params", "optimizer_state", "unquantized")]
-    assert kept and all(row["from_time_us"] == row["until_time_us"] is not None for row in kept)
-    assert [model["class"] for model in extra["config"]["models"]] == ["Net"]
+    past = [row for row in kept if row["until_time_us"] is not None]
+    assert past and all(row["from_time_us"] == row["until_time_us"] for row in past)
+    assert [(model["class"], model["config"]) for model in extra["config"]["models"]] == [
+        ("Net", {"model_type": "net"})
+    ]
     assert [optimizer["class"] for optimizer in extra["config"]["optimizers"]] == ["Adam"]
     assert extra["config"]["autocast"] is True
 
