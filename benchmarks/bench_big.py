@@ -1,4 +1,5 @@
-"""A recording of millions of events: ``memtrace report``, and again with the index, against a bare ``pickle.load``.
+"""A recording of millions of events: ``memtrace report``, again with the index, and of a part of it from the index,
+against a bare ``pickle.load``.
 
     python benchmarks/bench_big.py [--events 7000000] [--runs 1] [--table] [--folder DIR]
 
@@ -40,23 +41,25 @@ def measure(command: list[str], environment: dict[str, str]) -> Cost:
     return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10)
 
 
-def compare(path: Path, runs: int, cache: Path) -> tuple[Cost, Cost, Cost]:
-    """Medians of (bare pickle.load, memtrace report, memtrace report with the index)."""
+def compare(path: Path, runs: int, cache: Path, events: int) -> list[Cost]:
+    """Medians of bare pickle.load, memtrace report, again with the index, and of one hundredth of the events."""
     report = [sys.executable, "-m", "memtrace", "report", str(path)]
     index = path.with_name(path.name + ".memtrace-index")
     home = {"XDG_CACHE_HOME": str(cache), "MEMTRACE_NO_INDEX": ""}
-    costs: list[list[Cost]] = [[], [], []]
+    middle = events // 2
+    part = ["--events", f"{middle}:{middle + events // 100}"]
+    costs: list[list[Cost]] = [[], [], [], []]
     for _ in range(runs):
         index.unlink(missing_ok=True)
         costs[0].append(measure([sys.executable, "-c", BARE, str(path)], home))
         costs[1].append(measure(report, home))  # writes the index, too
         costs[2].append(measure(report, home))
+        costs[3].append(measure([*report, *part], home))
     index.unlink(missing_ok=True)
-    bare, first, again = (
+    return [
         Cost(statistics.median(c.seconds for c in side), int(statistics.median(c.memory_bytes for c in side)))
         for side in costs
-    )
-    return bare, first, again
+    ]
 
 
 def main() -> None:
@@ -67,13 +70,13 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--folder", type=Path, default=None, help="where recordings are made")
     args = parser.parse_args()
-    print("   events      MiB | pickle.load     | report          (ratio)     | again           (ratio)")
+    print("   events      MiB | pickle.load     | report          (ratio)     | again           (ratio)     | a part")
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for wanted in TABLE if args.table else (args.events,):
             path = Path(folder) / "big.pickle"
             with path.open("wb") as out:
                 events, size_bytes = write(args.source, out, wanted)
-            bare, first, again = compare(path, args.runs, Path(folder) / "cache")
+            bare, *others = compare(path, args.runs, Path(folder) / "cache", events)
             cells = [
                 f"{events:9,} {size_bytes / 2**20:8,.0f}",
                 f"{bare.seconds:6.2f} s {bare.memory_bytes >> 20:5,} MiB",
@@ -81,7 +84,7 @@ def main() -> None:
             cells += [
                 f"{cost.seconds:6.2f} s {cost.memory_bytes >> 20:5,} MiB "
                 f"({cost.seconds / bare.seconds:.2f}, {cost.memory_bytes / bare.memory_bytes:.2f})"
-                for cost in (first, again)
+                for cost in others
             ]
             print(" | ".join(cells), flush=True)
 

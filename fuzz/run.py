@@ -20,6 +20,7 @@ from check import check  # noqa: E402
 from mutate import damaged  # noqa: E402
 
 SECONDS = 20
+_EVERY = 10_000
 
 
 @contextmanager
@@ -49,6 +50,9 @@ def main() -> int:
         except Exception as error:
             failures += 1
             print(f"seed {seed}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        done = seed + 1 - args.first
+        if done % _EVERY == 0:
+            print(f"{done} done, {readable} readable, {failures} failures", flush=True)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
         f"{args.count} damaged snapshots in {time.monotonic() - start:.0f} s: {readable} readable, "
