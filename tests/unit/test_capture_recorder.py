@@ -222,9 +222,8 @@ def test_objects_that_are_gone_at_the_end_are_labelled_all_the_same(
     kept = [row for row in extra["labels"] if row["subcategory"] in ("params", "optimizer_state", "unquantized")]
     past = [row for row in kept if row["until_time_us"] is not None]
     assert past and all(row["from_time_us"] == row["until_time_us"] for row in past)
-    assert [(model["class"], model["config"]) for model in extra["config"]["models"]] == [
-        ("Net", {"model_type": "net"})
-    ]
+    told = [(model["class"], model["config"]) for model in extra["config"]["models"]]
+    assert told == [("Net", {"model_type": "net"})]
     assert [optimizer["class"] for optimizer in extra["config"]["optimizers"]] == ["Adam"]
     assert extra["config"]["autocast"] is True
 
