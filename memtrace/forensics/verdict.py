@@ -68,8 +68,13 @@ def judge(analysis: Analysis, event: int, known: Known) -> Verdict:
     timeline = analysis.timeline
     refusal = next((r for r in refusals(timeline) if r.event == event), None)
     if refusal is None:
+        if not len(timeline):
+            nothing = "No history was recorded, so nothing tells whether a request was refused."
+            advice = "The log of the run tells; memtrace run SCRIPT records the history."
+            return Verdict("unknown", "derived", (nothing, advice))
         count = len(timeline.oom_events)
-        text = "No request was refused at this event." if count else "No request was refused in this recording."
+        where = "at this event" if count else "in these events" if timeline.window else "in this recording"
+        text = f"No request was refused {where}."
         return Verdict("no_oom", "measured", (text,))
     capacity = capacity_at(timeline, refusal, known)
     pieces = measure_pieces(layout_at(timeline, event), refusal)
