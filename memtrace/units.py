@@ -27,6 +27,17 @@ def parse_size(text: str) -> int:
     return round(size)
 
 
+def parse_capacity(text: str) -> int:
+    """Bytes of a device's memory or of a limit on it. Raises UsageError as :func:`parse_size` and below 1 MiB, where
+    somebody left out the unit."""
+    size_bytes = parse_size(text)
+    if size_bytes < MIB:
+        number = text.strip()
+        meant = f"did you mean {number}GiB?" if 0 < size_bytes and number[-1:] in "0123456789." else "write 24GiB, say"
+        raise UsageError(f"{text!r} is {format_bytes(size_bytes)} of memory; {meant}")
+    return size_bytes
+
+
 def format_bytes(size_bytes: int) -> str:
     """``5.38 GiB``, ``86.0 MiB``, ``512 B``; three significant digits or so, sign kept."""
     magnitude = abs(size_bytes)

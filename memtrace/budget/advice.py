@@ -14,15 +14,17 @@ from memtrace.budget.quick import requested_peak
 class Change:
     """One change of the options: how it is made, what it costs, and what it saves.
 
-    ``saves_bytes`` is the difference of the re-estimated peaks (requested bytes, exact); ``margin_bytes`` what would be
-    left on the device if the share of memory lost to the allocator stays as it is. ``sufficient``: the margin is not
-    negative.
+    All sizes are of device memory, which decides: ``saves_bytes`` is what the device would hold less of and
+    ``margin_bytes`` what would be left on it, if the share of memory lost to the allocator stays as it is, so that what
+    is missing now plus the margin is the saving. ``saves_requested_bytes`` is the difference of the re-estimated peaks
+    of requested bytes, which is exact. ``sufficient``: the margin is not negative.
     """
 
     change: str
     flag: str
     cost: str
     saves_bytes: int
+    saves_requested_bytes: int
     margin_bytes: int
     sufficient: bool
     options: RunOptions
@@ -36,11 +38,8 @@ def advise(estimate: Estimate) -> tuple[Change, ...]:
     found = []
     for change, flag, cost, options in _candidates(estimate.options, estimate):
         peak = requested_peak(estimate.shape, options, estimate.gpu.device)
-        saves = estimate.peak_requested_bytes - peak
-        if saves <= 0:
-            continue
-        margin = estimate.fit.capacity_bytes - estimate.outside_bytes - round(peak * loss)
-        found.append(Change(change, flag, cost, saves, margin, margin >= 0, options))
+        if peak < estimate.peak_requested_bytes:
+            found.append(_change(estimate, loss, change, flag, cost, peak, options))
     if not any(entry.sufficient for entry in found):
         together = _together(estimate, loss)
         if together is not None:
@@ -49,6 +48,17 @@ def advise(estimate: Estimate) -> tuple[Change, ...]:
     if shorter is not None:
         found.append(shorter)
     return tuple(sorted(found, key=lambda entry: not entry.sufficient))
+
+
+def _change(
+    estimate: Estimate, loss: float, change: str, flag: str, cost: str, peak_requested_bytes: int, options: RunOptions
+) -> Change:
+    """A change that brings the peak of requested bytes to ``peak_requested_bytes``."""
+    reserved = round(peak_requested_bytes * loss)
+    margin = estimate.fit.capacity_bytes - estimate.outside_bytes - reserved
+    saves = estimate.fit.device_bytes - estimate.outside_bytes - reserved
+    requested = estimate.peak_requested_bytes - peak_requested_bytes
+    return Change(change, flag, cost, saves, requested, margin, margin >= 0, options)
 
 
 def _together(estimate: Estimate, loss: float) -> Change | None:
@@ -67,11 +77,9 @@ def _together(estimate: Estimate, loss: float) -> Change | None:
             continue
         options, best = changed, peak
         flags.append(flag)
-        margin = budget - round(peak * loss)
-        if margin >= 0 and len(flags) > 1:
-            saves = estimate.peak_requested_bytes - peak
+        if round(peak * loss) <= budget and len(flags) > 1:
             change = f"{len(flags)} changes together"
-            return Change(change, " ".join(flags), "the sum of theirs", saves, margin, True, options)
+            return _change(estimate, loss, change, " ".join(flags), "the sum of theirs", peak, options)
     return None
 
 
@@ -126,11 +134,8 @@ def _longest(estimate: Estimate, loss: float) -> Change | None:
         return None
     shorter = replace(options, sequence=64 * low)
     peak = requested_peak(estimate.shape, shorter, estimate.gpu.device)
-    saves = estimate.peak_requested_bytes - peak
     change = f"sequences of at most {shorter.sequence} tokens"
-    return Change(
-        change, f"--seq-len {shorter.sequence}", "shorter texts", saves, budget - round(peak * loss), True, shorter
-    )  # fmt: skip
+    return _change(estimate, loss, change, f"--seq-len {shorter.sequence}", "shorter texts", peak, shorter)
 
 
 def _guess(estimate: Estimate, requested_budget: float) -> int:

@@ -123,7 +123,7 @@ def _levels(estimate: Estimate) -> Iterator[str]:
 
 
 def _changes(changes: tuple[Change, ...]) -> Iterator[str]:
-    yield "what to change, cheapest sufficient change first (each re-estimated)"
+    yield "what to change, cheapest sufficient change first (each re-estimated; on the device)"
     for change in changes:
         left = format_bytes(abs(change.margin_bytes))
         verdict = f"FITS, {left} to spare" if change.sufficient else f"still {left} too much"

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.capture.checkpoint import find_model
     from memtrace.capture.qlora import StepConfig
     from memtrace.capture.qlora_run import Plan, record_plan, record_truth
-    from memtrace.units import parse_size
+    from memtrace.units import parse_capacity
 
     setup = options_from(args)
     if args.train_steps < 0 or args.eval_batches < 0 or args.train_steps + args.eval_batches == 0:
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             stacks=args.stacks,
             max_entries=args.max_entries,
             late=args.late,
-            cap_bytes=parse_size(args.limit) if args.limit else None,
+            cap_bytes=parse_capacity(args.limit) if args.limit else None,
             deep=args.deep,
             force=args.force,
         )

@@ -37,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from memtrace.report import report
-    from memtrace.units import parse_size
+    from memtrace.units import parse_capacity
 
     if not (args.baseline or args.max_peak or args.write):
         raise UsageError("nothing to check: give --baseline BASE.json, --max-peak SIZE or --write BASE.json")
     if args.max_growth and not args.baseline:
         raise UsageError("--max-growth needs --baseline BASE.json to grow from")
     limits = _limits(args.max_growth or ["0%"])
-    max_peak_bytes = parse_size(args.max_peak) if args.max_peak else None
+    max_peak_bytes = parse_capacity(args.max_peak) if args.max_peak else None
     baseline = _read(args.baseline) if args.baseline else None
     if args.write:
         check_target(Path(args.write), args.force)

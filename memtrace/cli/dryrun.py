@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from memtrace.budget.presets import gpu_preset
     from memtrace.errors import MissingDependencyError
-    from memtrace.units import parse_size
+    from memtrace.units import parse_capacity
 
     if args.trace is not None:
         check_target(Path(args.trace), args.force)
     options = options_from(args)
     gpu = gpu_preset(args.gpu) if args.gpu else None
-    capacity = parse_size(args.capacity) if args.capacity else None
+    capacity = parse_capacity(args.capacity) if args.capacity else None
     logging.disable(logging.WARNING)  # what libraries say about this host means nothing here
     try:
         from memtrace.capture.dryrun.answer import as_json, examine, render, snapshot

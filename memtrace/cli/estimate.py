@@ -90,12 +90,12 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.budget.advice import advise
     from memtrace.budget.estimate import estimate
     from memtrace.budget.presets import gpu_preset, model_shape
-    from memtrace.units import parse_size
+    from memtrace.units import parse_capacity
 
     if args.trace is not None:
         check_target(Path(args.trace), args.force)
     gpu = gpu_preset(args.gpu) if args.gpu else None
-    capacity = parse_size(args.capacity) if args.capacity else None
+    capacity = parse_capacity(args.capacity) if args.capacity else None
     result = estimate(model_shape(args.model), options_from(args), gpu, capacity)
     against = _against(result, args.against) if args.against else None
     changes = advise(result)

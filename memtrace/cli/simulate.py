@@ -52,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from memtrace.simulation import Question, answer
     from memtrace.simulation_edits import parse_edits
-    from memtrace.units import parse_size
+    from memtrace.units import parse_capacity
 
     edits = parse_edits(args.without, args.scale)
-    capacity = None if args.capacity is None else parse_size(args.capacity)
+    capacity = None if args.capacity is None else parse_capacity(args.capacity)
     version = None if args.torch is None else _version(args.torch)
     target = None if args.export is None else _target(args)
     timeline = open_timeline(args)

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from memtrace.budget.sweep import plan
-    from memtrace.units import parse_size
+    from memtrace.units import parse_capacity
 
     if args.train_steps < 1:
         raise UsageError("--train-steps must be at least 1")
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(f"{number:>3}  {trial.name}" for number, trial in enumerate(trials, 1)))
         return 0
     usual_interrupts()
-    outcomes = _measure(args, trials, parse_size(args.limit) if args.limit else None)
+    outcomes = _measure(args, trials, parse_capacity(args.limit) if args.limit else None)
     _show(args, outcomes)
     return 0
 

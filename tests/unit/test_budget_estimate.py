@@ -96,7 +96,7 @@ def test_advice_is_sufficient_and_in_order() -> None:
     for change in changes:
         again = estimate(found.shape, change.options, H200, 4 * GIB)
         training = [peak.requested_bytes for name, peak in again.phases.items() if name not in ("load", "first_step")]
-        assert found.peak_requested_bytes - max(training) == change.saves_bytes
+        assert found.peak_requested_bytes - max(training) == change.saves_requested_bytes
     assert any(change.flag.startswith("--seq-len") for change in changes)
 
 
@@ -228,3 +228,9 @@ def test_unwritable_target() -> None:
     found = estimate(replace(model_preset("tiny-llama"), layers=1), RunOptions(128), H200)
     with pytest.raises(UsageError, match="can't write"):
         write_snapshot(found, Path("/nowhere/at/all.pickle"))
+
+
+def test_savings_add_up_with_what_is_missing() -> None:
+    found = estimate(model_preset("tiny-llama"), RunOptions(2048, 4, checkpointing=False), H200, 4 * GIB)
+    for change in advise(found):
+        assert found.fit.margin_bytes + change.saves_bytes == change.margin_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memtrace.errors import UsageError
-from memtrace.units import format_bytes, format_delta, parse_size
+from memtrace.units import format_bytes, format_delta, parse_capacity, parse_size
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,15 @@ def test_parse(text: str, size_bytes: int) -> None:
 def test_parse_refuses(text: str) -> None:
     with pytest.raises(UsageError):
         parse_size(text)
+
+
+def test_capacity_without_a_unit_is_refused() -> None:
+    assert parse_capacity("24GiB") == parse_capacity("25769803776") == 24 << 30
+    with pytest.raises(UsageError, match="did you mean 24GiB"):
+        parse_capacity("24")
+    for text in ("0", "24k", "1e3", "-1"):
+        with pytest.raises(UsageError):
+            parse_capacity(text)
 
 
 def test_format() -> None:
