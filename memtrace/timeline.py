@@ -246,11 +246,12 @@ def _allocated_until(table: Allocations, pending: Bool) -> I8:
 def choose_event(timeline: Timeline, at: str | None) -> At:
     """The event that ``--at`` names: peak, reserved-peak, end, oom or a number; None means oom if there is one.
 
-    Raises UsageError for an event out of range, NoAnswerError for ``oom`` where none was recorded.
+    Else it means the peak, or, where no history was recorded, the end. Raises UsageError for an event out of range,
+    NoAnswerError for ``oom`` where none was recorded.
     """
     first, stop = timeline.span
     ooms = timeline.oom_events
-    kind = ("oom" if ooms else "peak") if at is None else at
+    kind = ("oom" if ooms else "peak" if len(timeline) else "end") if at is None else at
     if kind == "peak":
         event = timeline.peaks()[1].event
     elif kind == "reserved-peak":

@@ -35,11 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _answer(args: argparse.Namespace) -> Explanation:
     from memtrace.forensics.explain import explain_log, explain_snapshot
-    from memtrace.forensics.inputs import is_snapshot, lines_of, read_logs
+    from memtrace.forensics.inputs import is_snapshot, lines_of, read_logs, refuse_foreign
     from memtrace.forensics.log_verdict import principal
-    from memtrace.units import parse_size
+    from memtrace.units import parse_capacity
 
-    capacity = parse_size(args.capacity) if args.capacity else None
+    capacity = parse_capacity(args.capacity) if args.capacity else None
     if args.files.count("-") > 1:
         raise UsageError("- (stdin) can be given once")
     snapshots = [file for file in args.files if is_snapshot(file)]
@@ -49,6 +49,8 @@ def _answer(args: argparse.Namespace) -> Explanation:
     reading = read_logs(logs) if logs else None
     if not snapshots:
         assert reading is not None
+        if not reading.messages:
+            refuse_foreign(logs)
         line = principal(reading.messages).line if reading.messages else 0
         return explain_log(reading, logs, lines_of(logs, line))
     args.file = snapshots[0]

@@ -25,6 +25,8 @@ _SMALL_REST = 0.005  # what is left of a category is named where its parts would
 
 def when(at: At) -> str:
     """``out of memory at event 250,595``."""
+    if at.kind == "end" and at.event < 0:
+        return "final state, no history recorded"
     where = f"at event {format_count(at.event)}" if at.event >= 0 else "before the first event"
     return f"{_KIND[at.kind]} {where}"
 
@@ -37,12 +39,13 @@ def render_report(report: Report, width: int = 80, sites: int = 8) -> list[Text]
     lines.append(Text())
     lines += _fragmentation(report)
     peaks = report.peaks
-    lines.append(
-        Text(
-            f"peaks over {_where(report)}: requested {format_bytes(peaks['requested_bytes'])} · allocated "
-            f"{format_bytes(peaks['allocated_bytes'])} · reserved {format_bytes(peaks['reserved_bytes'])}"
+    if report.at.event >= 0 or report.at.kind != "end":  # without history there are no peaks
+        lines.append(
+            Text(
+                f"peaks over {_where(report)}: requested {format_bytes(peaks['requested_bytes'])} · allocated "
+                f"{format_bytes(peaks['allocated_bytes'])} · reserved {format_bytes(peaks['reserved_bytes'])}"
+            )
         )
-    )
     lines += _outside(report)
     lines.append(Text())
     lines += _sites(report, width, sites)

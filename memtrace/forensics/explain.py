@@ -248,7 +248,7 @@ def _about(case: Case) -> list[str]:
         )
         where = f"at event {case.at.event:,}" if case.at.event >= 0 else "before the first event"
         if not len(case.timeline):
-            what, where = "Only the final state was recorded", "without a trace"
+            what, where = "Live", "in the final state"
         found.append(f"{what} {where}: {size(case.allocated_bytes)} allocated, {size(case.reserved_bytes)} reserved.")
     held = {str(c): case.live_total(case.kind(c)) for c in Category}
     top = sorted(((n, name) for name, n in held.items() if case.is_material(n)), reverse=True)[:3]

@@ -1,4 +1,4 @@
-"""Which input is a snapshot and which a log: decided by content, never by name."""
+"""Which input is a snapshot and which a log: decided by content."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ _JSON_KEYS = re.compile(rb'"(segments|device_traces|blocks|total_size|allocator_
 _BINARY = (b"PK\x03\x04", b"SQLite format 3\x00", b"\x89HDF", b"GGUF", b"\x7fELF")
 _HEAD_BYTES = 4096
 _TWICE_BYTES = 64 << 20
+
+
+_SNAPSHOT_NAMES = (".pickle", ".pkl", ".pickle.gz", ".pickle.xz", ".pickle.zst")
 
 
 def looks_like_snapshot(head: bytes) -> bool:
@@ -75,6 +78,19 @@ def read_logs(sources: Sequence[str]) -> LogReading:
         lines_read=sum(reading.lines_read for reading in readings),
         stopped_early=any(reading.stopped_early for reading in readings),
     )
+
+
+def refuse_foreign(sources: Sequence[str]) -> None:
+    """Raise SnapshotError for what can't be a log, once no message was found in it: a web page, a file of other
+    content under a snapshot's name. A log under such a name is a log all the same."""
+    for source in sources:
+        head = b"" if source == "-" else _head(source)
+        start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:64].lower()
+        if start.startswith((b"<!doctype", b"<html")):
+            raise SnapshotError(f"{source}: an HTML page, neither a snapshot nor a log with an out-of-memory message")
+        if source.lower().endswith(_SNAPSHOT_NAMES):
+            what = "neither a snapshot nor a log with an out-of-memory message" if head else "the file is empty"
+            raise SnapshotError(f"{source}: {what}")
 
 
 def lines_of(sources: Sequence[str], line: int) -> list[str]:

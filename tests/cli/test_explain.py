@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import lzma
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +120,7 @@ def test_packed_logs_and_json_snapshots_are_told_by_content(capsys: pytest.Captu
     assert answer(capsys, str(lines))["oom"]["is_gpu_oom"]
     snapshot = tmp_path / "snapshot.log"
     snapshot.write_text(json.dumps({"segments": [], "device_traces": [[]]}))
-    assert answer(capsys, str(snapshot))["verdict"] == "no_oom"
+    assert answer(capsys, str(snapshot))["verdict"] == "unknown"
 
 
 def test_several_messages_are_all_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -148,6 +150,9 @@ def test_any_event_can_be_asked_about(capsys: pytest.CaptureFixture[str]) -> Non
         (lambda p: str(p), 3, "folder"),
         (lambda p: _write(p / "x.pickle", b"\x80\x04broken"), 3, "x.pickle"),
         (lambda p: _write(p / "x.zip", b"PK\x03\x04" + bytes(64)), 3, "zip"),
+        (lambda p: _write(p / "x.pickle", b""), 3, "empty"),
+        (lambda p: _write(p / "x.pickle", b'{"hello": 1}\n'), 3, "neither a snapshot nor"),
+        (lambda p: _write(p / "x.html", b"<!DOCTYPE html><html></html>\n"), 3, "HTML"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -169,3 +174,21 @@ def test_two_snapshots_are_for_other_verbs(capsys: pytest.CaptureFixture[str]) -
 
 def test_an_empty_log_is_no_oom(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert answer(capsys, _write(tmp_path / "log", b""))["verdict"] == "no_oom"
+
+
+def test_a_snapshot_without_history_tells_no_verdict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of a run that did die: the final state alone must not read as if nothing had been refused."""
+    with lzma.open(path("llama2-7b_oom-fragmentation")) as file:
+        snapshot = pickle.load(file)
+    snapshot["device_traces"] = [[] for _ in snapshot["device_traces"]]
+    bare = _write(tmp_path / "bare.pickle", pickle.dumps(snapshot))
+    found = answer(capsys, bare)
+    assert (found["verdict"], found["confidence"]) == ("unknown", "derived")
+    assert "No history was recorded" in found["because"][0]
+    text = "".join(f"{line}\n" for line in run(capsys, bare)[1].splitlines())
+    assert "nothing was refused" not in text
+    log = _write(tmp_path / "train.log", message("llama2-7b_oom-fragmentation").encode())
+    assert answer(capsys, bare, log)["verdict"] == "fragmentation"
+    assert main(["report", bare]) == 0
+    shown = capsys.readouterr().out
+    assert "final state, no history recorded" in shown and "peaks over" not in shown and "peak of" not in shown
