@@ -45,7 +45,6 @@ def run(capsysbinary: pytest.CaptureFixture[bytes], *args: str) -> tuple[int, st
         (("reprot", "x"), "memtrace: no verb and no file 'reprot'; did you mean report"),
         (("frag", "x"), "memtrace: no verb and no file 'frag'; did you mean fragmentation?"),
         (("zzzz",), "memtrace: no verb and no file 'zzzz'; memtrace --help lists them"),
-        (("missing.pickle",), "memtrace: no verb and no file 'missing.pickle'"),
     ],
 )
 def test_one_clear_line(capsysbinary: pytest.CaptureFixture[bytes], args: tuple[str, ...], said: str) -> None:
