@@ -13,6 +13,7 @@ from typing import Any
 from memtrace.allocator.bounds import LowerBounds, lower_bounds
 from memtrace.allocator.conf_text import parse_conf
 from memtrace.allocator.config import (
+    INTERVALS,
     AllocatorConfig,
     Version,
     conf_string,
@@ -104,6 +105,8 @@ class Answer:
     self_check: SelfCheckAnswer
     recorded: Recorded
     runs: tuple[Run, ...]
+    lower_bounds: LowerBounds
+    """What no setting can go below, for the program that was asked about: the edited one where there are edits."""
     notes: tuple[str, ...]
     simulations: tuple[Simulation, ...] = field(default=(), repr=False)
 
@@ -162,7 +165,12 @@ def answer(
     own = program.evidence.config
     if question.search:
         confs = sensible_confs(version, capacity is not None)
-        configs += [(conf, parse_conf(conf, version, total)) for conf in confs if conf not in question.confs]
+        for conf in confs:
+            parsed = parse_conf(conf, version, total)
+            # Without edits, the first run is that of the recorded settings already.
+            as_recorded = not labels and replace(parsed, padding_bytes=own.padding_bytes).places_like(own)
+            if conf not in question.confs and not as_recorded:
+                configs.append((conf, parsed))
     jobs: list[tuple[str, AllocatorConfig, Program, tuple[str, ...]]] = [
         (conf_string(snapshot.settings), own.with_limit(capacity), program, ())
     ]
@@ -194,6 +202,7 @@ def answer(
         ),
         recorded=Recorded(allocated.size_bytes, reserved.size_bytes, len(timeline.oom_events)),
         runs=tuple(run for run, _ in done),
+        lower_bounds=lower_bounds(edited, replace(own, roundup_divisions=(0,) * INTERVALS, roundup_bypass_bytes=None)),
         notes=tuple(_notes(timeline, program, limit, question, done[0][1].run)),
         simulations=tuple(candidate.run for _, candidate in done),
     )  # fmt: skip

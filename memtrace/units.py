@@ -33,7 +33,7 @@ def parse_capacity(text: str) -> int:
     size_bytes = parse_size(text)
     if size_bytes < MIB:
         number = text.strip()
-        meant = f"did you mean {number}GiB?" if 0 < size_bytes and number[-1:] in "0123456789." else "write 24GiB, say"
+        meant = f"did you mean {number}GiB?" if size_bytes > 0 and number[-1:] in "0123456789." else "write 24GiB, say"
         raise UsageError(f"{text!r} is {format_bytes(size_bytes)} of memory; {meant}")
     return size_bytes
 
@@ -62,3 +62,8 @@ def printable(text: str) -> str:
 def format_count(count: int) -> str:
     """``564,327``."""
     return f"{count:,}"
+
+
+def counted(count: int, thing: str) -> str:
+    """``1 piece``, ``510 pieces``, ``1,024 segments``."""
+    return f"{format_count(count)} {thing}{'' if count == 1 else 's'}"

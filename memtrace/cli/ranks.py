@@ -58,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
         print_json(answer)
     else:
         from memtrace.export.ranks_text import render_ranks
-        from memtrace.export.text import print_lines
+        from memtrace.export.text import console, print_lines
 
-        print_lines(render_ranks(answer))
+        print_lines(render_ranks(answer, console().width))
     if not answer.ranks:
         raise SnapshotError("no file could be read")
     return 0

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from memtrace.attribution.categories import Category
 from memtrace.export.text import columns, heading, warning_lines
+from memtrace.export.words import verdict_name
 from memtrace.ranks.compare import RankComparison
 from memtrace.units import format_bytes
 
@@ -23,14 +24,17 @@ _SHORT = {
 _STEPS = 12
 
 
-def render_ranks(answer: RankComparison) -> list[Text]:
-    """The sentence, a row a rank at the compared moment, imbalance, steps, and what could not be read."""
+def render_ranks(answer: RankComparison, width: int = 100) -> list[Text]:
+    """The sentence, a row a rank at the compared moment, imbalance, steps, and what could not be read.
+
+    A row that is wider than ``width`` becomes two, one in a table of levels and one in a table of categories.
+    """
     lines = [Text(answer.sentence, style="bold")]
     if answer.odd is not None:
         lines += [Text(f"  {reason}") for reason in answer.odd.why[1:]]
     if answer.ranks:
         lines += [Text(), Text(f"{_where(answer)}; ranks numbered by {answer.numbered_by}", style="dim")]
-        lines += _table(answer)
+        lines += _tables(answer, width)
     if len(answer.ranks) > 1:
         lines += [Text(), *_imbalance(answer)]
         if len(answer.steps) > 1:
@@ -58,36 +62,37 @@ def _present(answer: RankComparison) -> list[Category]:
     return [c for c in Category if any(standing.categories.get(str(c)) for standing in answer.compared)]
 
 
-def _table(answer: RankComparison) -> list[Text]:
-    shown = _present(answer)
+def _tables(answer: RankComparison, width: int) -> list[Text]:
     outside = any(rank.outside_bytes is not None for rank in answer.ranks)
-    header = [
-        "rank",
-        "file",
-        "peak",
-        "reserved",
-        *(_SHORT[c] for c in shown),
-        *(["outside"] if outside else []),
-        "verdict",
-    ]
-    rows = [header]
+    levels = [["file", "peak", "reserved", *(["outside"] if outside else [])]]
+    shown = _present(answer)
+    categories = [[_SHORT[c] for c in shown]]
     for rank, standing in zip(answer.ranks, answer.compared, strict=True):
         extra = [] if not outside else ["?" if rank.outside_bytes is None else format_bytes(rank.outside_bytes)]
-        rows.append(
-            [
-                str(rank.rank),
-                PurePath(rank.file).name,
-                format_bytes(rank.peaks["allocated_bytes"]),
-                format_bytes(rank.peaks["reserved_bytes"]),
-                *(format_bytes(standing.categories.get(str(c), 0)) for c in shown),
-                *extra,
-                rank.verdict,
-            ]
-        )
-    right = [True, False, *[True] * (len(header) - 3), False]
+        peaks = (format_bytes(rank.peaks[f"{level}_bytes"]) for level in ("allocated", "reserved"))
+        levels.append([PurePath(rank.file).name, *peaks, *extra])
+        categories.append([format_bytes(standing.categories.get(str(c), 0)) for c in shown])
+    numbers = ["rank", *(str(rank.rank) for rank in answer.ranks)]
+    verdicts = ["verdict", *(verdict_name(rank.verdict) for rank in answer.ranks)]
+    of_levels, of_categories = [False, *[True] * (len(levels[0]) - 1)], [True] * len(shown)
+    whole = _rows(numbers, [a + b for a, b in zip(levels, categories, strict=True)], verdicts)
+    lines = columns(whole, [True, *of_levels, *of_categories, False])
+    if max(map(len, lines)) <= width:
+        return _styled(answer, lines)
+    first = columns(_rows(numbers, levels, verdicts), [True, *of_levels, False])
+    second = columns(_rows(numbers, categories), [True, *of_categories])
+    return [*_styled(answer, first), Text(), *_styled(answer, second)]
+
+
+def _rows(numbers: list[str], cells: list[list[str]], last: list[str] | None = None) -> list[list[str]]:
+    ends = [[cell] for cell in last] if last else [[] for _ in numbers]
+    return [[number, *row, *end] for number, row, end in zip(numbers, cells, ends, strict=True)]
+
+
+def _styled(answer: RankComparison, lines: list[str]) -> list[Text]:
     odd = None if answer.odd is None else answer.odd.rank
     styles = ["bold", *("yellow" if rank.rank == odd else "" for rank in answer.ranks)]
-    return [Text(line, style=style) for line, style in zip(columns(rows, right), styles, strict=True)]
+    return [Text(line, style=style) for line, style in zip(lines, styles, strict=True)]
 
 
 def _imbalance(answer: RankComparison) -> list[Text]:

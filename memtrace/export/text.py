@@ -6,9 +6,11 @@ Renderers return lines (:class:`rich.text.Text`); only verbs print. Colour disap
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -81,10 +83,30 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[bool], gap: int = 2) 
 
 
 def print_lines(lines: Iterable[Text | str]) -> None:
-    """Print lines to stdout."""
+    """Print lines to stdout; where its width is known, what is wider goes on below, broken at spaces."""
     out = console()
+    width_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     for line in lines:
-        out.print(_safe(line), markup=False)
+        safe = _safe(line)
+        for part in _wrapped(safe, out) if width_known else (safe,):
+            out.print(part, markup=False)
+
+
+def _wrapped(line: Text | str, out: Console) -> Sequence[Text | str]:
+    """The line in parts of the console's width, indented two more than the first; words are never broken."""
+    text = line if isinstance(line, Text) else Text(line)
+    if text.cell_len <= out.width:
+        return (line,)
+    hang = len(text.plain) - len(text.plain.lstrip(" ")) + 2
+    edges, used = list[int](), 0
+    for word in re.finditer(r"\s*\S+", text.plain):
+        if used and used + cell_len(word[0]) > out.width:
+            edges.append(word.start())
+            used = hang + cell_len(word[0].lstrip())
+        else:
+            used += cell_len(word[0])
+    first, *rest = text.divide(edges)
+    return (first, *(Text.assemble(" " * hang, part[len(part.plain) - len(part.plain.lstrip()) :]) for part in rest))
 
 
 def _safe(line: Text | str) -> Text | str:

@@ -84,19 +84,19 @@ def find_odd(standings: Sequence[Standing]) -> Odd | None:
 
 
 def _reason(name: str, here_bytes: int, typical_bytes: int, against: str) -> str:
-    """The measured difference, then what it fits; the second half is a possibility and says so."""
+    """The measured difference, then what it is consistent with; the second half is a possibility and says so."""
     change = here_bytes - typical_bytes
     more = change > 0
     figures = f"{format_bytes(here_bytes)} against {format_bytes(typical_bytes)} ({against})"
     times = f", {here_bytes / typical_bytes:.1f} times as much" if more and typical_bytes > 0 else ""
     head = f"{name} {format_delta(change)}: {figures}{times}"
-    fits = _FITS.get((name, more))
+    known = _CONSISTENT_WITH.get((name, more))
     if name == Category.BASE_WEIGHTS and more and typical_bytes and here_bytes >= 1.6 * typical_bytes:
-        fits = "a second model on this rank (a reference or teacher model, say), or weights the others shard"
-    return f"{head}; fits {fits}." if fits else f"{head}."
+        known = "a second model on this rank (a reference or teacher model, say), or weights the others shard"
+    return f"{head}; consistent with {known}." if known else f"{head}."
 
 
-_FITS: dict[tuple[str, bool], str] = {
+_CONSISTENT_WITH: dict[tuple[str, bool], str] = {
     (Category.BASE_WEIGHTS, True): "weights that are sharded or quantised elsewhere",
     (Category.BASE_WEIGHTS, False): "a smaller share of the model on this rank",
     (Category.LORA, True): "optimizer states or gradients that are not spread evenly",

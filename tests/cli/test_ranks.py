@@ -47,3 +47,13 @@ def test_text_with_an_unreadable_file(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_exit_codes(args: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ranks", *args]) == code
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_tables_and_sentences_fit_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["ranks", *BOTH]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "no OOM" in text and "no_oom" not in text

@@ -105,6 +105,27 @@ def test_edits(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     assert by_site[1]["lower_bounds"]["requested_bytes"] <= by_site[0]["lower_bounds"]["requested_bytes"]
 
 
+def test_what_no_setting_can_go_below_is_of_the_edited_program(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    whole = answer(capsysbinary, TINY, "--quick")
+    edited = answer(capsysbinary, TINY, "--quick", "--without", "base_weights")
+    assert edited["lower_bounds"]["placement_bytes"] < whole["lower_bounds"]["placement_bytes"]
+    assert edited["lower_bounds"]["placement_bytes"] <= edited["runs"][1]["peak_reserved_bytes"]
+    out, _ = run(capsysbinary, TINY, "--quick", "--without", "base_weights")
+    assert "PyTorch's defaults, without base_weights" in out and "live blocks of the edited program" in out
+
+
+def test_the_table_fits_and_names_settings_whole(
+    capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out, _ = run(capsysbinary, FUZZ, "--search", "--capacity", "2GiB")
+    table = out[: out.index("limit on reserved memory")].splitlines()
+    assert max(map(len, table[table.index("") :])) <= 80
+    assert out.count("PyTorch's defaults") == 1
+    assert "expandable_segments:True,roundup_power2_divisions:16\n" in out
+    assert "(0.0%)" not in out
+
+
 def test_edits_of_what_was_there_before_the_trace(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     runs = answer(capsysbinary, LATE, "--quick", "--without", "base_weights")["runs"]
     assert runs[0]["peak_allocated_bytes"] - runs[1]["peak_allocated_bytes"] > 3 << 30
