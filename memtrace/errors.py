@@ -35,3 +35,8 @@ class MissingDependencyError(MemtraceError):
     """An optional package or a device is missing."""
 
     exit_code = 5
+
+    @classmethod
+    def of_extra(cls, needs: str, extra: str) -> MissingDependencyError:
+        """``needs`` ("plots need matplotlib") and how to get it: the optional packages of torch-memtrace[``extra``]."""
+        return cls(f"{needs}: pip install 'torch-memtrace[{extra}]' (in a clone: pip install '.[{extra}]')")

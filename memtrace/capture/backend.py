@@ -206,8 +206,8 @@ def import_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise MissingDependencyError(
-            f"recording needs PyTorch, which cannot be imported here ({error}); pip install 'torch-memtrace[capture]'"
+        raise MissingDependencyError.of_extra(
+            f"recording needs PyTorch, which cannot be imported here ({error})", "capture"
         ) from None
     return torch
 

@@ -28,9 +28,8 @@ class MemtraceCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, path: str | os.PathLike[str] = "memtrace.pickle", **options: Any) -> None:
         if _missing:
-            raise MissingDependencyError(
-                f"MemtraceCallback needs transformers, which cannot be imported here ({_missing}); "
-                "pip install 'torch-memtrace[capture]'"
+            raise MissingDependencyError.of_extra(
+                f"MemtraceCallback needs transformers, which cannot be imported here ({_missing})", "capture"
             )
         self.path = path
         self.options = options

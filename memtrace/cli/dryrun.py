@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
         from memtrace.capture.dryrun.answer import as_json, examine, render, snapshot
         from memtrace.capture.dryrun.build import read_architecture
     except ImportError as error:
-        raise MissingDependencyError(
-            f"a dry run needs PyTorch, Transformers and PEFT ({error}); pip install 'torch-memtrace[capture]'"
+        raise MissingDependencyError.of_extra(
+            f"a dry run needs PyTorch, Transformers and PEFT ({error})", "capture"
         ) from None
     finally:
         logging.disable(logging.NOTSET)

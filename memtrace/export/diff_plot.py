@@ -26,7 +26,7 @@ def plot_difference(before: Analysis, after: Analysis, answer: Difference, targe
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError:
-        raise MissingDependencyError("plots need matplotlib: pip install 'torch-memtrace[plot]'") from None
+        raise MissingDependencyError.of_extra("plots need matplotlib", "plot") from None
     figure, axes = pyplot.subplots(2, 1, sharey=True, figsize=(11, 7), layout="constrained")
     for axis, name, analysis, event in (
         (axes[0], "before", before, answer.before.at.event),

@@ -11,7 +11,8 @@ from memtrace.units import format_bytes, format_delta
 WIDTH = 80
 LINES = 20
 _INDENT = 15
-_WHY_LINES = 6
+_WHY_LINES = 7
+_SINCE = "Since the same point of the pass before"
 
 _MEANING = {
     "fragmentation": "there was room, but in pieces",
@@ -52,28 +53,56 @@ def _saving(advice: Advice) -> str:
 
 
 def _wrap(text: str, first: str, rest: str, most: int | None = None) -> list[str]:
-    """Greedy lines of at most ``WIDTH`` columns; code too long for one breaks after a bracket, comma, dot or ``=``."""
+    """Greedy lines of at most ``WIDTH`` columns, at most ``most`` of them.
+
+    Code stays such that it can be copied: a word goes to a line of its own before it is broken, is broken where Python
+    lets a line end, and is left out whole where the last line can't hold all of it.
+    """
     lines, line, empty = [], first, True
+    inside: list[bool] = [False]  # whether a line begins within a word
     for word in text.split():
+        whole = word
         while word:
             room = WIDTH - len(line) - (0 if empty else 1)
             if len(word) <= room:
                 line += word if empty else f" {word}"
                 word, empty = "", False
                 continue
-            at = max((word.rfind(mark, 0, room) + 1 for mark in "(,=["), default=0) if room > 0 else 0
-            at = at or (word.rfind(".", 0, room) + 1 if room > 0 else 0)
-            if len(word) > WIDTH - len(rest) and (at or empty):
-                at = at or room
-                line += word[:at] if empty else f" {word[:at]}"
-                word = word[at:]
+            at = 0
+            if len(word) > WIDTH - len(rest):
+                at = _break(word, room) or (max(room, 1) if empty else 0)
+                if at:
+                    line += word[:at] if empty else f" {word[:at]}"
+                    word = word[at:]
             lines.append(line)
+            inside.append(word is not whole)
             line, empty = rest, True
     lines.append(line)
-    if most is not None and len(lines) > most:
-        last = lines[most - 1]
-        lines = [*lines[: most - 1], (last if len(last) <= WIDTH - 2 else last[: WIDTH - 2]) + " …"]
-    return lines
+    if most is None or len(lines) <= most:
+        return lines
+    last = most - 1
+    while last and inside[last + 1] and inside[last]:
+        last -= 1
+    kept = lines[last]
+    if inside[last + 1]:  # what was begun is left out
+        kept = kept[: kept.rstrip().rfind(" ")]
+        if last and not kept.strip(" →"):
+            last -= 1
+            kept = lines[last]
+    while len(kept) > WIDTH - 2:
+        kept = kept[: kept.rindex(" ")] if " " in kept.strip() else kept[: WIDTH - 2]
+    return [*lines[:last], f"{kept.rstrip()} …"]
+
+
+def _break(word: str, room: int) -> int:
+    """Where in the first ``room`` characters of a long word a line may end: after an opening bracket, or after a comma
+    inside brackets; 0 where nowhere."""
+    depth, at = 0, 0
+    for place, mark in enumerate(word[: max(room, 0)], 1):
+        depth += (mark in "([{") - (mark in ")]}")
+        if mark in "([{" or (mark == "," and depth > 0):
+            at = place
+    return at
 
 
 def _head(finding: Finding) -> str:
@@ -81,6 +110,14 @@ def _head(finding: Finding) -> str:
     if finding.advice and (saving := _saving(finding.advice[0])):
         head += f" · {saving}"
     return head[:WIDTH]
+
+
+def _brief(finding: Finding) -> str:
+    """One line for a finding that has no more room: without a saving, the id alone would say too little."""
+    head = _head(finding)
+    if finding.advice and _saving(finding.advice[0]):
+        return head
+    return _wrap(f"{finding.id} · {finding.title}", head[: -len(finding.id)], "", 1)[0]
 
 
 def _block(finding: Finding, most: int | None) -> list[str]:
@@ -134,10 +171,13 @@ def render_explanation(answer: Explanation, everything: bool = False) -> list[st
         count += 1
     # Those that don't fit whole get a line each, as far as there is room.
     rest = answer.findings[count:]
-    briefly = rest if len(rest) <= room + 1 else rest[:room]
-    shown += [_head(finding) for finding in briefly]
-    left = [finding.id for finding in rest[len(briefly) :]]
-    more = _wrap(f"and {len(left)} more (--all): {', '.join(left)}", "", "  ", 1) if left else []
+    shown += [_brief(finding) for finding in rest[:room]]
+    left = [finding.id for finding in rest[room:]]
+    more = []
+    if left:
+        more = _wrap(f"and {len(left)} more (--all): {', '.join(left)}", "", "  ", 1)
+    elif answer.findings or len(why) < len(_why(answer)):
+        more = ["all of it, with the evidence: --all; as Markdown for an issue thread: --md"]
     return [*head, *why, *shown, *more, *foot]
 
 
@@ -153,9 +193,10 @@ def render_markdown(answer: Explanation) -> list[str]:
         names = ", ".join(f"`{PurePath(file).name}`" for file in answer.files)
         lines += [f"From {names} by memtrace {__version__}.", ""]
     lines += [f"- {_plain(sentence)}" for sentence in [*answer.because, *answer.worth_saying, *answer.sizes]]
-    if answer.when is not None and answer.when.grew_bytes:
+    said = any(_SINCE in sentence for sentence in answer.because)
+    if answer.when is not None and answer.when.grew_bytes and not said:
         grown = ", ".join(f"{key} {format_delta(n)}" for key, n in list(answer.when.grew_bytes.items())[:5])
-        lines.append(f"- Since the same point of the pass before: {grown}.")
+        lines.append(f"- {_SINCE}: {grown}.")
     if answer.findings:
         lines += ["", "| finding | bytes | best change saves |", "| --- | ---: | --- |"]
         for finding in answer.findings:

@@ -34,7 +34,7 @@ def plot_timeline(analysis: Analysis, curves: Curves, path: Path) -> None:
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError:
-        raise MissingDependencyError("plots need matplotlib: pip install 'torch-memtrace[plot]'") from None
+        raise MissingDependencyError.of_extra("plots need matplotlib", "plot") from None
     events = pick_events(curves, _POINTS)
     place = events - curves.first
     names = [c for number, c in enumerate(Category) if curves.categories[number].any()]

@@ -19,7 +19,7 @@ def plot_sweep(outcomes: Sequence[Outcome], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingDependencyError("plots need matplotlib; pip install 'torch-memtrace[plot]'") from None
+        raise MissingDependencyError.of_extra("plots need matplotlib", "plot") from None
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     added = [(name, size / GIB) for name, size in increments(outcomes).items() if size is not None]

@@ -97,7 +97,7 @@ def write_parquet(columns: dict[str, Column], out: IO[bytes]) -> None:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise MissingDependencyError("Parquet needs pyarrow: pip install 'torch-memtrace[parquet]'") from None
+        raise MissingDependencyError.of_extra("Parquet needs pyarrow", "parquet") from None
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({name: pyarrow.array(col) for name, col in columns.items()}), buffer)
     out.write(buffer.getvalue())

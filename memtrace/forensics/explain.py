@@ -22,7 +22,7 @@ from memtrace.forensics.log_moment import moment_in_log
 from memtrace.forensics.log_verdict import LogVerdict, verdict_from_log
 from memtrace.forensics.oom_text import LogReading, OomMessage
 from memtrace.forensics.passes import grown_since
-from memtrace.forensics.sizes import possibilities, possible_models
+from memtrace.forensics.sizes import asked_at, possibilities, possible_models
 from memtrace.forensics.verdict import judge
 from memtrace.report import Analysis
 from memtrace.timeline import At, choose_event
@@ -91,7 +91,7 @@ def explain_snapshot(
         verdict=verdict.verdict,
         confidence=verdict.confidence,
         when=_when(case),
-        because=(*verdict.because, *_about(case)),
+        because=(*verdict.because[:1], *asked_at(case), *verdict.because[1:], *_about(case)),
         findings=detect(case),
         ooms=tuple(message.contract() for message in reading.messages) if reading is not None else (),
         capacity=verdict.capacity,

@@ -151,8 +151,10 @@ def _across(message: OomMessage, messages: Sequence[OomMessage]) -> Iterator[str
         )
     elif len(places) > 1:
         yield f"{len(places)} ranks or devices ran out of memory, at requests of different sizes."
+    elif (different := len({m.text for m in gpu})) == 1:
+        yield f"The same out-of-memory message was found {len(gpu)} times."
     else:
-        yield f"{len(gpu)} different out-of-memory messages are in the log; this is the first."
+        yield f"{different} different out-of-memory messages are in the log; this is the first."
 
 
 def _summaries(message: OomMessage, summaries: Sequence[MemorySummary]) -> Iterator[str]:

@@ -25,21 +25,27 @@ _SMALLEST_BYTES = 1 << 20
 _MODEL_BYTES = 1 << 30
 
 
-def possibilities(case: Case) -> tuple[str, ...]:
-    """Sentences on the refused request: who asked, what was of that size before, how it divides by the tokens."""
+def asked_at(case: Case) -> tuple[str, ...]:
+    """The sentence on who made the refused request; none where no stack tells."""
     refusal = case.verdict.refusal
     if refusal is None:
         return ()
-    asked = refusal.asked_bytes
-    found = []
     stack = int(case.timeline.trace.stack[case.at.event])
     label = case.attribution.sites.label(stack)
-    if label:
-        module = case.attribution.sites.module[stack]
-        place = f"{label} ({module})" if module else label
-        found.append(f"{size(asked)} was asked for at {place}.")
-    if asked < _SMALLEST_BYTES:
-        return tuple(found)
+    if not label:
+        return ()
+    module = case.attribution.sites.module[stack]
+    place = f"{label} ({module})" if module else label
+    return (f"{size(refusal.asked_bytes)} was asked for at {place}.",)
+
+
+def possibilities(case: Case) -> tuple[str, ...]:
+    """Sentences on the refused request: what was of that size before, how it divides by the tokens."""
+    refusal = case.verdict.refusal
+    if refusal is None or refusal.asked_bytes < _SMALLEST_BYTES:
+        return ()
+    asked = refusal.asked_bytes
+    found = []
     alike = _alike(case, asked)
     if alike:
         found.append(f"{asked:,} bytes is the size of {' or '.join(alike)}, so it may be one more.")

@@ -69,7 +69,7 @@ def _filesystem(source: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        raise MissingDependencyError(f"{source}: needs fsspec: pip install 'torch-memtrace[remote]'") from None
+        raise MissingDependencyError.of_extra(f"{source} needs fsspec", "remote") from None
     try:
         filesystem, path = url_to_fs(source)
     except ImportError as error:

@@ -141,7 +141,7 @@ def on_dask(
     try:
         from distributed import Client, as_completed
     except ImportError:
-        raise MissingDependencyError("--scheduler needs Dask: pip install 'torch-memtrace[cluster]'") from None
+        raise MissingDependencyError.of_extra("--scheduler needs Dask", "cluster") from None
     try:
         client = Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as refused:

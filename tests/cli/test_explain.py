@@ -192,3 +192,25 @@ def test_a_snapshot_without_history_tells_no_verdict(capsys: pytest.CaptureFixtu
     assert main(["report", bare]) == 0
     shown = capsys.readouterr().out
     assert "final state, no history recorded" in shown and "peaks over" not in shown and "peak of" not in shown
+
+
+def test_remedies_can_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
+    _, brief, _ = run(capsys, path("llama2-7b_oom-fragmentation"))
+    assert "enable( …" not in brief and "--all" in brief.splitlines()[-1]
+    assert "86.0 MiB was asked for at autograd/_functions.py:334" in brief
+    _, whole, _ = run(capsys, path("llama2-7b_oom-fragmentation"), "--all")
+    words = whole.split()
+    assert "model.gradient_checkpointing_enable(" in words  # broken only where Python lets a line end
+    assert "gradient_checkpointing_kwargs={'use_reentrant':" in words
+
+
+def test_markdown_says_things_once(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text, _ = run(capsys, path("llama2-7b_oom-fragmentation"), "--md")
+    assert text.count("Since the same point of the pass before") == 1
+
+
+def test_the_same_log_twice_is_not_two_messages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(message(FIRST))
+    _, text, _ = run(capsys, str(log), str(log))
+    assert "different" not in text and "found 2 times" in text
