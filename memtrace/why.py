@@ -59,11 +59,9 @@ def explain_decision(analysis: Analysis, at: At, asked: str) -> Why:
         wanted = range(len(attribution.rules))
     elif category in list(Category):
         if category == Category.FRAGMENTATION:
-            raise UsageError("fragmentation is no allocation's category; see `memtrace fragmentation`")
+            raise UsageError("no allocation belongs to fragmentation; memtrace.fragmentation.measure says what pins it")
+        known_part(asked)
         meaning = MEANING[Category(category)]
-        if sub and sub not in SUBCATEGORIES[Category(category)]:
-            known = ", ".join(SUBCATEGORIES[Category(category)])
-            raise UsageError(f"{category} has no subcategory {sub!r} (it has {known})")
         wanted = [
             i for i, rule in enumerate(attribution.rules) if rule.category == category and sub in ("", rule.subcategory)
         ]  # type: ignore[assignment]
@@ -78,6 +76,14 @@ def explain_decision(analysis: Analysis, at: At, asked: str) -> Why:
         raise NoAnswerError(f"nothing live at event {at.event} belongs to {asked}")
     decisions.sort(key=lambda decision: -decision.bytes)
     return Why(asked, meaning, at, tuple(decisions))
+
+
+def known_part(asked: str) -> None:
+    """Raise UsageError where ``category/subcategory`` names a subcategory that the category does not have."""
+    category, _, sub = asked.partition("/")
+    parts = SUBCATEGORIES[Category(category)]
+    if sub and sub not in parts:
+        raise UsageError(f"{category} has no subcategory {sub!r} (it has {', '.join(parts)})")
 
 
 def _address(text: str) -> int | None:

@@ -97,9 +97,10 @@ def category_lines(found: Prediction) -> Iterator[str]:
 
 
 def _terms(estimate: Estimate) -> Iterator[str]:
-    yield "largest terms"
+    yield "largest terms (docs/estimate.md explains the symbols)"
     for term in estimate.terms[:12]:
-        yield f"  {format_bytes(term.bytes):>10}  {_cut(term.name, 30):<30}  {_cut(term.formula, 36)}"
+        head = f"  {format_bytes(term.bytes):>10}  {_cut(term.name, 30):<30}  "
+        yield from textwrap.wrap(head + term.formula, WIDTH, subsequent_indent=" " * len(head), drop_whitespace=True)
     form = estimate.affine
     squared = f" + {form.per_token_squared_bytes:,.3f} B · t²" if form.per_token_squared_bytes else ""
     text = f"{format_bytes(form.constant_bytes)} + {form.per_token_bytes:,.0f} B · t{squared}"
@@ -123,7 +124,7 @@ def _levels(estimate: Estimate) -> Iterator[str]:
 
 
 def _changes(changes: tuple[Change, ...]) -> Iterator[str]:
-    yield "what to change, cheapest sufficient change first (each re-estimated; on the device)"
+    yield "what to change, cheapest sufficient first (re-estimated, sizes on the device)"
     for change in changes:
         left = format_bytes(abs(change.margin_bytes))
         verdict = f"FITS, {left} to spare" if change.sufficient else f"still {left} too much"

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from memtrace.cli.common import add_input, add_json, add_rules, add_window, open_analysis, print_json
+
+if TYPE_CHECKING:
+    from memtrace.report import Analysis
+    from memtrace.timeline import At
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,15 +20,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    analysis, at = open_analysis(args, of_part=True)
+    show(analysis, at, args.json)
+    return 0
+
+
+def show(analysis: Analysis, at: At, as_json: bool) -> None:
+    """Print the answer about an event."""
     from memtrace.fragmentation import measure
 
-    analysis, at = open_analysis(args, of_part=True)
     answer = measure(analysis.timeline, analysis.attribution, at)
-    if args.json:
+    if as_json:
         print_json(answer)
-        return 0
+        return
     from memtrace.export.fragmentation_text import render_fragmentation
     from memtrace.export.text import console, print_lines
 
     print_lines(render_fragmentation(answer, min(console().width, 120)))
-    return 0

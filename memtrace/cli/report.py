@@ -6,6 +6,7 @@ import argparse
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from memtrace.attribution.categories import Category
 from memtrace.cli.common import add_input, add_json, add_rules, add_window, open_analysis, print_json, whole_number
 
 if TYPE_CHECKING:
@@ -26,12 +27,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--why",
         metavar="WHAT",
-        help="why bytes are where they are: a category, a category/subcategory, or an address (0x…)",
+        help="why bytes are where they are: a category, a category/subcategory, or an address (0x…); "
+        "fragmentation is answered with what pins it, as memtrace fragmentation does",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     analysis, at = open_analysis(args, of_part=args.why is None)
+    if args.why is not None and args.why.partition("/")[0] == Category.FRAGMENTATION:
+        from memtrace.cli.fragmentation import show
+        from memtrace.why import known_part
+
+        known_part(args.why)
+        show(analysis, at, args.json)
+        return 0
     if args.why is not None:
         from memtrace.why import explain_decision
 

@@ -236,3 +236,13 @@ def test_the_core_imports_neither_torch_nor_textual() -> None:
         "sys.exit(bool({'torch', 'textual', 'matplotlib'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_why_fragmentation_is_answered_with_what_pins_it(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    for what in ("fragmentation", "fragmentation/holes"):
+        out, _ = run(capsysbinary, "report", FRAGMENTED, "--why", what)
+        assert "pinned by" in out
+    answer = run_json(capsysbinary, "report", FRAGMENTED, "--why", "fragmentation")
+    assert answer["pinned_segments"]
+    _, err = run(capsysbinary, "report", FRAGMENTED, "--why", "fragmentation/nothing", code=2)
+    assert "no subcategory 'nothing'" in err
