@@ -1,16 +1,20 @@
 """Every run of the tests tries the same examples: what chance finds belongs in a fuzzer, not in a gate. And the width
-of the terminal that the tests run in does not change what they see.
+of the terminal that the tests run in does not change what they see, nor whether they run in the background.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, database=None)
 settings.load_profile("repeatable")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background: its children would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
