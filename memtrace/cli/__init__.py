@@ -15,7 +15,7 @@ from pathlib import Path
 
 from memtrace._version import __version__
 from memtrace.cli.parsing import Parser, nearest, verb_module, verb_parser
-from memtrace.errors import MemtraceError, UsageError
+from memtrace.errors import MemtraceError, SnapshotError, UsageError
 from memtrace.units import printable
 
 # Verb -> (module, one line for the overview), in the order people meet them.
@@ -107,9 +107,11 @@ def _dispatch(args: list[str]) -> int:
         parser.print_help()
         return 2
     name = args[0]
-    if name not in VERBS and Path(name).is_file():  # memtrace FILE
+    if name not in VERBS and _exists(name):  # memtrace FILE
         name, args = "browse", ["browse", *args]
     if name not in VERBS:
+        if os.sep in name or Path(name).suffix:  # meant as a file
+            raise SnapshotError(f"{name[:200]}: no such file")
         close = nearest(name, VERBS)
         hint = f"did you mean {' or '.join(close)}?" if close else "memtrace --help lists them"
         raise UsageError(f"no verb and no file {name[:200]!r}; {hint}")
@@ -118,9 +120,21 @@ def _dispatch(args: list[str]) -> int:
     parsed = parser.parse_args(args[1:])
     if sys.stdout is None:
         raise UsageError("standard output is closed")
-    code: int = module.run(parsed)
-    sys.stdout.flush()
+    try:
+        code: int = module.run(parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does; what a check found stands
+        _drop_output()
+        return getattr(parsed, "exit_code", 0)
     return code
+
+
+def _exists(name: str) -> bool:
+    try:
+        Path(name).stat()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _version(is_verbose: bool) -> int:

@@ -9,8 +9,10 @@ import argparse
 import gc
 import os
 import shlex
+import stat
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memtrace.cli.common import add_input, add_rules, add_window, usual_interrupts
@@ -41,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.serve:
         return _serve(args)
     check_ranges(args.events, args.steps)
+    _look_at(args)
     if not sys.stdout.isatty() and not os.environ.get("TEXTUAL_DRIVER"):
         raise UsageError("browse needs a terminal; memtrace report FILE prints the same numbers")
     # Imports and the first screen make some hundred thousand objects that stay: collecting in between finds nothing.
@@ -70,6 +73,25 @@ def run(args: argparse.Namespace) -> int:
     return BrowseApp("stdin", recording=recording).run() or 0
 
 
+def _look_at(args: argparse.Namespace) -> None:
+    """What can't be a snapshot is refused before the screen changes; of each file only the beginning is read."""
+    from memtrace.snapshot.container import open_stream
+
+    for file in (args.file, args.other):
+        if file is not None and file != "-" and not _comes_once(file):
+            with open_stream(file):
+                pass
+
+
+def _comes_once(file: str) -> bool:
+    """Whether it is a pipe or the like: what is read from it is gone."""
+    try:
+        mode = Path(file).stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
 def _keys_from_terminal() -> None:
     """Standard input was the snapshot; the keys come from the terminal itself."""
     try:
@@ -84,10 +106,11 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         from textual_serve.server import Server
     except ImportError:
-        raise MissingDependencyError("--serve needs textual-serve: pip install 'torch-memtrace[serve]'") from None
+        raise MissingDependencyError.of_extra("--serve needs textual-serve", "serve") from None
     if args.file == "-":
         raise UsageError("--serve needs a file: every visitor loads it anew")
     check_ranges(args.events, args.steps)
+    _look_at(args)
     command = [sys.executable, "-m", "memtrace", "browse", args.file]
     command += [args.other] if args.other else []
     command += ["--device", str(args.device)] if args.device is not None else []

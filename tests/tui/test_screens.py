@@ -226,7 +226,7 @@ async def test_segment_map_selection_and_zoom() -> None:
         await settle(pilot)
         assert segments.address == address
         await hit(pilot, "w")
-        assert screen.session.settings.coloring == "pins" and screen.session.settings.segment_sort == "free"
+        assert (screen.session.coloring, screen.session.segment_sort) == ("pins", "free")
 
 
 async def test_filtering_sorting_and_grouping_allocations() -> None:

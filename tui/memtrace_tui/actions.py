@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 from memtrace.errors import UsageError
 from memtrace.units import format_count
-from memtrace_tui.dialogs import Ask, Details
+from memtrace_tui.dialogs import Ask, Details, text_width
 from memtrace_tui.helptext import help_lines
+from memtrace_tui.provider import PLACES
 from memtrace_tui.widgets.bars import Scrubber
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ class Actions:
         def accept(text: str) -> None:
             self._screen.go(session.provider.named(text))
 
-        hint = "an event number, peak, reserved-peak, oom, start, end, 50%, or step 3"
-        self._screen.app.push_screen(Ask("Go to", hint, str(session.event), accept))
+        self._screen.app.push_screen(Ask("Go to", PLACES, str(session.event), accept))
 
     def action_speed(self, by: int) -> None:
         """Play twice or half as fast."""
@@ -136,7 +136,7 @@ class Actions:
     def action_help(self) -> None:
         """Keys and colours."""
         screen = self._screen
-        width = min(screen.app.size.width - 8, 100)
+        width = text_width(screen.app.size.width)
         screen.app.push_screen(Details("Help", help_lines(screen, width)))
 
 

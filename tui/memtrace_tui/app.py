@@ -16,7 +16,7 @@ from textual.screen import Screen
 from memtrace.attribution.user_rules import UserRule
 from memtrace.errors import MemtraceError
 from memtrace_tui.data.lines import BLANK, clean, line, wrap
-from memtrace_tui.dialogs import Details
+from memtrace_tui.dialogs import Details, text_width
 from memtrace_tui.loading import LoadingScreen
 from memtrace_tui.look import THEMES, Look
 from memtrace_tui.main_screen import MainScreen
@@ -26,6 +26,9 @@ from memtrace_tui.provider import Cancelled, Recording, View
 from memtrace_tui.session import Session
 from memtrace_tui.settings import Settings
 from memtrace_tui.views import all_views
+from memtrace_tui.widgets.bars import KeyBar
+
+_UNNAMED = ("view(", "app.focus", "screen.", "step(", "dismiss")  # actions that the command palette leaves out
 
 
 class BrowseApp(App[int]):
@@ -128,6 +131,8 @@ class BrowseApp(App[int]):
     def _loading_failed(self, error: Exception) -> None:
         self.error = error
         code = error.exit_code if isinstance(error, MemtraceError) else 1
+        if isinstance(self.screen, LoadingScreen):
+            self.screen.stop()
         self.push_screen(self._error_dialog(error, "loading"), lambda _: self.exit(code))
 
     def _start(self, recording: Recording, other: Recording | None) -> None:
@@ -180,7 +185,7 @@ class BrowseApp(App[int]):
         self.push_screen(self._error_dialog(error, where))
 
     def _error_dialog(self, error: Exception, where: str) -> Details:
-        width = min(self.size.width - 8, 80)
+        width = text_width(self.size.width, 80)
         if isinstance(error, MemtraceError):
             return Details("Error", wrap([(clean(str(error)), "text")], width), "error")
         trail = traceback.extract_tb(error.__traceback__)
@@ -209,15 +214,17 @@ class BrowseApp(App[int]):
             return
         for name, view in screen.view_types.items():
             yield SystemCommand(f"Show {view.title}", view.load().about, self._doing(f"view('{name}')"))
+        seen = set()  # several keys may do one thing
         for node in (screen.view.main(), screen.view, screen):
+            where = "Everywhere" if node is screen else f"On {screen.view.title}"
             for bindings in node._bindings.key_to_bindings.values():
                 for binding in bindings:
-                    if binding.action.startswith(("view(", "app.focus", "step(", "dismiss")) or binding.system:
+                    if binding.action.startswith(_UNNAMED) or binding.system or binding.action in seen:
                         continue
-                    title = f"{binding.description}  [{binding.key_display or binding.key}]"
-                    yield SystemCommand(
-                        title, f"{type(node).__name__}: {binding.action}", self._doing(binding.action, node)
-                    )
+                    seen.add(binding.action)
+                    title = f"{binding.description}  [{binding.key_display or KeyBar.name_of(binding.key)}]"
+                    about = where if not binding.tooltip else f"{where}: {binding.tooltip}"
+                    yield SystemCommand(title, about, self._doing(binding.action, node))
         for palette in PALETTES.values():
             yield SystemCommand(f"Theme: {palette.title}", "colours", lambda name=palette.name: self._choose(name))
 

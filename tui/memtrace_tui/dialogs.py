@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from textual.widgets import Input
 
 
+def text_width(screen_width: int, most: int = 100) -> int:
+    """Cells for the text of a :class:`Details` box: without border, padding and scroll bar."""
+    return max(min(screen_width * 94 // 100 - 5, most), 20)
+
+
 class Dialog(ModalScreen[str | None]):
     """A box in the middle; Escape, q and a click outside close it."""
 

@@ -43,7 +43,7 @@ def help_lines(screen: MainScreen, width: int) -> list[Line]:
     view = screen.view
     lines = [line((view.title, "title")), *wrap([(view.about, "text")], width), BLANK]
     chain = [node for node in (view.main(), view) if node is not None]
-    own = [binding for node in chain for binding in _bindings(node)]
+    own = [b for node in chain for b in _bindings(node) if b.action != "app.focus_next"]  # said for all of them below
     lines += [*key_lines("keys of this screen", own), line(("  tab           ", "key"), "The next pane"), BLANK]
     lines += [*key_lines("keys everywhere", _bindings(screen)), BLANK]
     lines += [line(("  ctrl+p        ", "key"), "Everything by name"), BLANK, line(("colours", "title"))]

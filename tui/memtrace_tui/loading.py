@@ -32,7 +32,7 @@ class Progress(Drawn):
             done = bar(self.share, width - 6)
             return self.look.spans([(f"{done:<{width - 6}}", "accent"), (f"{self.share:>6.0%}", "strong")], width)
         if y == 4:
-            what = "reading" if self.share < 0.7 else "replaying the allocator, attributing every allocation"
+            what = "reading" if self.share < 0.7 else "replaying the allocator, attributing allocations"
             return self.look.spans([(what, "dim"), ("   esc cancels", "dim")], width)
         return self.blank()
 
@@ -55,6 +55,10 @@ class LoadingScreen(Screen[None]):
         progress = self.query_one(Progress)
         progress.share = share
         progress.refresh()
+
+    def stop(self) -> None:
+        """It can't be read: nothing is under way any more."""
+        self.query_one(Progress).display = False
 
     def action_cancel(self) -> None:
         """Give up and leave."""

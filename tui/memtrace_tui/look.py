@@ -52,11 +52,15 @@ class Look:
         return self.spans(line.spans, width, behind)
 
     def spans(self, spans: Iterable[tuple[str, str]], width: int, behind: str = "background") -> Strip:
-        """Spans as a strip of exactly ``width`` cells."""
+        """Spans as a strip of exactly ``width`` cells; where something had to be cut, ``…`` says so."""
         if self.plain:
             spans = [(_letters(text, role), role) for text, role in spans]
         segments = [Segment(text, self.style(role, behind)) for text, role in spans if text]
-        return Strip(segments).adjust_cell_length(width, self.style("text", behind))
+        strip = Strip(segments)
+        if strip.cell_length > width > 0:
+            kept = list(strip.crop(0, width - 1))
+            return Strip([*kept, Segment("…", (kept or segments)[-1].style)], width)
+        return strip.adjust_cell_length(width, self.style("text", behind))
 
 
 def _letters(text: str, role: str) -> str:

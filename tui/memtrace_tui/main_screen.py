@@ -18,7 +18,7 @@ from memtrace_tui.data.goto import Goto
 from memtrace_tui.memory import give_back
 from memtrace_tui.messages import Failed, MoveCursor, Open
 from memtrace_tui.session import Session
-from memtrace_tui.views import Entry, View
+from memtrace_tui.views import DIFF, Entry, View
 from memtrace_tui.widgets.bars import CursorLine, KeyBar, Scrubber, Tabs
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class MainScreen(Actions, Screen[None]):
         self.speed = max(session.provider.count // 600, 1)
         self._timer: Timer | None = None
         self._is_stale = False
-        for name, key in self.view_keys.items():
-            self._bindings.bind(key, f"view('{name}')", self.view_types[name].title, show=False)
+        for each in {DIFF.view: DIFF, **self.view_types}.values():  # without a second file, 7 says what it needs
+            self._bindings.bind(each.key, f"view('{each.view}')", each.title, show=False)
 
     @property
     def browser(self) -> BrowseApp:
@@ -131,6 +131,7 @@ class MainScreen(Actions, Screen[None]):
     async def action_view(self, name: str) -> None:
         """Show a view, made when it is first asked for."""
         if name not in self.view_types:
+            self.notify("This screen compares two files: memtrace browse BEFORE AFTER", timeout=4)
             return
         body = self.query_one("#body")
         existing = body.query(f"#view-{name}")

@@ -13,6 +13,10 @@ LETTERS: Mapping[str, str] = {
     "base_weights": "B", "lora": "L", "activations": "A", "temporary": "T", "runtime": "R", "fragmentation": "F",
     "unattributed": "?",
 }  # fmt: skip
+SHORT_NAMES: Mapping[str, str] = {
+    "base_weights": "base", "activations": "act", "temporary": "temp", "runtime": "run", "fragmentation": "frag",
+    "unattributed": "?",
+}  # fmt: skip
 PHASE_LETTERS: Mapping[str, str] = {
     "unknown": "?", "load": "L", "forward": "F", "backward": "B", "optimizer": "O", "between": "-", "evaluation": "E",
     "generation": "G",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.user_rules import UserRule
 from memtrace.curves import Curves, category_curves
-from memtrace.errors import UsageError
+from memtrace.errors import NoAnswerError, UsageError
 from memtrace.index import Recording as Indexed
 from memtrace.index import open_recording
 from memtrace.layout import Layout, layout_at
@@ -25,10 +25,14 @@ from memtrace.ranges import restrict
 from memtrace.report import Analysis, Moment, Report, moment_of, report
 from memtrace.snapshot.model import Snapshot
 from memtrace.timeline import At, Peak, Timeline, choose_device, choose_event
+from memtrace.units import format_count
 from memtrace_tui.data.cache import Cache
 from memtrace_tui.data.lines import clean
 
 I8 = NDArray[np.int64]
+
+
+PLACES = "an event number, peak, reserved-peak, oom, start, end, 50% or step 3"
 
 
 class Cancelled(Exception):
@@ -196,9 +200,9 @@ class Provider:
         return int(earlier[-1]) if len(earlier) else event
 
     def named(self, where: str) -> int:
-        """The event that a person names: peak, reserved-peak, oom, end, start, a number, ``50%`` or ``step 7``.
+        """The event that a person names, one of ``PLACES``.
 
-        Raises UsageError (or NoAnswerError where there was no OOM).
+        Raises UsageError for anything else (NoAnswerError for ``oom`` where there was none).
         """
         text = where.strip().lower().replace(",", "").replace("_", "")
         if text in ("start", "begin", "first"):
@@ -212,9 +216,18 @@ class Provider:
                     if span.step == step:
                         return span.start
                 raise UsageError(f"no step {step} in this recording")
-        except ValueError:
-            raise UsageError(f"not a place in the trace: {where!r}") from None
-        return choose_event(self.timeline, text or None).event
+            if text in ("", "peak", "reserved-peak", "end"):
+                return choose_event(self.timeline, text or None).event
+            if text == "oom":
+                if not self.ooms:
+                    raise NoAnswerError("no request was refused in this recording")
+                return self.ooms[-1]
+            event = int(text)
+        except (ValueError, OverflowError):
+            raise UsageError(f"no such place: {where!r}; write {PLACES}") from None
+        if not -1 <= event < self.count:
+            raise UsageError(f"no event {format_count(event)}: the recording has events 0 to {self.count - 1:,}")
+        return event
 
 
 class Recording:

@@ -25,6 +25,10 @@ class Session:
         self.recording = recording
         self.other = other
         self.settings = settings or Settings()
+        # What is in force: jumps change these alone, so that only what someone chose is remembered.
+        self.coloring = self.settings.coloring
+        self.segment_sort = self.settings.segment_sort
+        self.group = self.settings.group
         self.provider: Provider = recording.provider()
         self.event = self.provider.start.event
         self._tables: dict[int, AllocationTable] = {}  # by id of the provider

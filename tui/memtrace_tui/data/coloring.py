@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from memtrace.attribution.categories import Category
 from memtrace.layout import Layout, State
 from memtrace.units import format_bytes, format_count
+from memtrace_tui.palette import SHORT_NAMES
 from memtrace_tui.provider import Provider
 
 U1 = NDArray[np.uint8]
@@ -24,7 +24,8 @@ RAMP = 6
 class Coloring:
     """``codes`` has one entry a block; code ``i`` has role ``roles[i]`` and means ``labels[i]``.
 
-    Holes and pending blocks come first. ``letters`` stand for the colours where there are none.
+    Holes and pending blocks come first. ``letters`` stand for the colours where there are none. ``short`` are labels
+    for narrow screens, whose common words are in ``heading``.
     """
 
     mode: str
@@ -32,18 +33,27 @@ class Coloring:
     roles: tuple[str, ...]
     labels: tuple[str, ...]
     letters: str
+    heading: str
+    short: tuple[str, ...]
 
 
 def coloring(provider: Provider, layout: Layout, mode: str) -> Coloring:
     """Colour the blocks of a layout by one of ``MODES``."""
-    numbers, roles, labels, letters = _MODES[mode](provider, layout)
+    mode = mode if mode in _MODES else MODES[0]
+    numbers, roles, labels, letters, short = _MODES[mode](provider, layout)
     codes = (numbers + FIRST).astype(np.uint8)
     codes[layout.block_state == State.PENDING_FREE] = PENDING
     codes[layout.block_state == State.FREE] = HOLE
-    return Coloring(mode, codes, ("hole", "pending", *roles), ("free", "pending free", *labels), "·p" + letters)
+    return Coloring(
+        mode, codes, ("hole", "pending", *roles), ("free", "pending free", *labels), "·p" + letters, _HEADINGS[mode],
+        ("free", "pending", *short),
+    )  # fmt: skip
 
 
-_Answer = tuple[NDArray[np.int64], list[str], list[str], str]
+_Answer = tuple[NDArray[np.int64], list[str], list[str], str, list[str]]
+_HEADINGS = {
+    "category": "category", "age": "age in events", "stream": "stream", "size": "size", "pins": "free per live byte",
+}  # fmt: skip
 
 
 def _category(provider: Provider, layout: Layout) -> _Answer:
@@ -56,16 +66,20 @@ def _category(provider: Provider, layout: Layout) -> _Answer:
         [f"cat:{name}" for name in names],
         [str(name).replace("_", " ") for name in names],
         letters,
+        [SHORT_NAMES.get(name, str(name)) for name in names],
     )
 
 
-def _ramp(values: NDArray[np.int64], edges: list[int], labels: Callable[[int, int], str]) -> _Answer:
+def _ramp(values: NDArray[np.int64], edges: list[int], above: str, name: Callable[[int], str], unit: str) -> _Answer:
+    """Steps of a scale: below each inner edge, and ``above`` all of them."""
+    below = [name(edge) for edge in edges[1:-1]]
     codes = np.searchsorted(np.array(edges[1:-1]), values, side="right")
     return (
         codes,
         [f"ramp:{i}" for i in range(len(edges) - 1)],
-        [labels(a, b) for a, b in pairwise(edges)],
+        [*(f"< {edge}{unit}" for edge in below), above],
         "012345"[: len(edges) - 1],
+        [*(f"<{edge}".replace(" ", "").replace(".0", "") for edge in below), above],
     )
 
 
@@ -73,12 +87,12 @@ def _age(provider: Provider, layout: Layout) -> _Answer:
     born = provider.timeline.allocations.alloc_event
     values = layout.event - born[layout.row] if len(born) else np.zeros(len(layout.row), np.int64)
     edges = [0, 10, 100, 1_000, 10_000, 100_000, 1 << 62]
-    return _ramp(values, edges, lambda a, b: f"< {format_count(b)} events" if b < 1 << 62 else "older")
+    return _ramp(values, edges, "older", format_count, " events")
 
 
 def _size(provider: Provider, layout: Layout) -> _Answer:
     edges = [0, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 62]
-    return _ramp(layout.block_bytes, edges, lambda a, b: f"< {format_bytes(b)}" if b < 1 << 62 else "larger")
+    return _ramp(layout.block_bytes, edges, "larger", format_bytes, "")
 
 
 def _stream(provider: Provider, layout: Layout) -> _Answer:
@@ -88,7 +102,8 @@ def _stream(provider: Provider, layout: Layout) -> _Answer:
     codes = per_segment[layout.segment] if len(layout) else np.zeros(0, np.int64)
     shown = streams[:8]
     labels = [f"stream {stream:#x}" if stream > 9 else f"stream {stream}" for stream in shown]
-    return codes, [f"hue:{i}" for i in range(len(shown))], labels, "01234567"[: len(shown)]
+    short = [label.removeprefix("stream ") for label in labels]
+    return codes, [f"hue:{i}" for i in range(len(shown))], labels, "01234567"[: len(shown)], short
 
 
 def _pins(provider: Provider, layout: Layout) -> _Answer:
@@ -98,7 +113,8 @@ def _pins(provider: Provider, layout: Layout) -> _Answer:
     step = np.searchsorted(np.array([1e-9, 0.1, 0.3, 1.0, 3.0]), leverage, side="right")
     labels = ["holds nothing free", "< 0.1 free per live byte", "< 0.3", "< 1", "< 3", "≥ 3: pins it"]
     codes = step[layout.segment].astype(np.int64) if len(layout) else np.zeros(0, np.int64)
-    return codes, [f"heat:{i}" for i in range(RAMP)], labels, "012345"
+    short = ["none", "<0.1", "<0.3", "<1", "<3", "≥3"]
+    return codes, [f"heat:{i}" for i in range(RAMP)], labels, "012345", short
 
 
 _MODES: dict[str, Callable[[Provider, Layout], _Answer]] = {

@@ -34,6 +34,20 @@ def event_text(provider: Provider, event: int) -> str:
     return f"{format_count(event)} · {moment_text(provider, event)}"
 
 
+def name_of(provider: Provider, event: int) -> str:
+    """``at the OOM, event 78,566``; ``after event 12`` where nothing special happened."""
+    names = {
+        "oom": "at the OOM",
+        "peak": "at the peak",
+        "reserved-peak": "at the peak of reserved",
+        "end": "at the end",
+    }
+    name = names.get(provider.at(event).kind)
+    if event < 0:
+        return "before the recording"
+    return f"{name}, event {format_count(event)}" if name else f"after event {format_count(event)}"
+
+
 def moment_text(provider: Provider, event: int) -> str:
     """``step 17 backward``, ``load``."""
     moment = provider.moment(event)
@@ -171,13 +185,15 @@ def segment_lines(provider: Provider, layout: Layout, segment: int, width: int, 
     if pinned is None:
         what = "Wholly free: kept for reuse, can be given back." if free == total else "Full: no hole in it."
         return [*lines, *wrap([(what, "dim")], width)]
-    lines.append(line(("pinned by", "title"), ("  what keeps it from being given back", "dim")))
-    for pin in pinned.pinned_by[:pins]:
-        purpose = f"{pin.category}/{pin.subcategory}".replace("_", " ")
+    lines.append(line(("pinned by", "title"), (clip("  what keeps it from being given back", width - 9), "dim")))
+    shown = pinned.pinned_by[:pins]
+    purposes = [f"{pin.category}/{pin.subcategory}".replace("_", " ") for pin in shown]
+    column = min(max(map(len, purposes), default=0), max(width - 31, 12))
+    for pin, purpose in zip(shown, purposes, strict=True):
         where = clean(pin.frame) or "no stack recorded"
         lines.append(line((f"{format_bytes(pin.bytes):>10} ", "strong"),
-                          (f"{purpose:<25} ", category_role(pin.category)),
-                          (clip(where, max(width - 37, 12), keep_end=True), "dim")))  # fmt: skip
+                          (f"{clip(purpose, column):<{column}} ", category_role(pin.category)),
+                          (clip(where, max(width - 12 - column, 12), keep_end=True), "dim")))  # fmt: skip
     if len(pinned.pinned_by) > pins:
         lines.append(line((f"           and {len(pinned.pinned_by) - pins} more purposes", "dim")))
     return lines

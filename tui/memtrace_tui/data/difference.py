@@ -31,12 +31,13 @@ def category_lines(answer: Difference, width: int) -> list[Line]:
     lines = [line((f"{'':<{_HEAD}}{'before':>11}{'after':>11}{'change':>13}", "dim"))]
     for name, role, before, after in rows:
         change = after - before
+        delta = format_delta(change) if change else "="
         cells = round(abs(change) / most * half) or (1 if change else 0)
         left = " " * (half - cells) + "█" * cells if change < 0 else " " * half
         right = "█" * cells if change > 0 else ""
         lines.append(line(
             (f"{name:<{_HEAD}}", role), (f"{format_bytes(before):>11}{format_bytes(after):>11}", "text"),
-            (f"{format_delta(change):>13} ", role_of_delta(change)), (left, "good"), ("│", "dim"), (right, "bad"),
+            (f"{delta:>13} ", role_of_delta(change)), (left, "good"), ("│", "dim"), (right, "bad"),
         ))  # fmt: skip
     return lines
 

@@ -47,11 +47,12 @@ def verdict_lines(answer: Explanation, width: int, sentences: int | None = None)
     return lines
 
 
-def short_lines(answer: Explanation, event: int, width: int, most: int = 4) -> list[Line]:
-    """The first findings, a line each, for the overview."""
+def short_lines(answer: Explanation, width: int, moment: str | None = None, most: int = 4) -> list[Line]:
+    """The first findings, a line each, for the overview. ``moment``: what they are about, if not the cursor."""
     if not answer.findings:
         return []
-    lines = [line(("what to change", "title"), ("  what matters here first; more on the findings screen", "dim"))]
+    about = "what matters here first; more on the findings screen" if moment is None else moment
+    lines = [line(("what to change", "title"), ("  " + clip(about, width - 16), "dim" if moment is None else "warn"))]
     for finding in answer.findings[:most]:
         saves = max((a.saves_bytes for a in finding.advice if a.saves_bytes is not None), default=None)
         size = f"-{format_bytes(saves)}" if saves else ""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
 
-__all__ = ["Entry", "View", "all_views"]
+__all__ = ["DIFF", "Entry", "View", "all_views"]
 
 
 class Entry(NamedTuple):
@@ -31,6 +31,7 @@ _ENTRIES = tuple(
         ("Overview", "Timeline", "Segments", "Allocations", "Stacks", "Findings", "Diff", "Events"), 1
     )
 )
+DIFF = next(entry for entry in _ENTRIES if entry.view == "diff")
 
 
 def all_views(session: Session) -> list[Entry]:

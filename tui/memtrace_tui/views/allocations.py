@@ -19,7 +19,7 @@ from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import Line, line
 from memtrace_tui.data.query import Term, parse
 from memtrace_tui.data.rows import GROUPS, Group
-from memtrace_tui.dialogs import Details
+from memtrace_tui.dialogs import Details, text_width
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
 from memtrace_tui.widgets.filterbar import FilterBar
@@ -58,8 +58,8 @@ class AllocationsView(View):
     view = "allocations"
     title = "Allocations"
     about = (
-        "Filter words: lora  /regex/  category:… sub:… site:… module:… phase:… step:… rule:… evidence:… pool:… "
-        "stream:… size>1MiB  -word for what must not fit. Click a title to sort."
+        "Filter words: category:lora sub:… site:… module:… phase:… step:… rule:… evidence:… pool:… stream:… size>1MiB, "
+        "a word or /regex/ for purpose and whole stack, -word for what must not fit. Click a title to sort."
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter"),
@@ -86,7 +86,7 @@ class AllocationsView(View):
         """Filter, summary, table and details."""
         with Horizontal():
             with Vertical(id="allocations-list"):
-                yield FilterBar("filter: lora  /regex/  category:activations  size>1MiB  -word")
+                yield FilterBar("filter: category:lora  size>1MiB  -step:0  word or /regex/ (stack, too)")
                 yield Lines(id="allocations-summary", classes="summary")
                 yield Table(ROWS, id="allocations-table")
             yield Lines(id="allocation", classes="side")
@@ -94,7 +94,7 @@ class AllocationsView(View):
     @property
     def grouping(self) -> str:
         """What rows are grouped by."""
-        return self.session.settings.group if self.session.settings.group in GROUPS else "none"
+        return self.session.group if self.session.group in GROUPS else "none"
 
     def table(self) -> Table:
         """The table."""
@@ -148,11 +148,14 @@ class AllocationsView(View):
             (f" {format_count(len(self.rows))}", "strong"),
             (f" {what}, ", "dim"),
             (format_bytes(self._total), "strong"),
+            (" requested", "dim"),
         ]
         if self.grouping != "none":
             spans += [("  by ", "dim"), (self.grouping, "accent")]
         if self.filter:
             spans += [("  filter ", "dim"), (self.filter, "accent")]
+            if any(term.field == "any" for term in self.terms):
+                spans.append(("  (stack, too)", "dim"))
         self.query_one("#allocations-summary", Lines).show([line(*spans)])
 
     def selected_row(self) -> int | None:
@@ -180,7 +183,8 @@ class AllocationsView(View):
     def action_clear(self) -> None:
         """No filter, no groups."""
         self.set_filter("")
-        self.session.settings.group = "none"
+        if self.session.group != "none":
+            self.session.group = self.session.settings.group = "none"
         self.show()
 
     def set_filter(self, text: str) -> None:
@@ -212,7 +216,8 @@ class AllocationsView(View):
 
     def action_group(self) -> None:
         """Group by the next property."""
-        self.session.settings.group = GROUPS[(GROUPS.index(self.grouping) + 1) % len(GROUPS)]
+        session = self.session
+        session.group = session.settings.group = GROUPS[(GROUPS.index(self.grouping) + 1) % len(GROUPS)]
         self.table().selected = self.table().top = 0
         self.show()
 
@@ -234,10 +239,10 @@ class AllocationsView(View):
         """A group: its rows. A row: everything about it."""
         if self.groups:
             word = self.groups[message.row].key
-            self.session.settings.group = "none"
+            self.session.group = "none"
             self.set_filter(f"{self.filter} {word}".strip())
         else:
-            width = min(self.app.size.width - 8, 100)
+            width = text_width(self.app.size.width)
             self.app.push_screen(Details("Allocation", self._details(width)))
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -253,7 +258,7 @@ class AllocationsView(View):
     def arrive(self, goto: Goto) -> None:
         if goto.filter is not None:
             self.everything = False
-            self.session.settings.group = "none"
+            self.session.group = "none"
             self.set_filter(goto.filter)
 
     def csv(self) -> Iterable[Sequence[str]]:

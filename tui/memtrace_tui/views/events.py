@@ -17,7 +17,7 @@ from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.details import allocation_lines, event_text, stack_lines
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import BLANK, Line, line
-from memtrace_tui.dialogs import Details
+from memtrace_tui.dialogs import Details, text_width
 from memtrace_tui.messages import MoveCursor
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
@@ -192,7 +192,7 @@ class EventsView(View):
 
     def on_table_opened(self, message: Table.Opened) -> None:
         """Everything about the event."""
-        self.app.push_screen(Details("Event", self._details(min(self.app.size.width - 8, 100))))
+        self.app.push_screen(Details("Event", self._details(text_width(self.app.size.width))))
 
     def arrive(self, goto: Goto) -> None:
         if goto.filter is not None:

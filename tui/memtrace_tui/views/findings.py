@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
+from memtrace_tui.data.details import name_of
 from memtrace_tui.data.findings import finding_lines
-from memtrace_tui.data.lines import BLANK, line
+from memtrace_tui.data.lines import BLANK, clip, line
 from memtrace_tui.data.whatif import whatif_lines
 from memtrace_tui.dialogs import Ask
 from memtrace_tui.memory import give_back
@@ -56,6 +57,9 @@ class FindingsView(View):
             return
         event, answer = found
         lines = finding_lines(answer, event, width)
+        if event != session.event:
+            about = f"{name_of(session.provider, event)}, not at the cursor (e explains the cursor)"
+            lines = [line((clip(about, width), "warn")), *lines]
         replays = session.whatifs.get(id(session.provider))
         if self.replaying is not None:
             lines = [line((f"replaying … {self.replaying:.0%}", "accent")), BLANK, *lines]

@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 
+from memtrace_tui.data.details import name_of
 from memtrace_tui.data.findings import short_lines
 from memtrace_tui.data.lines import BLANK, line
 from memtrace_tui.data.overview import banner_lines, budget_lines, facts_lines, gauge_lines
@@ -52,13 +53,17 @@ class OverviewView(View):
         ]
         side = facts_lines(provider, report, max(self.app.size.width - width - 5, 20) if self.wide else width)
         if found is not None:
-            lines += [BLANK, *short_lines(found[1], found[0], width)]
+            lines += [BLANK, *short_lines(found[1], width, None if is_about else self.moment(found[0]))]
         if not is_tall:
             lines += [BLANK, line(("in detail", "title")), *budget_lines(report, width, categories=False)]
         if not self.wide:
             lines += [BLANK, *side]
         self.main().show(lines)
         facts.show(side if self.wide else [])
+
+    def moment(self, event: int) -> str:
+        """What findings that are not about the cursor are about."""
+        return f"{name_of(self.session.provider, event)}, not at the cursor"
 
     def csv(self) -> Iterable[Sequence[str]]:
         report = self.session.report

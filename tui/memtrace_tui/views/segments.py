@@ -11,7 +11,7 @@ from textual.containers import Container, Vertical
 from textual.strip import Strip
 
 from memtrace.layout import State
-from memtrace_tui.data.coloring import MODES
+from memtrace_tui.data.coloring import MODES, Coloring
 from memtrace_tui.data.details import block_lines, segment_lines
 from memtrace_tui.data.flow import SORTS
 from memtrace_tui.data.goto import Goto
@@ -32,28 +32,31 @@ class Legend(Drawn):
         self.session = session
 
     def draw_line(self, y: int) -> Strip:
-        view = self.parent.parent if self.parent is not None else None
-        owner = self.screen.query_one(SegmentMap)
-        colours = owner.colours
-        present = set(colours.codes.tolist())
-        settings = self.session.settings
-        spans: list[Span] = [(f" {settings.coloring} ", "title")]
-        for code, (role, label) in enumerate(zip(colours.roles, colours.labels, strict=True)):
-            if code in present:
-                mark = colours.letters[code] if self.look.plain else "█"
-                spans += [(" " + mark, role), (" " + label, "text")]
+        colours = self.screen.query_one(SegmentMap).colours
+        width = self.size.width
+        spans = self._spans(colours, colours.mode, colours.labels)
+        if sum(len(text) for text, _ in spans) > width:
+            spans = self._spans(colours, colours.heading, colours.short)
         order = {
             "address": "by address",
             "free": "most free first",
             "size": "largest first",
             "hole": "largest hole first",
         }
-        tail = f"  {order[settings.segment_sort]} "
+        tail = f"  {order.get(self.session.segment_sort, '')} "
         used = sum(len(text) for text, _ in spans)
-        width = self.size.width
-        if view is not None and used + len(tail) <= width:
+        if used + len(tail) <= width:
             spans.append((f"{tail:>{width - used}}", "dim"))
         return self.look.spans(spans, width)
+
+    def _spans(self, colours: Coloring, heading: str, labels: Sequence[str]) -> list[Span]:
+        present = set(colours.codes.tolist())
+        spans: list[Span] = [(f" {heading} ", "title")]
+        for code, (role, label) in enumerate(zip(colours.roles, labels, strict=True)):
+            if code in present:
+                mark = colours.letters[code] if self.look.plain else "█"
+                spans += [(" " + mark, role), (" " + label, "text")]
+        return spans
 
 
 class SegmentsView(View):
@@ -122,25 +125,26 @@ class SegmentsView(View):
 
     def action_coloring(self) -> None:
         """The next meaning of the colours."""
-        settings = self.session.settings
-        settings.coloring = (
-            MODES[(MODES.index(settings.coloring) + 1) % len(MODES)] if settings.coloring in MODES else MODES[0]
-        )
+        session = self.session
+        at = MODES.index(session.coloring) if session.coloring in MODES else -1
+        session.coloring = session.settings.coloring = MODES[(at + 1) % len(MODES)]
         self.show()
 
     def action_pins(self) -> None:
-        """Colour by what pins holes, most free segments first; again for what was before."""
-        settings = self.session.settings
-        is_on = settings.coloring == "pins"
-        settings.coloring = "category" if is_on else "pins"
-        settings.segment_sort = "address" if is_on else "free"
+        """Colour by what pins holes, most free segments first; again for what was chosen. Not remembered: a look."""
+        session = self.session
+        chosen = session.settings.coloring, session.settings.segment_sort
+        look = "pins", "free"
+        if (session.coloring, session.segment_sort) == look:
+            look = chosen if chosen != look else ("category", "address")
+        session.coloring, session.segment_sort = look
         self.show()
 
     def action_sort(self) -> None:
         """The next order of segments."""
-        settings = self.session.settings
-        at = SORTS.index(settings.segment_sort) if settings.segment_sort in SORTS else -1
-        settings.segment_sort = SORTS[(at + 1) % len(SORTS)]
+        session = self.session
+        at = SORTS.index(session.segment_sort) if session.segment_sort in SORTS else -1
+        session.segment_sort = session.settings.segment_sort = SORTS[(at + 1) % len(SORTS)]
         self.show()
         self.query_one(SegmentMap).choose(self.query_one(SegmentMap).segment)
 

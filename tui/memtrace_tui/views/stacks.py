@@ -65,7 +65,8 @@ class StacksView(View):
         assert self.root is not None
         order = "allocating frame first" if settings.inverted else "callers first"
         self.query_one("#stacks-summary", Lines).show([line(
-            (f" {format_bytes(self.root.bytes)}", "strong"), (f" live in {self.root.count:,} allocations, ", "dim"),
+            (f" {format_bytes(self.root.bytes)}", "strong"),
+            (f" requested by {self.root.count:,} live allocations, ", "dim"),
             (order, "accent"), (", folded" if settings.fold else ", every frame", "dim"),
         )])  # fmt: skip
         self._source(tree.node)

@@ -74,19 +74,22 @@ class CursorLine(Drawn):
         kind = KINDS[provider.at(event).kind]
         _, allocated, reserved = provider.timeline.curve_at(event)
         seconds = provider.seconds(event)
-        where = (
-            f"{format_count(event)}/{format_count(max(provider.count - 1, 0))}" if event >= 0 else "before the trace"
-        )
+        where = format_count(event) if event >= 0 else "before the trace"
+        last = f"/{format_count(max(provider.count - 1, 0))}" if event >= 0 else ""
         left: list[Span] = [
             (" ▶ " if self.playing > 0 else " ◀ " if self.playing < 0 else " ● ", "accent"),
-            (where, "strong"), ("  " + moment_text(provider, event), "text"),
+            (where, "strong"), (last, "strong"), ("  " + moment_text(provider, event), "text"),
         ]  # fmt: skip
         if kind:
             left += [("  ", "text"), (f" {kind} ", "alarm" if kind == "OOM" else "key")]
         right: list[Span] = [
-            ("live ", "dim"), (format_bytes(allocated), "strong"), ("  reserved ", "dim"),
+            ("allocated ", "dim"), (format_bytes(allocated), "strong"), ("  reserved ", "dim"),
             (format_bytes(reserved), "strong"), (" ", "text"),
         ]  # fmt: skip
+        if sum(len(text) for text, _ in left + right) >= width:
+            right[0], right[2] = ("alloc. ", "dim"), ("  res. ", "dim")
+        if sum(len(text) for text, _ in left + right) >= width:
+            del left[2]  # the number of events is the easiest to do without
         name = provider.source.rsplit("/", 1)[-1]
         extra: list[list[Span]] = [
             [(f"  +{seconds:.3f} s", "dim")] if seconds is not None else [],

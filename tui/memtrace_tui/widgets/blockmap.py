@@ -96,15 +96,15 @@ class BlockMap(Drawn, can_focus=True):
         self.refresh()
 
     def _prepare(self) -> Cells | None:
-        provider, settings, size = self.session.provider, self.session.settings, self.size
+        session, provider, size = self.session, self.session.provider, self.size
         segment = self.segment
         if segment < 0:
             return None
         key = (id(provider), self.session.event, segment, self.start, self.stop, size.width, size.height,
-               settings.coloring, id(self.look))  # fmt: skip
+               session.coloring, id(self.look))  # fmt: skip
         if self._cells is None or key != self._key:
             layout = provider.layout(self.session.event)
-            self._colours = coloring(provider, layout, settings.coloring)
+            self._colours = coloring(provider, layout, session.coloring)
             self._cells = range_cells(layout, self._colours.codes, segment, self.start, self.stop, self._count)
             self._key = key
         return self._cells

@@ -12,18 +12,10 @@ from memtrace_tui.data.buckets import Columns
 from memtrace_tui.data.lines import Span as Text
 from memtrace_tui.data.lines import clip
 from memtrace_tui.look import Look
-from memtrace_tui.palette import LETTERS, PHASE_LETTERS
+from memtrace_tui.palette import LETTERS, PHASE_LETTERS, SHORT_NAMES
 from memtrace_tui.provider import Provider, Span
 
 AXIS = 10  # width of the labels at the left
-_SHORT = {
-    "base_weights": "base",
-    "activations": "act",
-    "temporary": "temp",
-    "runtime": "run",
-    "fragmentation": "frag",
-    "unattributed": "?",
-}
 
 
 def compact(size_bytes: int) -> str:
@@ -38,16 +30,22 @@ def legend(look: Look, provider: Provider, event: int, width: int) -> Strip:
     """The categories with their bytes at the cursor, from the same report as everywhere."""
     report = provider.report(event)
     is_short = width < 132
-    spans: list[Text] = [(" ", "text")]
+    parts: list[list[Text]] = []
     for category in Category:
         size = report.categories[str(category)]
         if category is Category.UNATTRIBUTED and not size:
             continue
-        name = _SHORT.get(category, str(category)) if is_short else str(category).replace("_", " ")
+        name = SHORT_NAMES.get(category, str(category)) if is_short else str(category).replace("_", " ")
         mark = LETTERS[category] if look.plain else "■"
         text = compact(size) if is_short else format_bytes(size)
-        spans += [(mark if is_short else mark + " ", f"cat:{category}"), (f"{name} ", "text"), (text + "  ", "strong")]
-    return look.spans(spans, width)
+        space = "" if is_short and not look.plain else " "
+        parts.append([(mark + space, f"cat:{category}"), (f"{name} ", "text"), (text, "strong")])
+    used = sum(len(text) for part in parts for text, _ in part)
+    gap = "  " if used + 2 * len(parts) <= width else " "
+    spans: list[Text] = [(" ", "text")]
+    for part in parts:
+        spans += [*part, (gap, "text")]
+    return look.spans(spans[:-1], width)
 
 
 def phase_band(look: Look, provider: Provider, data: Columns, width: int) -> Strip:
@@ -95,6 +93,10 @@ def axis_line(look: Look, provider: Provider, window: tuple[int, int], by_time: 
     else:
         left, right = format_count(start), format_count(stop - 1)
     room = max(width - AXIS, 1)
-    middle = f"{format_count(stop - start)} events, {'time' if by_time else 'event'} axis"
+    middle = f"{format_count(stop - start)} events"
+    axis, letters = f", {'time' if by_time else 'event'} axis", "  lower case: at times  ·: reserved"
+    for more in (letters, axis) if look.plain else (axis,):  # without the letters the picture can't be read
+        if len(left) + len(middle) + len(more) + len(right) + 4 <= room:
+            middle += more
     text = f"{left}{middle:^{max(room - len(left) - len(right), 0)}}{right}"
     return look.spans([(" " * AXIS, "dim"), (clip(text, room), "dim")], width)

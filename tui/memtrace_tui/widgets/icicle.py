@@ -136,9 +136,11 @@ class Icicle(Drawn, can_focus=True):
             if brick.x > at:
                 segments.append(Segment(" " * (brick.x - at), look.style("text")))
             name = brick.node.label.rpartition(" ")[2] if brick.node.frame >= 0 else brick.node.label
-            text = f"{name}  {format_bytes(brick.node.bytes)}" if brick.width > len(name) + 12 else name
             if look.plain:
-                text = f"{LETTERS.get(brick.node.category, '?')} {text}"
+                name = f"{LETTERS.get(brick.node.category, '?')} {name}"
+            text = f"{name}  {format_bytes(brick.node.bytes)}"
+            if len(text) + 2 > brick.width:
+                text = name
             body = f"{clip(' ' + text, brick.width - 1):<{brick.width - 1}}"
             role = f"cat:{brick.node.category}" if number % 2 else f"shade:cat|{brick.node.category}"
             is_selected = brick.node is self.node

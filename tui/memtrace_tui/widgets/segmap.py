@@ -102,16 +102,16 @@ class SegmentMap(Drawn, can_focus=True):
 
     def prepare(self) -> Flow:
         """Geometry and cells for the cursor, size, colouring and sort in force."""
-        settings, size = self.session.settings, self.size
+        session, size = self.session, self.size
         key = (
-            id(self.session.provider), self.session.event, size.width, size.height, settings.coloring,
-            settings.segment_sort, self.scale, id(self.look),
+            id(session.provider), session.event, size.width, size.height, session.coloring, session.segment_sort,
+            self.scale, id(self.look),
         )  # fmt: skip
         if self._flow is None or key != self._key:
             layout = self.layout_now
-            self._colours = coloring(self.session.provider, layout, settings.coloring)
+            self._colours = coloring(session.provider, layout, session.coloring)
             width = max(size.width - 3, 8)
-            self._flow = flow(layout, width, self._cell_bytes(width), settings.segment_sort, self.scale)
+            self._flow = flow(layout, width, self._cell_bytes(width), session.segment_sort, self.scale)
             self._cells = {}
             for row in self._flow.rows:
                 if isinstance(row, Heading):

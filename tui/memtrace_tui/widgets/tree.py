@@ -10,9 +10,11 @@ from textual.strip import Strip
 
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.calltree import Node, open_hot, visible
-from memtrace_tui.data.lines import Span, bar
+from memtrace_tui.data.lines import Span, bar, clip
 from memtrace_tui.palette import LETTERS
 from memtrace_tui.widgets.base import Rows
+
+_LEAST = 24  # cells that a frame has at least, however deep it lies
 
 
 class CallTree(Rows):
@@ -109,15 +111,27 @@ class CallTree(Rows):
         place, _, name = node.label.partition(" ") if node.frame >= 0 else ("", "", node.label)
         share = node.bytes / total
         role = f"cat:{node.category}"
-        spans: list[Span] = [
-            (f"{format_bytes(node.bytes):>11}", "strong"), (f"{share:>7.1%} ", "dim"),
-            (f"{bar(share, 8):<8} ", role), ("  " * node.depth, "text"), (mark, role),
-        ]  # fmt: skip
+        count = f"  ×{format_count(node.count)}"
+        spans: list[Span] = [(f"{format_bytes(node.bytes):>11}", "strong"), (f"{share:>7.1%} ", "dim")]
+        if width >= 60:
+            spans.append((f"{bar(share, 8):<8} ", role))
         if self.look.plain:
-            spans.append((LETTERS.get(node.category, "?") + " ", "text"))
-        spans += [(name, "text"), (f"  {place}" if place else "", "dim"), (f"  ×{format_count(node.count)}", "dim")]
+            mark += LETTERS.get(node.category, "?") + " "
+        room = width - sum(len(text) for text, _ in spans) - len(mark) - len(count)
+        indent = max(min(2 * node.depth, room - _LEAST), 0)
+        spans += [(" " * indent, "text"), (mark, role)]
+        name, place = _fitted(name, place, room - indent)
+        spans += [(name, "text"), (place, "dim"), (count, "dim")]
         behind = ("select" if self.has_focus else "panel") if is_selected else "background"
         return self.look.spans(spans, width, behind)
+
+
+def _fitted(name: str, place: str, room: int) -> tuple[str, str]:
+    """Name and place of a frame in ``room`` cells. The line number is the last to go, and what is cut shows it."""
+    if not place:
+        return clip(name, room), ""
+    name = clip(name, max(room - len(place) - 2, room // 2))
+    return name, "  " + clip(place, room - len(name) - 2, keep_end=True)
 
 
 def _path(root: Node, wanted: Node) -> list[Node]:
