@@ -11,8 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from memtrace.attribution.categories import Category
-from memtrace.errors import SnapshotError, UsageError
+from memtrace.errors import NoAnswerError, SnapshotError, UsageError
+from memtrace.snapshot.model import Action
+from memtrace.timeline import Timeline
 from memtrace.units import format_bytes, format_delta, parse_size
 
 PEAKS = ("allocated", "reserved")
@@ -54,6 +58,24 @@ class Verdict:
         delta = self.current_bytes - self.baseline_bytes
         percent = f", {delta / self.baseline_bytes:+.1%}" if self.baseline_bytes else ""
         return f"{self.what}: {format_bytes(self.baseline_bytes)} → {now} ({format_delta(delta)}{percent}), {end}"
+
+
+def must_have_history(timeline: Timeline) -> None:
+    """Raise NoAnswerError for a recording of the final state only: it has no peaks to judge."""
+    if not len(timeline):
+        raise NoAnswerError(f"{timeline.snapshot.source}: no history was recorded, so its peaks are not known")
+
+
+def died(timeline: Timeline) -> tuple[str, ...]:
+    """A line for a run whose last request was refused: its peaks are not those of a whole run."""
+    action = timeline.trace.action
+    asked = np.flatnonzero((action == Action.ALLOC) | (action == Action.OOM))
+    if not len(asked) or action[asked[-1]] != Action.OOM:
+        return ()
+    return (
+        f"{timeline.snapshot.source} ends with a refused request (event {int(asked[-1]):,}): a run that died early may "
+        "pass for that alone",
+    )
 
 
 def parse_growth(text: str) -> Growth:

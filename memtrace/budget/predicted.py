@@ -19,7 +19,7 @@ from memtrace.budget.prediction import live_at
 from memtrace.budget.presets import GpuPreset
 from memtrace.budget.step import Stream
 from memtrace.budget.tape import EMPTY_CACHE, Mark
-from memtrace.errors import UsageError
+from memtrace.writing import whole_file
 
 START_US = 1_700_000_000_000_000  # an arbitrary moment: a predicted run has no clock, its events are 1 µs apart
 Frames = list[dict[str, Any]]
@@ -38,11 +38,8 @@ def write_snapshot(estimate: Estimate, path: Path) -> None:
 
 def write_document(written: dict[str, Any], path: Path) -> None:
     """Write a snapshot to ``path`` (a pickle). Raises UsageError if the file can't be written."""
-    try:
-        with path.open("wb") as file:
-            pickle.dump(written, file, protocol=4)
-    except OSError as error:
-        raise UsageError(f"can't write {path}: {error.strerror}") from None
+    with whole_file(path) as file:
+        pickle.dump(written, file, protocol=4)
 
 
 def snapshot(estimate: Estimate) -> dict[str, Any]:

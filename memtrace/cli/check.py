@@ -7,15 +7,25 @@ Compare with a stored baseline (--baseline, made with --write or memtrace report
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from memtrace.attribution.categories import Category
-from memtrace.cli.common import add_force, add_input, add_json, add_rules, check_target, open_analysis, print_json
+from memtrace.cli.common import add_force, add_input, add_json, add_rules, open_analysis, print_json
 from memtrace.errors import SnapshotError, UsageError
-from memtrace.gate import PEAKS, Baseline, Growth, Verdict, judge, parse_growth, read_baseline
+from memtrace.gate import (
+    PEAKS,
+    Baseline,
+    Growth,
+    Verdict,
+    died,
+    judge,
+    must_have_history,
+    parse_growth,
+    read_baseline,
+)  # fmt: skip
 from memtrace.report import Report
+from memtrace.writing import check_target, whole_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,16 +49,17 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.report import report
     from memtrace.units import parse_capacity
 
-    if not (args.baseline or args.max_peak or args.write):
+    if args.baseline is None and args.max_peak is None and args.write is None:
         raise UsageError("nothing to check: give --baseline BASE.json, --max-peak SIZE or --write BASE.json")
-    if args.max_growth and not args.baseline:
+    if args.max_growth and args.baseline is None:
         raise UsageError("--max-growth needs --baseline BASE.json to grow from")
     limits = _limits(args.max_growth or ["0%"])
-    max_peak_bytes = parse_capacity(args.max_peak) if args.max_peak else None
-    baseline = _read(args.baseline) if args.baseline else None
-    if args.write:
-        check_target(Path(args.write), args.force)
+    max_peak_bytes = parse_capacity(args.max_peak) if args.max_peak is not None else None
+    baseline = _read(args.baseline) if args.baseline is not None else None
+    if args.write is not None:
+        check_target(Path(args.write), args.force, args.file)
     analysis, at = open_analysis(args)
+    must_have_history(analysis.timeline)
     budget = report(analysis, at)
     verdicts: list[Verdict] = []
     if baseline is not None:
@@ -61,18 +72,22 @@ def run(args: argparse.Namespace) -> int:
     if max_peak_bytes is not None:
         peak = budget.peaks["reserved_bytes"]
         verdicts.append(Verdict("peak reserved", None, peak, max_peak_bytes, peak <= max_peak_bytes))
-    if args.write:
-        _write(Path(args.write), budget)
     passed = all(verdict.passed for verdict in verdicts)
+    args.exit_code = 0 if passed else 1  # also when nobody reads the output
+    warnings = [*died(analysis.timeline), *budget.warnings]
+    for warning in warnings:
+        print(f"memtrace: {warning}", file=sys.stderr)
+    if args.write is not None and passed:
+        _write(Path(args.write), budget)
     if args.json:
-        print_json(
-            {"file": budget.file, "device": budget.device, "at": budget.at, "passed": passed, "checks": verdicts}
-        )
+        answer = {"file": budget.file, "device": budget.device, "at": budget.at, "passed": passed}
+        print_json(answer | {"checks": verdicts, "warnings": warnings})
     else:
         for verdict in verdicts:
             print(verdict.sentence)
-        if args.write:
-            print(f"memtrace: baseline written to {args.write}", file=sys.stderr)
+    if args.write is not None:
+        what = f"baseline written to {args.write}" if passed else "the check failed: no baseline was written"
+        print(f"memtrace: {what}", file=sys.stderr)
     return 0 if passed else 1
 
 
@@ -84,9 +99,13 @@ def _limits(texts: list[str]) -> dict[str, Growth]:
     if len(bare) > 1:
         raise UsageError("--max-growth: only one limit without WHAT=")
     limits = dict.fromkeys(PEAKS, parse_growth(bare[0])) if bare else {}
+    seen: set[str] = set()
     for what, _, limit in named:
         if what.strip() not in known:
             raise UsageError(f"--max-growth {what}=…: WHAT is one of {', '.join(known)}")
+        if what.strip() in seen:
+            raise UsageError(f"--max-growth: two limits for {what.strip()}")
+        seen.add(what.strip())
         limits[what.strip()] = parse_growth(limit)
     return limits
 
@@ -101,11 +120,5 @@ def _read(source: str) -> Baseline:
 def _write(target: Path, budget: Report) -> None:
     import orjson
 
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(orjson.dumps(budget, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-        partial.replace(target)
-    except OSError as error:
-        raise UsageError(f"{target}: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(target) as out:
+        out.write(orjson.dumps(budget, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

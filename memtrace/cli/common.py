@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from memtrace.errors import UsageError
+from memtrace.units import format_bytes, printable
+from memtrace.writing import check_target, whole_file
 
 if TYPE_CHECKING:
     from memtrace.attribution.user_rules import UserRule
@@ -62,7 +62,7 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
 def whole_number(text: str) -> int:
     """An argparse type: 0, 1, 2 …"""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}")
+        raise argparse.ArgumentTypeError(f"takes a whole number, 0 or more, not {text!r}")
     return int(text)
 
 
@@ -196,41 +196,27 @@ def add_force(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="overwrite an existing output file")
 
 
-def check_target(path: Path, force: bool, source: str | None = None) -> None:
-    """Raise UsageError before any work is done if writing ``path`` would lose something or can't succeed."""
-    if path.is_dir() or not path.name:
-        raise UsageError(f"{path}: a folder, not a file to write to")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path.parent}: no such folder")
-    if source is not None and path.exists() and Path(source).exists() and path.samefile(source):
-        raise UsageError(f"{path}: is the recording itself; it is never overwritten")
-    if path.is_file() and not force:
-        raise UsageError(f"{path} exists; --force overwrites it")
+def say_written(path: str | Path) -> None:
+    """On stderr: ``memtrace: written out.html (657.3 KiB)``."""
+    size = format_bytes(Path(path).stat().st_size)
+    print(f"memtrace: written {printable(str(path))} ({size})", file=sys.stderr)
+
+
+def floods_terminal(args: argparse.Namespace) -> bool:
+    """Whether what is made for other programs would go to a person's terminal."""
+    return args.output is None and sys.stdout.isatty()
 
 
 @contextmanager
-def output_stream(args: argparse.Namespace) -> Iterator[IO[bytes]]:
-    """Binary stdout, or --output written whole or not at all (a temporary file beside it, then renamed).
-
-    A device or a pipe is written to as it is; of a symbolic link, the file it points to is replaced.
-    """
+def output_stream(args: argparse.Namespace, tell: bool = True) -> Iterator[IO[bytes]]:
+    """Binary stdout, or --output written whole or not at all; with ``tell``, stderr says what was written."""
     if args.output is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
     target = Path(args.output)
     check_target(target, getattr(args, "force", False), getattr(args, "file", None))
-    target = target.resolve()
-    if target.exists() and not target.is_file():
-        with target.open("wb") as out:
-            yield out
-        return
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as out:
-            yield out
-        partial.replace(target)
-    except OSError as error:
-        raise UsageError(f"{target}: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(target) as out:
+        yield out
+    if tell and target.is_file():
+        say_written(args.output)

@@ -5,9 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_force, add_json, add_no_index, add_rules, check_target, open_analysis, print_json
+from memtrace.cli.common import (
+    add_force,
+    add_json,
+    add_no_index,
+    add_rules,
+    open_analysis,
+    print_json,
+    say_written,
+    whole_number,
+)
 from memtrace.errors import UsageError
+from memtrace.writing import check_target
+
+if TYPE_CHECKING:
+    from memtrace.compare.answer import Difference
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at-before", metavar="WHEN", help="the same for BEFORE alone")
     parser.add_argument("--at-after", metavar="WHEN", help="the same for AFTER alone")
     add_rules(parser)
-    parser.add_argument("--top", type=int, default=12, metavar="N", help="how many call sites to list (default 12)")
+    parser.add_argument(
+        "--top", type=whole_number, default=12, metavar="N", help="how many call sites to list (default 12)"
+    )
     add_no_index(parser)
     add_json(parser)
     parser.add_argument("--md", action="store_true", help="Markdown, for a pull request")
@@ -41,15 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from memtrace.diff import diff
-    from memtrace.gate import PEAKS, judge_peaks, parse_growth
+    from memtrace.gate import PEAKS, Verdict, died, judge_peaks, must_have_history, parse_growth
 
     if args.json and args.md:
         raise UsageError("--json and --md exclude each other")
     if args.before == "-" and args.after == "-":
         raise UsageError("only one of BEFORE and AFTER can be stdin")
-    growth = parse_growth(args.fail_on_growth) if args.fail_on_growth else None
-    if args.plot:
-        check_target(Path(args.plot), args.force)
+    growth = parse_growth(args.fail_on_growth) if args.fail_on_growth is not None else None
+    if args.plot is not None:
+        check_target(Path(args.plot), args.force, args.before, args.after)
     sides = [
         open_analysis(
             argparse.Namespace(
@@ -60,26 +76,39 @@ def run(args: argparse.Namespace) -> int:
     ]
     (before, at_before), (after, at_after) = sides
     answer = diff(before, after, at_before, at_after)
-    if args.plot:
+    verdicts: list[Verdict] = []
+    if growth is not None:
+        for side in (before, after):
+            must_have_history(side.timeline)
+        which = PEAKS if args.peak == "both" else (args.peak,)
+        verdicts = judge_peaks(answer.before.peaks, answer.after.peaks, growth, which)
+    passed = all(verdict.passed for verdict in verdicts)
+    args.exit_code = 0 if passed else 1  # also when nobody reads the output
+    if args.plot is not None:
         from memtrace.export.diff_plot import plot_difference
 
         plot_difference(before, after, answer, Path(args.plot))
+        say_written(args.plot)
+    try:
+        _print(args, answer, {"passed": passed, "checks": verdicts} if growth is not None else None)
+        sys.stdout.flush()
+    finally:
+        for verdict in verdicts:
+            print(f"memtrace: {verdict.sentence}", file=sys.stderr)
+        for line in died(after.timeline) if growth is not None else ():
+            print(f"memtrace: {line}", file=sys.stderr)
+    return 0 if passed else 1
+
+
+def _print(args: argparse.Namespace, answer: Difference, gate: dict[str, object] | None) -> None:
     if args.json:
-        print_json(answer.to_json())
+        print_json(answer.to_json() | ({} if gate is None else {"gate": gate}))
     elif args.md:
         from memtrace.export.diff_text import diff_markdown
 
-        sys.stdout.write(diff_markdown(answer, max(0, args.top)))
+        sys.stdout.write(diff_markdown(answer, args.top))
     else:
         from memtrace.export.diff_text import render_diff
         from memtrace.export.text import console, print_lines
 
-        print_lines(render_diff(answer, min(console().width, 140), max(0, args.top)))
-    if growth is None:
-        return 0
-    which = PEAKS if args.peak == "both" else (args.peak,)
-    verdicts = judge_peaks(answer.before.peaks, answer.after.peaks, growth, which)
-    sys.stdout.flush()
-    for verdict in verdicts:
-        print(f"memtrace: {verdict.sentence}", file=sys.stderr)
-    return 0 if all(verdict.passed for verdict in verdicts) else 1
+        print_lines(render_diff(answer, min(console().width, 140), args.top))

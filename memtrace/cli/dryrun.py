@@ -11,8 +11,9 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_force, add_json, check_target, print_json
+from memtrace.cli.common import add_force, add_json, print_json, say_written
 from memtrace.cli.estimate import add_setup, options_from
+from memtrace.writing import check_target
 
 if TYPE_CHECKING:
     from memtrace.budget.compare import Against
@@ -33,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.units import parse_capacity
 
     if args.trace is not None:
-        check_target(Path(args.trace), args.force)
+        check_target(Path(args.trace), args.force, args.against, args.model)
     options = options_from(args)
-    gpu = gpu_preset(args.gpu) if args.gpu else None
-    capacity = parse_capacity(args.capacity) if args.capacity else None
+    gpu = gpu_preset(args.gpu) if args.gpu is not None else None
+    capacity = parse_capacity(args.capacity) if args.capacity is not None else None
     logging.disable(logging.WARNING)  # what libraries say about this host means nothing here
     try:
         from memtrace.capture.dryrun.answer import as_json, examine, render, snapshot
@@ -49,11 +50,12 @@ def run(args: argparse.Namespace) -> int:
         logging.disable(logging.NOTSET)
     name, architecture = read_architecture(args.model)
     found = examine(name, architecture, options, gpu, capacity)
-    against = _against(found, args.against) if args.against else None
+    against = _against(found, args.against) if args.against is not None else None
     if args.trace is not None:
         from memtrace.budget.predicted import write_document
 
         write_document(snapshot(found), Path(args.trace))
+        say_written(args.trace)
     if args.json:
         print_json(as_json(found, against))
         return 0

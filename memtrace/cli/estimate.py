@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_force, add_json, check_target, print_json, progress
+from memtrace.cli.common import add_force, add_json, print_json, progress, say_written
+from memtrace.writing import check_target
 
 if TYPE_CHECKING:
     from memtrace.budget.compare import Against, Measured
@@ -63,12 +64,16 @@ def add_setup(parser: argparse.ArgumentParser) -> None:
 def options_from(args: argparse.Namespace) -> RunOptions:
     """The options that the arguments name. Raises UsageError."""
     from memtrace.budget.options import RunOptions
+    from memtrace.errors import UsageError
 
+    targets = tuple(name.strip() for name in args.targets.split(",") if name.strip())
+    if not targets:
+        raise UsageError("--targets names no layer: all-linear, or e.g. q_proj,v_proj")
     return RunOptions(
         sequence=args.seq_len,
         batch=args.batch,
         rank=args.rank,
-        targets=tuple(name.strip() for name in args.targets.split(",") if name.strip()),
+        targets=targets,
         dropout=args.dropout,
         optimizer=args.optim,
         attention=args.attn,
@@ -93,16 +98,17 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.units import parse_capacity
 
     if args.trace is not None:
-        check_target(Path(args.trace), args.force)
-    gpu = gpu_preset(args.gpu) if args.gpu else None
-    capacity = parse_capacity(args.capacity) if args.capacity else None
+        check_target(Path(args.trace), args.force, args.against, args.model)
+    gpu = gpu_preset(args.gpu) if args.gpu is not None else None
+    capacity = parse_capacity(args.capacity) if args.capacity is not None else None
     result = estimate(model_shape(args.model), options_from(args), gpu, capacity)
-    against = _against(result, args.against) if args.against else None
+    against = _against(result, args.against) if args.against is not None else None
     changes = advise(result)
     if args.trace is not None:
         from memtrace.budget.predicted import write_snapshot
 
         write_snapshot(result, Path(args.trace))
+        say_written(args.trace)
     if args.json:
         from memtrace.budget.answer import answer
 

@@ -5,7 +5,8 @@ chrome       the same as Trace Event JSON (chrome://tracing, also Perfetto)
 speedscope   call stacks weighted by live bytes at the event, or by all bytes with --volume (speedscope.app)
 collapsed    the same as one line a stack (flamegraph.pl, inferno)
 html         one self-contained page to share: budget, timeline, segment map, call sites; opens offline
-snapshot     a plain PyTorch snapshot cut to --events A:B or --steps A:B, pickle protocol 4 (pytorch.org/memory_viz)
+snapshot     a plain PyTorch snapshot cut to --events A:B or --steps A:B, pickle protocol 4 (pytorch.org/memory_viz);
+             its events and steps are counted anew, from its own beginning
 
 Tables for DuckDB and pandas come from memtrace allocations, GraphML and DOT from memtrace graph.
 """
@@ -22,11 +23,12 @@ from memtrace.cli.common import (
     add_output,
     add_rules,
     add_window,
-    check_target,
+    floods_terminal,
     open_analysis,
     output_stream,
 )
 from memtrace.errors import UsageError
+from memtrace.writing import check_target
 
 FORMATS = ("perfetto", "chrome", "speedscope", "collapsed", "html", "snapshot")
 _BINARY = ("perfetto", "snapshot")
@@ -54,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _check(args)
     if args.output is not None:
-        check_target(Path(args.output), args.force)
+        check_target(Path(args.output), args.force, args.file)
     if args.format == "snapshot":
         return _snapshot(args)
     analysis, at = open_analysis(args)
@@ -100,8 +102,9 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--points takes a number of samples, 0 for every event")
     if args.format == "snapshot" and (args.events is None) == (args.steps is None):
         raise UsageError("a snapshot is cut by --events A:B or by --steps A:B")
-    if args.format in _BINARY and args.output is None and sys.stdout.isatty():
-        raise UsageError(f"{args.format} is binary: give --output FILE or redirect stdout")
+    if args.format != "collapsed" and floods_terminal(args):
+        what = {"html": "for a browser", **dict.fromkeys(_BINARY, "binary")}.get(args.format, "for other programs")
+        raise UsageError(f"{args.format} is {what}: give --output FILE or redirect stdout")
 
 
 def _snapshot(args: argparse.Namespace) -> int:

@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from memtrace.cli.common import add_force, add_json, check_target, output_stream, print_json, progress
+from memtrace.cli.common import add_force, add_json, output_stream, print_json, progress
 from memtrace.errors import SnapshotError, UsageError
+from memtrace.writing import check_target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             raise SnapshotError(f"{source}: {error}") from None
     size_bytes = None
     if args.output is not None:
-        with output_stream(args) as out:
+        with output_stream(args, tell=False) as out:
             _write(answer.snapshot, out, Path(args.output).suffix.lower())
         size_bytes = Path(args.output).stat().st_size
     if args.json:

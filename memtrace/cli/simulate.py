@@ -9,7 +9,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from memtrace.cli.common import add_force, add_input, add_json, add_rules, open_timeline, print_json, progress
+from memtrace.cli.common import (
+    add_force,
+    add_input,
+    add_json,
+    add_rules,
+    open_timeline,
+    print_json,
+    progress,
+    say_written,
+    whole_number,
+)
 from memtrace.errors import UsageError
 
 
@@ -43,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export", metavar="OUT.pickle", help="write a run as a snapshot that memtrace and PyTorch's viewer open"
     )
-    parser.add_argument("--run", type=int, metavar="N", help="which run to export (default: the last)")
+    parser.add_argument("--run", type=whole_number, metavar="N", help="which run to export (default: the last)")
     add_force(parser)
     add_rules(parser)
     add_json(parser)
@@ -70,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         result = answer(timeline, question, attribution, on_progress)
     if target is not None:
         _export(target, args.run, timeline.snapshot, result)
+        say_written(target)
     if args.json:
         print_json(result.as_json())
         return 0
@@ -81,17 +92,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _version(text: str) -> tuple[int, int]:
+    from memtrace.allocator.config import NEWEST, OLDEST
+
     parts = text.split("+")[0].split(".")
-    if len(parts) < 2 or not all(part.isdigit() for part in parts[:2]):
+    if len(parts) < 2 or not all(part.isascii() and part.isdigit() and len(part) < 9 for part in parts[:2]):
         raise UsageError(f"--torch takes a release such as 2.4, not {text!r}")
-    return int(parts[0]), int(parts[1])
+    release = int(parts[0]), int(parts[1])
+    if not OLDEST <= release <= NEWEST:
+        known = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+        raise UsageError(f"--torch {text}: the rules of releases {known} are known")
+    return release
 
 
 def _target(args: argparse.Namespace) -> Path:
-    from memtrace.cli.common import check_target
+    from memtrace.writing import check_target
 
     target = Path(args.export)
-    check_target(target, args.force)
+    check_target(target, args.force, args.file)
     return target
 
 
@@ -102,18 +119,12 @@ def _export(target: Path, number: int | None, snapshot: object, result: object) 
     from memtrace.allocator.export import as_snapshot
     from memtrace.simulation import Answer
     from memtrace.snapshot.model import Snapshot
+    from memtrace.writing import whole_file
 
     assert isinstance(result, Answer) and isinstance(snapshot, Snapshot)
     runs = result.simulations
     index = len(runs) - 1 if number is None else number
     if not 0 <= index < len(runs):
         raise UsageError(f"--run {number}: there are runs 0 to {len(runs) - 1}")
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        with partial.open("wb") as out:
-            pickle.dump(as_snapshot(snapshot, runs[index]), out, protocol=4)
-        partial.replace(target)
-    except OSError as error:
-        raise UsageError(f"{target}: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(target) as out:
+        pickle.dump(as_snapshot(snapshot, runs[index]), out, protocol=4)

@@ -11,20 +11,29 @@ from memtrace.cli.common import (
     add_output,
     add_rules,
     add_window,
-    check_target,
+    floods_terminal,
     open_analysis,
     output_stream,
+    say_written,
     whole_number,
 )
+from memtrace.writing import check_target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser, at=False)
     add_window(parser)
     add_rules(parser)
-    parser.add_argument("--format", choices=("csv", "json"), default="csv", help="default: csv")
+    parser.add_argument(
+        "--format", choices=("csv", "json"), help="default: csv; on a terminal, without --points, a short table"
+    )
     parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
-    parser.add_argument("--points", type=whole_number, metavar="N", help="at most about N rows (default: every event)")
+    parser.add_argument(
+        "--points",
+        type=whole_number,
+        metavar="N",
+        help="about N rows with every extreme (twenty or so at least); default: every event",
+    )
     parser.add_argument("--plot", metavar="OUT.svg|OUT.png", help="draw a stacked plot (needs the extra [plot])")
     add_output(parser)
     add_force(parser)
@@ -39,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     args.at = None
     if args.plot:
-        check_target(Path(args.plot), args.force)
+        check_target(Path(args.plot), args.force, args.file)
     analysis, _ = open_analysis(args, of_part=True)
     if not len(analysis.timeline):
         raise NoAnswerError(f"{args.file}: no trace was recorded, so there is no timeline")
@@ -48,6 +57,13 @@ def run(args: argparse.Namespace) -> int:
         from memtrace.export.plot import plot_timeline
 
         plot_timeline(analysis, curves, Path(args.plot))
+        say_written(args.plot)
+        return 0
+    if args.format is None and args.points is None and floods_terminal(args):
+        from memtrace.export.text import console, print_lines
+        from memtrace.export.timeline_text import render_timeline
+
+        print_lines(render_timeline(analysis, curves, min(console().width, 120)))
         return 0
     events = pick_events(curves, args.points or len(curves))
     columns = curve_columns(analysis, curves, events)

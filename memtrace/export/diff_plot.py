@@ -12,6 +12,7 @@ from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.export.plot import COLOUR
 from memtrace.report import Analysis
 from memtrace.units import GIB, format_delta
+from memtrace.writing import whole_file
 
 _POINTS = 4000
 
@@ -39,9 +40,8 @@ def plot_difference(before: Analysis, after: Analysis, answer: Difference, targe
     change = format_delta(answer.delta.peak_reserved_bytes) if answer.delta.peak_reserved_bytes else "unchanged"
     figure.suptitle(f"peak reserved memory: {change}")
     try:
-        figure.savefig(target)
-    except OSError as error:
-        raise UsageError(f"{target}: {error.strerror or error}") from None
+        with whole_file(target) as out:
+            figure.savefig(out, format=target.suffix.lstrip("."))
     finally:
         pyplot.close(figure)
 

@@ -10,6 +10,7 @@ from memtrace.curves import Curves, pick_events
 from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.report import Analysis
 from memtrace.units import GIB
+from memtrace.writing import whole_file
 
 # Okabe and Ito's palette, told apart by readers who see few colours.
 COLOUR: dict[Category, str] = {
@@ -62,8 +63,11 @@ def plot_timeline(analysis: Analysis, curves: Curves, path: Path) -> None:
     source = analysis.timeline.snapshot.source
     axes.set_title(f"{Path(source).name} · GPU {analysis.timeline.device.device}", loc="left")
     axes.legend(loc="upper left", fontsize="small", framealpha=0.85, ncols=2)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    try:
+        with whole_file(path) as out:
+            figure.savefig(out, dpi=130, format=path.suffix.lstrip("."))
+    finally:
+        pyplot.close(figure)
 
 
 def _bands(analysis: Analysis, axes: object, curves: Curves) -> None:

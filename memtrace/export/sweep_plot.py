@@ -10,6 +10,7 @@ import numpy as np
 from memtrace.budget.sweep import Outcome, fit, increments
 from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.units import GIB
+from memtrace.writing import whole_file
 
 
 def plot_sweep(outcomes: Sequence[Outcome], path: Path) -> None:
@@ -37,7 +38,5 @@ def plot_sweep(outcomes: Sequence[Outcome], path: Path) -> None:
         right.legend(frameon=False)
     right.set_xlabel("tokens a micro-batch")
     right.set_ylabel("requested peak, GiB")
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise UsageError(f"can't write {path}: {error.strerror}") from None
+    with whole_file(path) as out:
+        figure.savefig(out, format=path.suffix.lstrip(".") or "svg")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,3 +83,56 @@ def test_limits_that_make_no_sense(baseline: str, limits: list[str]) -> None:
 def test_an_existing_baseline_is_not_overwritten(baseline: str) -> None:
     assert main(["check", TINY, "--write", baseline]) == 2
     assert main(["check", TINY, "--write", baseline, "--force"]) == 0
+
+
+def test_nobody_reading_the_output_changes_no_verdict(baseline: str) -> None:
+    """``check … | true`` under pipefail."""
+    for command in (
+        ["check", FIRST_OOM, "--baseline", baseline],
+        ["check", FIRST_OOM, "--baseline", baseline, "--json"],
+        ["diff", TINY, FIRST_OOM, "--fail-on-growth", "2%"],
+    ):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "wb") as closed:
+            done = subprocess.run([sys.executable, "-m", "memtrace", *command], stdout=closed, stderr=subprocess.PIPE)
+        assert done.returncode == 1 and b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--baseline", "--max-peak", "--write"])
+def test_an_empty_argument_switches_nothing_off(option: str, baseline: str) -> None:
+    loose = [] if option == "--baseline" else ["--baseline", baseline]
+    assert main(["check", TINY, "--max-growth", "2%", *loose, option, ""]) in (2, 3)
+    assert main(["diff", TINY, FIRST_OOM, "--fail-on-growth", ""]) == 2
+
+
+def test_a_run_that_died_is_named(baseline: str, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["check", FIRST_OOM, "--baseline", baseline, "--max-growth", "40GiB", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "ends with a refused request" in err
+    assert any("refused request" in line for line in json.loads(out)["warnings"])
+
+
+def test_a_failed_check_writes_no_baseline(baseline: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path(baseline).read_text()
+    assert main(["check", FIRST_OOM, "--baseline", baseline, "--write", baseline, "--force"]) == 1
+    assert "no baseline was written" in capsys.readouterr().err
+    assert Path(baseline).read_text() == before
+
+
+def test_a_final_state_alone_has_no_peaks_to_judge(tmp_path: Path, baseline: str) -> None:
+    bare = tmp_path / "bare.json"
+    bare.write_text('{"segments": [], "device_traces": [[]]}')
+    assert main(["check", str(bare), "--baseline", baseline]) == 4
+    assert main(["diff", TINY, str(bare), "--fail-on-growth", "1%"]) == 4
+
+
+def test_the_verdict_of_a_diff_is_in_its_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", TINY, FIRST_OOM, "--fail-on-growth", "2%", "--json"]) == 1
+    gate = json.loads(capsys.readouterr().out)["gate"]
+    assert gate["passed"] is False and len(gate["checks"]) == 2
+
+
+def test_two_limits_for_one_category_are_refused(baseline: str) -> None:
+    assert main(["check", TINY, "--baseline", baseline, "--max-growth", "lora=0", "--max-growth", "lora=10%"]) == 2
