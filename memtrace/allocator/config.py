@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _RELEASE = re.compile(r"(\d{1,3})\.(\d{1,3})")
 _MIB = 1 << 20
 Version = tuple[int, int]
+OLDEST: Version = (1, 10)  # the first whose settings are modelled
 NEWEST: Version = (2, 15)
 INTERVALS = 16
 CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # PyTorch's order

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence
 from memtrace.attribution.rules import Rule
-from memtrace.errors import UsageError
+from memtrace.errors import SnapshotError, UsageError
 from memtrace.timeline import Timeline
 
 _KEYS = {"id", "file", "function", "category", "subcategory", "why"}
@@ -41,11 +41,13 @@ class UserRule:
 
 
 def read_rules(path: str | os.PathLike[str]) -> tuple[UserRule, ...]:
-    """Read a rules file. Raises UsageError with the file's name and what is wrong."""
+    """Read a rules file. Raises SnapshotError where it can't be read, UsageError with what is wrong in it."""
     try:
         data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SnapshotError(f"{path}: no such file") from None
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from None
+        raise SnapshotError(f"{path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not valid TOML ({error})") from None
     entries = data.get("rule")

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from memtrace.cli.common import add_force, add_input, add_output, add_rules, add_window, open_analysis, output_stream
+from memtrace.cli.common import (
+    add_force,
+    add_input,
+    add_output,
+    add_rules,
+    add_window,
+    floods_terminal,
+    open_analysis,
+    output_stream,
+)
 from memtrace.errors import UsageError
 
 
@@ -29,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.all and args.at is not None:
         raise UsageError("--all and --at exclude each other")
-    if args.format == "parquet" and args.output is None and sys.stdout.isatty():
+    if args.format == "parquet" and floods_terminal(args):
         raise UsageError("Parquet is binary: give --output FILE or redirect stdout")
     analysis, at = open_analysis(args, of_part=True)
     timeline = analysis.timeline

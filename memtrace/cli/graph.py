@@ -14,6 +14,7 @@ from memtrace.cli.common import (
     add_output,
     add_rules,
     add_window,
+    floods_terminal,
     open_analysis,
     output_stream,
     to_json,
@@ -42,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.units import parse_size
 
     wanted = parse_size(args.region) if args.region else None
+    if not (args.region or args.pins or args.pool) and floods_terminal(args):
+        raise UsageError("the whole graph is for other programs: give --output FILE or redirect stdout")
     analysis, at = open_analysis(args)
     graph = build_graph(analysis, at.event)
     if wanted is not None:

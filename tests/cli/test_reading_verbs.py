@@ -74,7 +74,6 @@ def test_why(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     address = answer["decisions"][0]["examples"][0]["address"]
     again = run_json(capsysbinary, "report", TINY, "--why", hex(address))
     assert again["decisions"][0]["subcategory"] == "quantized"
-    assert "fragmentation" in run(capsysbinary, "report", TINY, "--why", "fragmentation", code=2)[1]
     assert run(capsysbinary, "report", TINY, "--why", "0x1", code=4)[1].count("\n") == 1
 
 
@@ -180,7 +179,7 @@ def test_segments_and_graph(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
         (["report", TINY, "--at", "soon"], 2),
         (["report", TINY, "--device", "7"], 2),
         (["allocations", TINY, "--all", "--at", "peak"], 2),
-        (["report", TINY, "--rules", "/no/such/rules.toml"], 2),
+        (["report", TINY, "--rules", "/no/such/rules.toml"], 3),
     ],
 )
 def test_bad_input_is_one_line_and_a_documented_code(
@@ -246,3 +245,23 @@ def test_why_fragmentation_is_answered_with_what_pins_it(capsysbinary: pytest.Ca
     assert answer["pinned_segments"]
     _, err = run(capsysbinary, "report", FRAGMENTED, "--why", "fragmentation/nothing", code=2)
     assert "no subcategory 'nothing'" in err
+
+
+def test_a_terminal_is_not_flooded(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    out, _ = run(capsysbinary, "timeline", TINY)
+    assert 20 <= out.count("\n") <= 48 and max(map(len, out.splitlines())) <= 80
+    assert "5,211" in out and "--format csv" in out
+    assert run(capsysbinary, "timeline", TINY, "--format", "csv")[0].count("\n") > 10_000
+    for args in (["graph"], *(["export", "-f", name] for name in ("html", "chrome", "speedscope", "perfetto"))):
+        out, err = run(capsysbinary, *args, TINY, code=2)
+        assert out == "" and "--output" in err and err.count("\n") == 1
+    assert run(capsysbinary, "graph", TINY, "--pool", "large")[0].startswith("{")
+
+
+def test_what_was_written_is_said(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:
+    target = tmp_path / "out.html"
+    _, err = run(capsysbinary, "export", TINY, "-f", "html", "-o", str(target))
+    assert err.startswith(f"memtrace: written {target} (") and err.endswith("KiB)\n")
