@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memtrace.budget.affine import Affine, affine_form
+from memtrace.budget.bounds import check_options, check_rank
 from memtrace.budget.options import RunOptions
 from memtrace.budget.prediction import PHASES, Prediction, Term, general_warnings, kernels_of, predict
 from memtrace.budget.presets import GpuPreset
 from memtrace.budget.shapes import ModelShape
-from memtrace.budget.step import Stream, simulate_run
+from memtrace.budget.step import SIMULATED_MICRO_BATCHES, Stream, simulate_run
 from memtrace.budget.terms import TERMS, term_name
 
 
@@ -30,7 +31,12 @@ class Estimate(Prediction):
 def estimate(
     shape: ModelShape, options: RunOptions, gpu: GpuPreset | None = None, capacity_bytes: int | None = None
 ) -> Estimate:
-    """Predict the run of ``shape`` under ``options`` on ``gpu`` (default: kernels of an H200, capacity 24 GiB)."""
+    """Predict the run of ``shape`` under ``options`` on ``gpu`` (default: kernels of an H200, capacity 24 GiB).
+
+    Raises UsageError for numbers that no real run reaches.
+    """
+    check_options(options)
+    check_rank(options, shape)
     device = kernels_of(gpu).device
     stream = simulate_run(shape, options, device)
     found = predict(stream, options, gpu, capacity_bytes)
@@ -73,6 +79,11 @@ def _warnings(shape: ModelShape, options: RunOptions, gpu: GpuPreset | None, str
         notes.append("buffers of flash attention are taken from its source, not measured")
     if options.loss == "chunked":
         notes.append(f"chunked loss: {options.chunk_tokens} tokens a chunk, each chunk checkpointed")
+    if options.accumulation > SIMULATED_MICRO_BATCHES:
+        notes.append(
+            f"{SIMULATED_MICRO_BATCHES} of the {options.accumulation} micro-batches of a step are simulated: "
+            "the others repeat the last of them and change no peak"
+        )
     window = shape.sliding_window
     if window is not None and options.sequence >= window and options.attention != "flash":
         notes.append(f"sequence as long as the sliding window of {window} or longer: the mask's cost is not measured")

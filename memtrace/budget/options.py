@@ -74,8 +74,6 @@ class RunOptions:
         ):
             if number <= 0:
                 raise UsageError(f"{what} must be positive, not {number}")
-        if self.sequence > 1 << 24 or self.batch > 1 << 20:
-            raise UsageError("sequence length or batch is out of range")
         if not 0.0 <= self.dropout < 1.0:
             raise UsageError(f"dropout must be in [0, 1), not {self.dropout}")
         if self.sequence < 2:

@@ -10,6 +10,7 @@ import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.rounding import round_size
+from memtrace.budget.bounds import check_size
 from memtrace.budget.options import RunOptions
 from memtrace.budget.placement import Placement, place
 from memtrace.budget.presets import DEFAULT_CAPACITY_BYTES, GpuPreset, gpu_preset
@@ -102,7 +103,11 @@ def kernels_of(gpu: GpuPreset | None) -> GpuPreset:
 def predict(
     stream: Stream, options: RunOptions, gpu: GpuPreset | None = None, capacity_bytes: int | None = None
 ) -> Prediction:
-    """Put a stream through the allocator. Without ``gpu`` the capacity is 24 GiB, unless it is given."""
+    """Put a stream through the allocator. Without ``gpu`` the capacity is 24 GiB, unless it is given.
+
+    Raises UsageError for a run of more than a pebibyte.
+    """
+    check_size(stream.events, stream.sizes)
     card = kernels_of(gpu)
     capacity = capacity_bytes or (gpu.total_bytes if gpu is not None else DEFAULT_CAPACITY_BYTES)
     placement = place(stream)

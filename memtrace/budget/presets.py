@@ -109,7 +109,12 @@ def gpu_preset(name: str) -> GpuPreset:
 
 
 def model_shape(model: str) -> ModelShape:
-    """A preset by name, or the shape in a ``config.json`` (a path to the file or to the folder that holds it)."""
+    """A preset by name, or the shape in a ``config.json`` (a path to the file or to the folder that holds it).
+
+    Raises UsageError for an unknown name, and as :func:`read_config` does.
+    """
+    if not model:
+        raise UsageError("no model is named: give a config.json or a preset")
     path = Path(model)
     if model.lower() not in _MODELS and (path.exists() or path.suffix == ".json"):
         return read_config(path / "config.json" if path.is_dir() else path)

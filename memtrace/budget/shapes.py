@@ -9,11 +9,14 @@ from typing import Any
 
 import orjson
 
-from memtrace.errors import UsageError
+from memtrace.budget.bounds import LARGEST
+from memtrace.errors import SnapshotError, UsageError
 
 #: Families whose module code the engine mirrors, by ``model_type``.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3")
 _ALIASES = {"ministral": "mistral"}
+_NOT_STORED = ("", "bitsandbytes", "BITS_AND_BYTES")  # quantised while loading, as --quant says
+_LARGEST_CONFIG_BYTES = 16 << 20
 _MOE_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
 
 
@@ -120,67 +123,118 @@ class ModelShape:
         return self.linear_parameters + self.layers * (biases + norms) + self.hidden + tables
 
 
-def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
-    """The shape in a ``config.json``. Raises UsageError for what the engine does not cover, saying which part."""
+def shape_from_config(config: Mapping[str, Any], name: str, where: str | None = None) -> ModelShape:
+    """The shape in a ``config.json``. Raises UsageError for what the engine does not cover, saying which part.
+
+    ``where`` is what an error names, the file say; by default ``name``.
+    """
+    where = where or name
     family = str(config.get("model_type", ""))
     family = _ALIASES.get(family, family)
     if any(isinstance(config.get(key), int) and int(config[key]) > 1 for key in _MOE_KEYS):
-        raise UsageError(f"{name}: a mixture of experts is not covered by the estimate; measure it with a recording")
+        raise UsageError(f"{where}: a mixture of experts is not covered by the estimate; measure it with a recording")
     if family not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise UsageError(
-            f"{name}: model_type {family or 'missing'!r} is not covered by the estimate (covered: {known})"
+            f"{where}: model_type {family or 'missing'!r} is not covered by the estimate (covered: {known})"
         )
-    heads = _positive(config, "num_attention_heads", name)
-    hidden = _positive(config, "hidden_size", name)
-    head_dim = config.get("head_dim")
-    if not isinstance(head_dim, int) or head_dim <= 0:
-        head_dim = hidden // heads
-    kv_heads = config.get("num_key_value_heads")
-    if not isinstance(kv_heads, int) or kv_heads <= 0:
-        kv_heads = heads
+    _check_storage(config, where)
+    heads = _positive(config, "num_attention_heads", where)
+    hidden = _positive(config, "hidden_size", where)
+    head_dim = _positive(config, "head_dim", where, hidden // heads)
+    kv_heads = _positive(config, "num_key_value_heads", where, heads)
+    if head_dim == 0:
+        raise UsageError(f"{where}: {heads} attention heads are more than 'hidden_size' {hidden} has room for")
     if heads % kv_heads:
-        raise UsageError(f"{name}: {heads} attention heads do not divide into {kv_heads} key/value heads")
-    bias = family == "qwen2" or bool(config.get("attention_bias", False))
+        raise UsageError(f"{where}: {heads} attention heads do not divide into {kv_heads} key/value heads")
+    attention_bias = _switch(config, "attention_bias", where)
     window = config.get("sliding_window")
-    if family.startswith("qwen") and not config.get("use_sliding_window", False):
+    if family.startswith("qwen") and not _switch(config, "use_sliding_window", where):
         window = None
     return ModelShape(
         name=name,
         family=family,
         hidden=hidden,
-        ffn=_positive(config, "intermediate_size", name),
-        layers=_positive(config, "num_hidden_layers", name),
+        ffn=_positive(config, "intermediate_size", where),
+        layers=_positive(config, "num_hidden_layers", where),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        vocabulary=_positive(config, "vocab_size", name),
-        tied_embeddings=bool(config.get("tie_word_embeddings", family in ("gemma", "gemma2"))),
-        attention_bias=bias,
-        output_bias=bool(config.get("attention_bias", False)) and family != "qwen2",
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        vocabulary=_positive(config, "vocab_size", where),
+        tied_embeddings=_switch(config, "tie_word_embeddings", where, family in ("gemma", "gemma2")),
+        attention_bias=family == "qwen2" or attention_bias,
+        output_bias=attention_bias and family != "qwen2",
+        mlp_bias=_switch(config, "mlp_bias", where),
         sliding_window=window if isinstance(window, int) and window > 0 else None,
         attention_softcap=family == "gemma2" and config.get("attn_logit_softcapping", 50.0) is not None,
         logit_softcap=family == "gemma2" and config.get("final_logit_softcapping", 30.0) is not None,
-        rotary_share=float(config.get("partial_rotary_factor") or 1.0) if family == "phi3" else 1.0,
+        rotary_share=_rotary_share(config, where) if family == "phi3" else 1.0,
     )
 
 
-def _positive(config: Mapping[str, Any], key: str, name: str) -> int:
+def _positive(config: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
+    """A count; ``default`` where the key is missing or null."""
     value = config.get(key)
-    if not isinstance(value, int) or value <= 0:
-        raise UsageError(f"{name}: config has no usable {key!r}")
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        what = f"{value!r:.60} is not a whole number above 0" if key in config else "missing"
+        raise UsageError(f"{where}: no usable {key!r} in the config: {what}")
+    if value > LARGEST[key]:
+        raise UsageError(f"{where}: {key!r} {value:,} is out of range: no real model has more than {LARGEST[key]:,}")
     return value
 
 
-def read_config(path: Path) -> ModelShape:
-    """The shape in the file ``path`` (a ``config.json``). Raises UsageError if it can't be read."""
+def _switch(config: Mapping[str, Any], key: str, where: str, default: bool = False) -> bool:
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise UsageError(f"{where}: no usable {key!r} in the config: {value!r:.60} is neither true nor false")
+    return value
+
+
+def _rotary_share(config: Mapping[str, Any], where: str) -> float:
+    value = config.get("partial_rotary_factor")
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise UsageError(f"{where}: no usable 'partial_rotary_factor' in the config: {value!r:.60} is not in (0, 1]")
+    return float(value)
+
+
+def _check_storage(config: Mapping[str, Any], where: str) -> None:
+    """Weights that a checkpoint stores quantised are used as they are, whatever ``--quant`` says."""
+    quantization = config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if method is not None and str(method).rpartition(".")[2] not in _NOT_STORED:
+        raise UsageError(
+            f"{where}: weights stored in {str(method)[:40]!r} format are not covered by the estimate, bitsandbytes is "
+            "(without 'quantization_config' it estimates what --quant says)"
+        )
+
+
+def read_keys(path: Path) -> dict[str, Any]:
+    """The keys of the ``config.json`` at ``path``. Raises SnapshotError if it can't be read or is none."""
     try:
-        config = orjson.loads(path.read_bytes())
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_CONFIG_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: not a readable config.json ({error})") from None
+        raise SnapshotError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > _LARGEST_CONFIG_BYTES:
+        raise SnapshotError(f"{path}: too large for a config.json")
+    try:
+        config = orjson.loads(content.removeprefix(b"\xef\xbb\xbf"))
+    except ValueError as error:
+        raise SnapshotError(f"{path}: not JSON, so no config.json ({error})") from None
     if not isinstance(config, dict):
-        raise UsageError(f"{path}: not a model configuration")
+        raise SnapshotError(f"{path}: not a model configuration")
+    return config
+
+
+def read_config(path: Path) -> ModelShape:
+    """The shape in the file ``path`` (a ``config.json``). Raises SnapshotError if it can't be read, and UsageError."""
+    config = read_keys(path)
     if isinstance(config.get("text_config"), dict):
         raise UsageError(f"{path}: a multimodal model is not covered by the estimate")
-    return shape_from_config(config, str(config.get("_name_or_path") or path.parent.name or path.stem))
+    return shape_from_config(config, str(config.get("_name_or_path") or path.parent.name or path.stem), str(path))

@@ -17,6 +17,9 @@ from memtrace.budget.shapes import ModelShape
 from memtrace.budget.tape import BACKWARD, FORWARD, HELD, Mark, Tape
 
 INPUTS = "temporary/other"
+#: Micro-batches of a step that are simulated. The third and later ones find the memory that the one before found (the
+#: gradients exist since the first, cached segments fit since the second), so that more of them change no phase's peak.
+SIMULATED_MICRO_BATCHES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Stream:
 
 
 def simulate_run(shape: ModelShape, options: RunOptions, device: Device, steps: int = 2, warm: bool = False) -> Stream:
-    """The stream of loading the model and training ``steps`` steps.
+    """The stream of loading the model and training ``steps`` steps, each of SIMULATED_MICRO_BATCHES at most.
 
     ``warm``: the process has trained before, so the workspaces of both threads exist when the first step begins.
     """
@@ -67,7 +70,7 @@ def _simulate(shape: ModelShape, options: RunOptions, device: Device, steps: int
     result: tuple[Tensor, Tensor | None] | None = None
     for step in range(steps):
         tape.step, tape.default_label, tape.site, tape.layer = step, FORWARD, "", -1
-        for _ in range(options.accumulation):
+        for _ in range(min(options.accumulation, SIMULATED_MICRO_BATCHES)):
             tape.mark("inputs")
             token_ids = ops.new(options.tokens, 8, "token_ids", INPUTS)  # the old ones die after
             result = _forward(ops, decoder, head, options.keep_logits)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from memtrace.cli.common import add_json, print_json, usual_interrupts
 from memtrace.cli.estimate import add_setup, options_from
-from memtrace.errors import UsageError
+from memtrace.errors import MemtraceError, UsageError
 
 if TYPE_CHECKING:
     from memtrace.budget.shapes import ModelShape
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(f"{number:>3}  {trial.name}" for number, trial in enumerate(trials, 1)))
         return 0
     usual_interrupts()
-    outcomes = _measure(args, trials, parse_capacity(args.limit) if args.limit else None)
+    outcomes = _measure(args, trials, parse_capacity(args.limit) if args.limit is not None else None)
     _show(args, outcomes)
     return 0
 
@@ -107,7 +107,7 @@ def _show(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
     from memtrace.budget.sweep_results import as_json, predicted, render
 
     shape = _shape(args)
-    gpu = gpu_preset(args.gpu) if args.gpu else None
+    gpu = gpu_preset(args.gpu) if args.gpu is not None else None
     estimates = [predicted(shape, outcome.trial, gpu) for outcome in outcomes]
     if args.plot is not None:
         from memtrace.export.sweep_plot import plot_sweep
@@ -127,6 +127,6 @@ def _shape(args: argparse.Namespace) -> ModelShape | None:
 
     try:
         shape = model_shape(args.model)
-    except UsageError:
+    except MemtraceError:
         return None
     return shape if args.layers is None else replace(shape, layers=args.layers)

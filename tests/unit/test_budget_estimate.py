@@ -234,3 +234,27 @@ def test_savings_add_up_with_what_is_missing() -> None:
     found = estimate(model_preset("tiny-llama"), RunOptions(2048, 4, checkpointing=False), H200, 4 * GIB)
     for change in advise(found):
         assert found.fit.margin_bytes + change.saves_bytes == change.margin_bytes
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        {},
+        {"batch": 2, "checkpointing": False},
+        {"keep_logits": True, "sequence": 256},
+        {"hold_loss": True, "batch": 3, "sequence": 777, "reentrant": True},
+        {"quant": "int8", "optimizer": "adamw_8bit"},
+        {"quant": "none", "loss": "fused", "autocast": True},
+        {"loss": "chunked", "prepare_kbit": False, "optimizer": "paged_adamw_8bit"},
+    ],
+)
+def test_more_than_three_micro_batches_change_no_peak(setup: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = replace(model_preset("qwen2.5-0.5b"), layers=5)
+    options = RunOptions(**{"sequence": 512, **setup, "accumulation": 8})
+    short = estimate(shape, options)
+    monkeypatch.setattr("memtrace.budget.step.SIMULATED_MICRO_BATCHES", 8)
+    whole = estimate(shape, options)
+    assert len(whole.stream.events) > 1.5 * len(short.stream.events)
+    for name in ("phases", "categories", "fit", "terms", "affine"):
+        assert getattr(short, name) == getattr(whole, name), name
+    assert any(line.startswith("3 of the 8 micro-batches") for line in short.warnings)

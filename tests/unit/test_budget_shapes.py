@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from memtrace.budget.estimate import estimate
 from memtrace.budget.kernels import Device, attention_kernel, fused_4bit_product
 from memtrace.budget.options import RunOptions
 from memtrace.budget.presets import gpu_names, gpu_preset, model_names, model_preset, model_shape
 from memtrace.budget.shapes import shape_from_config
-from memtrace.errors import UsageError
+from memtrace.errors import MemtraceError, SnapshotError, UsageError
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -81,6 +82,19 @@ def test_families() -> None:
         ({"model_type": None}, "not covered"),
         ({"hidden_size": "big"}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": True}, "num_hidden_layers.*True is not a whole number"),
+        ({"num_hidden_layers": 10_000_000}, "num_hidden_layers.*out of range"),
+        ({"hidden_size": 10**12}, "hidden_size.*out of range"),
+        ({"vocab_size": 10**18}, "vocab_size.*out of range"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"head_dim": -128}, "head_dim"),
+        ({"head_dim": 0}, "head_dim"),
+        ({"head_dim": "x"}, "head_dim"),
+        ({"hidden_size": 8}, "more than 'hidden_size' 8 has room for"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings.*neither true nor false"),
+        ({"model_type": "phi3", "partial_rotary_factor": "x"}, "partial_rotary_factor"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "'gptq' format"),
         ({"num_key_value_heads": 5}, "do not divide"),
     ],
 )
@@ -89,18 +103,59 @@ def test_refusals_say_why(change: dict[str, Any], words: str) -> None:
         shape_from_config({**LLAMA, **change}, "model")
 
 
-@pytest.mark.parametrize("content", ["", "[]", "not json", '{"text_config": {}}'])
-def test_bad_config_files(tmp_path: Path, content: str) -> None:
+def test_null_means_the_default() -> None:
+    nothing = dict.fromkeys(("head_dim", "num_key_value_heads", "attention_bias", "quantization_config"))
+    assert shape_from_config({**LLAMA, **nothing}, "x") == shape_from_config(LLAMA, "x")
+    stored = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    assert shape_from_config({**LLAMA, **stored}, "x") == shape_from_config(LLAMA, "x")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [("", SnapshotError), ("[]", SnapshotError), ("not json", SnapshotError), ('{"text_config": {}}', UsageError)],
+)
+def test_bad_config_files(tmp_path: Path, content: str, kind: type[MemtraceError]) -> None:
     path = tmp_path / "config.json"
     path.write_text(content)
-    with pytest.raises(UsageError):
+    with pytest.raises(kind):
         model_shape(str(path))
 
 
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "negative.json"
+    path.write_text(json.dumps({**LLAMA, "hidden_size": -1}))
+    with pytest.raises(UsageError, match=r"negative\.json: .*hidden_size"):
+        model_shape(str(path))
+    with pytest.raises(SnapshotError, match=r"nothing\.json: No such file or directory$"):
+        model_shape(str(tmp_path / "nothing.json"))
+
+
+def test_a_byte_order_mark_is_no_matter(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LLAMA).encode())
+    assert model_shape(str(path)).parameters == PUBLISHED["llama2-7b"]
+
+
 def test_unknown_names() -> None:
-    for call in (lambda: model_shape("llama9"), lambda: gpu_preset("tpu"), lambda: model_shape("/nowhere/config.json")):
+    for call in (lambda: model_shape("llama9"), lambda: gpu_preset("tpu"), lambda: model_shape("")):
         with pytest.raises(UsageError):
             call()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch": 1_000_000}, "tokens a micro-batch"),
+        ({"sequence": 1 << 30}, "tokens a micro-batch"),
+        ({"rank": 10_000_000}, "rank"),
+        ({"accumulation": 1_000_000_000}, "accumulation"),
+        ({"loss": "chunked", "chunk_tokens": 1, "sequence": 100_000}, "chunks of the loss"),
+        ({"attention": "eager", "sequence": 90_000_000}, "more than any device"),
+    ],
+)
+def test_what_no_run_reaches_is_refused_at_once(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        estimate(model_preset("tiny-llama"), RunOptions(**{"sequence": 512, **options}))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 from memtrace.budget.affine import Affine, affine_of
 from memtrace.budget.answer import against_json, prediction_json
+from memtrace.budget.bounds import check_options
 from memtrace.budget.compare import Against
 from memtrace.budget.options import RunOptions
 from memtrace.budget.predicted import SnapshotWriter, document, plain
@@ -46,6 +47,7 @@ def examine(
     capacity_bytes: int | None = None,
 ) -> DryRun:
     """Dry-run ``architecture`` and read the result. Raises UsageError, NoAnswerError as :func:`dry_run` does."""
+    check_options(options)
     card = kernels_of(gpu)
     recorded = dry_run(architecture, options, card.device)
     found = predict(recorded.stream, options, gpu, capacity_bytes)

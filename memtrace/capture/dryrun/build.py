@@ -6,12 +6,12 @@ then one tensor at a time in natural order of the names, each quantised as it ar
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from memtrace.budget.shapes import read_keys
 from memtrace.capture.checkpoint import preset_config
 from memtrace.capture.dryrun.observer import DEVICE, Observer
 from memtrace.capture.dryrun.sites import Sites, site_of
@@ -19,16 +19,17 @@ from memtrace.errors import MissingDependencyError, NoAnswerError, UsageError
 
 
 def read_architecture(model: str) -> tuple[str, dict[str, Any]]:
-    """(name, keys of a ``config.json``) of a preset, a ``config.json`` or the folder it lies in. Raises UsageError."""
+    """(name, keys of a ``config.json``) of a preset, a ``config.json`` or the folder it lies in. Raises
+    UsageError, and SnapshotError for what can't be read.
+    """
+    if not model:
+        raise UsageError("no model is named: give a config.json or a preset")
     path = Path(model)
     if not path.exists() and path.suffix != ".json":
         return model, preset_config(model)
     file = path / "config.json" if path.is_dir() else path
-    try:
-        keys = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{file}: not a readable config.json ({error})") from None
-    if not isinstance(keys, dict) or "model_type" not in keys:
+    keys = read_keys(file)
+    if "model_type" not in keys:
         raise UsageError(f"{file}: not a model configuration: it has no model_type")
     return str(keys.get("_name_or_path") or file.parent.name or file.stem), keys
 
