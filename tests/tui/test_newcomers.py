@@ -82,6 +82,29 @@ async def test_the_legend_of_the_map_is_whole(mode: str, size: tuple[int, int]) 
         ), text
 
 
+@pytest.mark.parametrize("size", [(80, 24), (118, 30), (160, 48)])
+async def test_what_pins_a_segment_is_named_whole(size: tuple[int, int]) -> None:
+    async with open_app(OOM, size) as pilot:
+        await hit(pilot, "3")
+        await settle(pilot)
+        pane = main_screen(pilot).view.query_one("#details", Lines)
+        pins = main_screen(pilot).session.report.fragmentation.pinned_segments[0].pinned_by
+        assert pins and all(len(line.plain) <= pane.size.width - 1 for line in pane.lines)
+        for pin in pins[:12]:
+            assert f"/{pin.subcategory} ".replace("_", " ") in pane.text
+
+
+@pytest.mark.parametrize("size", [(118, 30), (120, 40), (200, 50)])
+async def test_side_panes_fit(size: tuple[int, int]) -> None:
+    async with open_app(OOM, size) as pilot:
+        for key in "148":
+            await hit(pilot, key)
+            await settle(pilot)
+            for pane in main_screen(pilot).view.query(Lines):
+                if pane.display and pane.has_class("side"):
+                    assert pane.row_count and all(len(line.plain) <= pane.size.width for line in pane.lines)
+
+
 @pytest.mark.parametrize("width", [80, 118, 160])
 async def test_without_colours_the_timeline_says_what_its_letters_mean(width: int) -> None:
     async with open_app(OOM, (width, 24), plain=True) as pilot:

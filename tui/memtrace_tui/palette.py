@@ -14,8 +14,8 @@ LETTERS: Mapping[str, str] = {
     "unattributed": "?",
 }  # fmt: skip
 SHORT_NAMES: Mapping[str, str] = {
-    "base_weights": "base", "activations": "act", "temporary": "temp", "runtime": "run", "fragmentation": "frag",
-    "unattributed": "?",
+    "base_weights": "base", "lora": "lora", "activations": "act", "temporary": "temp", "runtime": "run",
+    "fragmentation": "frag", "unattributed": "?",
 }  # fmt: skip
 PHASE_LETTERS: Mapping[str, str] = {
     "unknown": "?", "load": "L", "forward": "F", "backward": "B", "optimizer": "O", "between": "-", "evaluation": "E",

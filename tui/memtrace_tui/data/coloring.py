@@ -66,7 +66,7 @@ def _category(provider: Provider, layout: Layout) -> _Answer:
         [f"cat:{name}" for name in names],
         [str(name).replace("_", " ") for name in names],
         letters,
-        [SHORT_NAMES.get(name, str(name)) for name in names],
+        [SHORT_NAMES[name] for name in names],
     )
 
 

@@ -12,6 +12,7 @@ from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import BLANK, Line, Span, clean, clip, line, wrap
 from memtrace_tui.data.source import is_library
+from memtrace_tui.palette import SHORT_NAMES
 from memtrace_tui.provider import Provider
 
 LABEL_WIDTH = 10
@@ -185,15 +186,17 @@ def segment_lines(provider: Provider, layout: Layout, segment: int, width: int, 
     if pinned is None:
         what = "Wholly free: kept for reuse, can be given back." if free == total else "Full: no hole in it."
         return [*lines, *wrap([(what, "dim")], width)]
-    lines.append(line(("pinned by", "title"), (clip("  what keeps it from being given back", width - 9), "dim")))
+    lines.append(line(("pinned by", "title"), (clip("  what keeps it reserved", width - 9), "dim")))
     shown = pinned.pinned_by[:pins]
     purposes = [f"{pin.category}/{pin.subcategory}".replace("_", " ") for pin in shown]
-    column = min(max(map(len, purposes), default=0), max(width - 31, 12))
+    if max(map(len, purposes), default=0) > width - 32:
+        purposes = [f"{SHORT_NAMES[pin.category]}/{pin.subcategory}".replace("_", " ") for pin in shown]
+    column = min(max(map(len, purposes), default=0), max(width - 22, 12))
     for pin, purpose in zip(shown, purposes, strict=True):
         where = clean(pin.frame) or "no stack recorded"
         lines.append(line((f"{format_bytes(pin.bytes):>10} ", "strong"),
                           (f"{clip(purpose, column):<{column}} ", category_role(pin.category)),
-                          (clip(where, max(width - 12 - column, 12), keep_end=True), "dim")))  # fmt: skip
+                          (clip(where, max(width - 12 - column, 10), keep_end=True), "dim")))  # fmt: skip
     if len(pinned.pinned_by) > pins:
         lines.append(line((f"           and {len(pinned.pinned_by) - pins} more purposes", "dim")))
     return lines

@@ -172,7 +172,7 @@ class AllocationsView(View):
     def _side(self) -> None:
         side = self.query_one("#allocation", Lines)
         if self.wide:
-            side.show(self._details(max(self.app.size.width * 2 // 5 - 4, 20)), keep=False)
+            side.show(self._details(self.side_width), keep=False)
 
     # -- actions
 

@@ -37,6 +37,11 @@ class View(Widget):
         """Whether there is room for two panes side by side."""
         return self.app.size.width >= 118
 
+    @property
+    def side_width(self) -> int:
+        """Cells for text in a pane at the side, without border, padding and scroll bar."""
+        return max(min(self.app.size.width * 2 // 5, 72) - 4, 20)
+
     def show(self) -> None:
         """Show the state at the cursor."""
 

@@ -91,7 +91,7 @@ class EventsView(View):
         side = self.query_one("#event-details", Lines)
         side.display = self.wide
         if self.wide:
-            side.show(self._details(max(self.app.size.width * 2 // 5 - 4, 20)), keep=False)
+            side.show(self._details(self.side_width), keep=False)
 
     def _summary(self) -> None:
         if not self.session.provider.count:

@@ -51,7 +51,7 @@ class OverviewView(View):
             BLANK,
             *budget_lines(report, width, parts=is_tall),
         ]
-        side = facts_lines(provider, report, max(self.app.size.width - width - 5, 20) if self.wide else width)
+        side = facts_lines(provider, report, self.side_width if self.wide else width)
         if found is not None:
             lines += [BLANK, *short_lines(found[1], width, None if is_about else self.moment(found[0]))]
         if not is_tall:

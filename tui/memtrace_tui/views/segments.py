@@ -113,7 +113,7 @@ class SegmentsView(View):
         details = self.query_one("#details", Lines)
         segments, blocks = self.query_one(SegmentMap), self.query_one(BlockMap)
         layout, provider = segments.layout_now, self.session.provider
-        width = max((min(self.app.size.width * 2 // 5, 64) if self.wide else self.app.size.width) - 3, 20)
+        width = max((min(self.app.size.width * 2 // 5, 64) - 1 if self.wide else self.app.size.width) - 3, 20)
         if self.is_inside and blocks.block >= 0:
             details.show(block_lines(provider, layout, blocks.block, width), keep=False)
         elif not self.is_inside and segments.segment >= 0:

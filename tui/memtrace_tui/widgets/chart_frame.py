@@ -35,7 +35,7 @@ def legend(look: Look, provider: Provider, event: int, width: int) -> Strip:
         size = report.categories[str(category)]
         if category is Category.UNATTRIBUTED and not size:
             continue
-        name = SHORT_NAMES.get(category, str(category)) if is_short else str(category).replace("_", " ")
+        name = SHORT_NAMES[category] if is_short else str(category).replace("_", " ")
         mark = LETTERS[category] if look.plain else "■"
         text = compact(size) if is_short else format_bytes(size)
         space = "" if is_short and not look.plain else " "
