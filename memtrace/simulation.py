@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memtrace.allocator.bounds import LowerBounds, lower_bounds
-from memtrace.allocator.conf_text import parse_conf
+from memtrace.allocator.conf_hints import conf_hint
+from memtrace.allocator.conf_text import ConfError, parse_conf
 from memtrace.allocator.config import (
     INTERVALS,
     AllocatorConfig,
@@ -150,7 +151,7 @@ def answer(
         raise NoAnswerError("the snapshot has no trace of events, so there is no program to replay")
     version = question.version or release_of(snapshot)
     total = device_total(snapshot)
-    configs = [(conf, parse_conf(conf, version, total)) for conf in question.confs]  # refuse bad strings first
+    configs = [(conf, _config(conf, version, total)) for conf in question.confs]  # refuse bad strings first
     if any(config.backend != "native" for _, config in configs):
         raise NoAnswerError("the cudaMallocAsync back end leaves placement to the driver, which is not modelled")
     program = extract(gather(device, from_snapshot(snapshot.settings, version)))
@@ -206,6 +207,16 @@ def answer(
         notes=tuple(_notes(timeline, program, limit, question, done[0][1].run)),
         simulations=tuple(candidate.run for _, candidate in done),
     )  # fmt: skip
+
+
+def _config(conf: str, version: Version, total_bytes: int | None) -> AllocatorConfig:
+    """The settings asked for. Raises ConfError with the string, PyTorch's words and what may have been meant."""
+    try:
+        return parse_conf(conf, version, total_bytes)
+    except ConfError as error:
+        hint = conf_hint(conf)
+        words = str(error).rstrip(". ") if hint else str(error)
+        raise ConfError(f"{conf!r}: {words}{hint}") from None
 
 
 def _limit(snapshot: Snapshot, timeline: Timeline, version: Version) -> Limit:

@@ -49,6 +49,8 @@ _FIRST_RELEASE: dict[str, Version] = {
     "expandable_segments_reserve": (2, 15),
 }
 
+SETTINGS = (*_FIRST_RELEASE, *_IGNORED)
+
 
 class ConfError(UsageError):
     """PyTorch would refuse this settings string; the text is PyTorch's own where it has one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,11 +83,30 @@ def gpu_names() -> tuple[str, ...]:
     return tuple(_GPUS)
 
 
+def _meant(name: str, known: Iterable[str]) -> str:
+    """The presets that somebody may have meant by ``name``: same letters and digits (``meta-llama/Llama-2-7b-hf``), a
+    part of a name (``4090``), or a likeness. All presets where none is."""
+    from difflib import get_close_matches
+
+    def plain(text: str) -> str:
+        return "".join(character for character in text.lower() if character.isalnum())
+
+    names = list(known)
+    asked = plain(name.rsplit("/", 1)[-1])
+    found = [preset for preset in names if asked and asked in plain(preset)]
+    if not found:
+        found = sorted((preset for preset in names if plain(preset) in asked), key=len)[-1:]
+    if not found:
+        by_plain = {plain(preset): preset for preset in names}
+        found = [by_plain[match] for match in get_close_matches(asked, by_plain, n=3, cutoff=0.6)]
+    return f"did you mean {' or '.join(found[:3])}?" if found else f"presets: {', '.join(names)}"
+
+
 def model_preset(name: str) -> ModelShape:
     """The shape of a published model. Raises UsageError for an unknown name."""
     row = _MODELS.get(name.lower())
     if row is None:
-        raise UsageError(f"no model preset {name!r} (presets: {', '.join(_MODELS)}; or give a config.json)")
+        raise UsageError(f"no model preset {name!r} (a config.json is taken, too); {_meant(name, _MODELS)}")
     family, hidden, ffn, layers, heads, kv_heads, head_dim, vocabulary, tied = row
     gemma2 = family == "gemma2"
     return ModelShape(
@@ -102,7 +122,7 @@ def gpu_preset(name: str) -> GpuPreset:
     """A GPU by name. Raises UsageError for an unknown one."""
     row = _GPUS.get(name.lower())
     if row is None:
-        raise UsageError(f"no GPU preset {name!r} (presets: {', '.join(_GPUS)})")
+        raise UsageError(f"no GPU preset {name!r}; {_meant(name, _GPUS)}")
     total_gib, capability, multiprocessors = row
     device = Device(capability, multiprocessors)
     return GpuPreset(name.lower(), round(total_gib * GIB), device, _OUTSIDE_BYTES, name.lower() == "h200")

@@ -30,10 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_setup(parser: argparse.ArgumentParser) -> None:
     """Everything that describes the run."""
     from memtrace.budget.options import ATTENTION, LOSSES, OPTIMIZERS, QUANT
+    from memtrace.budget.presets import gpu_names, model_names
 
+    models, gpus = ", ".join(model_names()), ", ".join(gpu_names())
     flag = argparse.BooleanOptionalAction
     add = parser.add_argument
-    add("--model", required=True, metavar="CONFIG.json|PRESET", help="a config.json (or its folder), or a preset")
+    add(
+        "--model",
+        required=True,
+        metavar="CONFIG.json|PRESET",
+        help=f"a config.json (or its folder), or a preset: {models}",
+    )
     add("--seq-len", required=True, type=int, metavar="L", help="tokens a sequence")
     add("--batch", type=int, default=1, metavar="B", help="sequences a micro-batch (default 1)")
     add("--accumulation", type=int, default=1, metavar="N", help="micro-batches a step (default 1)")
@@ -57,7 +64,11 @@ def add_setup(parser: argparse.ArgumentParser) -> None:
         "--embedding-grad", action=flag, default=True,
         help="the embedding output needs a gradient, as enabling checkpointing makes it (default on)",
     )  # fmt: skip
-    add("--gpu", metavar="PRESET", help="GPU preset: capacity, kernels (default: 24 GiB, kernels of an H200)")
+    add(
+        "--gpu",
+        metavar="PRESET",
+        help=f"GPU preset, for capacity and kernels: {gpus} (default: 24 GiB, kernels of an H200)",
+    )
     add("--capacity", metavar="SIZE", help="device memory, e.g. 24GiB (default: the GPU's, else 24GiB)")
 
 

@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from memtrace.allocator.conf_text import ConfError
     from memtrace.simulation import Question, answer
     from memtrace.simulation_edits import parse_edits
     from memtrace.units import parse_capacity
@@ -77,7 +78,10 @@ def run(args: argparse.Namespace) -> int:
         attribution = attribute(timeline, read_rules(args.rules) if args.rules else ())
     question = Question(tuple(args.conf), capacity, args.search, edits, version, addresses=not args.quick)
     with progress("simulating") as on_progress:
-        result = answer(timeline, question, attribution, on_progress)
+        try:
+            result = answer(timeline, question, attribution, on_progress)
+        except ConfError as error:
+            raise ConfError(f"--conf {error}") from None
     if target is not None:
         _export(target, args.run, timeline.snapshot, result)
         say_written(target)

@@ -135,6 +135,10 @@ def test_edits_of_what_was_there_before_the_trace(capsysbinary: pytest.CaptureFi
     ("args", "code", "message"),
     [
         (("--conf", "max_split_size_mb:5"), 2, "CachingAllocator option max_split_size_mb too small, must be >= 20"),
+        (("--conf", "expandable_segments=True"), 2, "a setting is written KEY:VALUE, as in expandable_segments:True"),
+        (("--conf", "expandable_segments:true"), 2, "write expandable_segments:True"),
+        (("--conf", "expandable_segment:True"), 2, "did you mean expandable_segments?"),
+        (("--torch", "1.0"), 2, "the rules of releases 1.10 to"),
         (("--conf", "nonsense:1"), 2, "Unrecognized key 'nonsense' in Accelerator allocator config."),
         (("--conf", "backend:cudaMallocAsync"), 4, "not modelled"),
         (("--capacity", "lots"), 2, "not a size"),

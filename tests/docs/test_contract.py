@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from doc_commands import TINY, Session
-from doc_pages import DOCS
+from doc_pages import DOCS, spans
 
+from memtrace.budget.presets import gpu_names, model_names
 from memtrace.cli import VERBS
 
 OOM = "sample_traces/llama2-7b_oom-first-step.pickle.xz"
@@ -63,3 +64,8 @@ def test_promised_keys_are_there(verb: str, tmp_path: Path) -> None:
 def test_every_verb_is_on_the_page() -> None:
     text = (DOCS / "contract.md").read_text()
     assert not [verb for verb in VERBS if f"memtrace {verb}" not in text]
+
+
+def test_every_preset_is_documented() -> None:
+    named = set(spans((DOCS / "estimate.md").read_text()))
+    assert named >= {*model_names(), *gpu_names()}

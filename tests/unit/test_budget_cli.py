@@ -98,3 +98,20 @@ def test_moe_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str
     config.write_text(json.dumps({"model_type": "mixtral", "num_local_experts": 8, "hidden_size": 4096}))
     assert main(["estimate", "--model", str(config), "--seq-len", "128"]) == 2
     assert "mixture of experts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "asked", "meant"),
+    [
+        ("--model", "meta-llama/Llama-2-7b-hf", "llama2-7b"),
+        ("--model", "Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("--gpu", "4090", "rtx4090"),
+        ("--gpu", "A100-80GB", "a100-80g"),
+        ("--gpu", "a100", "a100-40g or a100-80g"),
+    ],
+)
+def test_unknown_presets_name_what_was_meant(
+    option: str, asked: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*BASE, option, asked]) == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err
