@@ -10,7 +10,7 @@ from memtrace.budget.options import RunOptions
 from memtrace.budget.prediction import PHASES, Prediction, Term, general_warnings, kernels_of, predict
 from memtrace.budget.presets import GpuPreset
 from memtrace.budget.shapes import ModelShape
-from memtrace.budget.step import SIMULATED_MICRO_BATCHES, Stream, simulate_run
+from memtrace.budget.step import Stream, simulate_run
 from memtrace.budget.terms import TERMS, term_name
 
 
@@ -79,11 +79,6 @@ def _warnings(shape: ModelShape, options: RunOptions, gpu: GpuPreset | None, str
         notes.append("buffers of flash attention are taken from its source, not measured")
     if options.loss == "chunked":
         notes.append(f"chunked loss: {options.chunk_tokens} tokens a chunk, each chunk checkpointed")
-    if options.accumulation > SIMULATED_MICRO_BATCHES:
-        notes.append(
-            f"{SIMULATED_MICRO_BATCHES} of the {options.accumulation} micro-batches of a step are simulated: "
-            "the others repeat the last of them and change no peak"
-        )
     window = shape.sliding_window
     if window is not None and options.sequence >= window and options.attention != "flash":
         notes.append(f"sequence as long as the sliding window of {window} or longer: the mask's cost is not measured")

@@ -14,7 +14,7 @@ from memtrace.budget.bounds import check_size
 from memtrace.budget.options import RunOptions
 from memtrace.budget.placement import Placement, place
 from memtrace.budget.presets import DEFAULT_CAPACITY_BYTES, GpuPreset, gpu_preset
-from memtrace.budget.step import Stream
+from memtrace.budget.step import SIMULATED_MICRO_BATCHES, Stream
 from memtrace.budget.tape import EMPTY_CACHE
 
 PHASES = ("load", "forward", "loss", "recompute", "backward", "optimizer")
@@ -143,6 +143,11 @@ def general_warnings(options: RunOptions, gpu: GpuPreset | None, stream: Stream)
         card.append(f"memory outside the allocator on {gpu.name} is assumed to be that of an H200")
     if options.quant == "int8":
         card.append("8-bit products are taken to have no outlier columns; how many there are depends on the data")
+    if options.accumulation > SIMULATED_MICRO_BATCHES:
+        card.append(
+            f"{SIMULATED_MICRO_BATCHES} of the {options.accumulation} micro-batches of a step are simulated: "
+            "the others repeat the last of them and change no peak"
+        )
     if stream.managed_bytes:
         outside.append(
             f"{stream.managed_bytes:,} B of paged optimizer states lie outside the allocator and come and go"

@@ -7,7 +7,7 @@ import gc
 import logging
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from memtrace.budget.kernels import Device, attention_kernel
 from memtrace.budget.options import RunOptions
-from memtrace.budget.step import INPUTS, Stream
+from memtrace.budget.step import INPUTS, SIMULATED_MICRO_BATCHES, Stream
 from memtrace.budget.tape import BACKWARD, CHECKPOINT_INPUT, FORWARD, HELD, LOADING, OPTIMIZER, RECOMPUTE
 from memtrace.capture import qlora
 from memtrace.capture.dryrun.autocast import meta_autocast
@@ -86,7 +86,8 @@ def _quiet_libraries() -> Iterator[None]:
 class _Run:
     def __init__(self, architecture: dict[str, Any], options: RunOptions, device: Device, steps: int) -> None:
         self.architecture, self.options, self.device = architecture, options, device
-        self.config = qlora.step_config(options, steps)
+        simulated = replace(options, accumulation=min(options.accumulation, SIMULATED_MICRO_BATCHES))
+        self.config = qlora.step_config(simulated, steps)
         self.sites = Sites()
         self.sites.on_recompute = self._recompute
         self.observer = Observer(self.sites.where)
