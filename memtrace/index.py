@@ -68,42 +68,41 @@ class Recording:
     replays: dict[int, Replay] = field(default_factory=dict)
     known: dict[int, Known] = field(default_factory=dict)
     mark: bytes = b""  # of the snapshot as it was before it was read
+    unwritten: bool = False  # whether more is known than the index holds
 
-    def timeline(self, device: Device, on_progress: Progress | None = None) -> Timeline:
-        """The device's timeline. Writes the index after the first replay of a large snapshot."""
-        timeline, is_new = self._timeline(device, on_progress)
-        if is_new:
+    def timeline(self, device: Device, on_progress: Progress | None = None, more: bool = False) -> Timeline:
+        """The device's timeline. Writes the index after the first replay of a large snapshot, unless ``more`` devices
+        are to follow."""
+        known = self.replays.get(device.device)
+        timeline = build(self.snapshot, device, known, on_progress)
+        self.replays[device.device] = timeline.replay
+        self.unwritten |= known is None
+        if not more:
             self._write()
         return timeline
 
     def analysis(self, device: Device, rules: Sequence[UserRule] = (), on_progress: Progress | None = None) -> Analysis:
         """The device's timeline, attributed. Writes the index after the first time for a large snapshot."""
-        timeline, is_new = self._timeline(device, on_progress)
         known = self.known.get(device.device)
+        timeline = self.timeline(device, on_progress, more=not rules)
         if rules:
-            if is_new:
-                self._write()
             return analyse(timeline, rules)
         if known is not None:
             return Analysis(timeline, known.attribution(timeline))
         analysis = analyse(timeline)
         if self._is_large:
             self.known[device.device] = know(analysis)
+            self.unwritten = True
             self._write()
         return analysis
-
-    def _timeline(self, device: Device, on_progress: Progress | None) -> tuple[Timeline, bool]:
-        known = self.replays.get(device.device)
-        timeline = build(self.snapshot, device, known, on_progress)
-        self.replays[device.device] = timeline.replay
-        return timeline, known is None
 
     @property
     def _is_large(self) -> bool:
         return self.path is not None and sum(len(device.trace) for device in self.snapshot.devices) >= MIN_EVENTS
 
     def _write(self) -> None:
-        if self.path is not None and self._is_large:
+        if self.path is not None and self._is_large and self.unwritten:
+            self.unwritten = False
             with contextlib.suppress(*UNUSABLE):
                 _write(self.path, self.mark, (self.snapshot, self.replays, self.known))
 

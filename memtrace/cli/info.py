@@ -27,7 +27,8 @@ def run(args: argparse.Namespace) -> int:
     if args.device is not None:
         device, _ = choose_device(snapshot, args.device)
         snapshot = replace(snapshot, devices=(device,))
-    info = describe(snapshot, recording.timeline)
+    last = snapshot.devices[-1]
+    info = describe(snapshot, lambda device: recording.timeline(device, more=device is not last))
     if args.json:
         print_json(info)
         return 0

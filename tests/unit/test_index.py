@@ -182,3 +182,21 @@ def test_a_short_trace_of_hand_made_events(tmp_path: Path, monkeypatch: pytest.M
     first = answer(path)
     assert is_read(path)
     assert answer(path) == first
+
+
+def test_devices_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(index, "MIN_EVENTS", 1)
+    raw = modern()
+    raw["device_traces"] = [raw["device_traces"][0], list(raw["device_traces"][0])]
+    path = tmp_path / "s.pickle"
+    path.write_bytes(pickle.dumps(raw, 4))
+    writes = []
+    real = index._write
+    monkeypatch.setattr(index, "_write", lambda *args: (writes.append(1), real(*args)))
+    from memtrace.cli import main
+
+    assert main(["info", str(path)]) == 0
+    assert sorted(open_recording(path).replays) == [0, 1] and len(writes) == 1
+    assert main(["info", str(path)]) == 0
+    assert len(writes) == 1
