@@ -79,7 +79,7 @@ def know(analysis: Analysis) -> Known:
 
 def _checkpoints(timeline: Timeline, rule: I2) -> Checkpoints:
     table = timeline.allocations
-    done = table.free_completed_event
+    requested, done = table.free_requested_event, table.free_completed_event
     ranges = first_ranges(timeline.replay.initial_segments)
     at = 0
     rows = timeline.live_rows(-1)
@@ -95,7 +95,8 @@ def _checkpoints(timeline: Timeline, rule: I2) -> Checkpoints:
             break
         later = np.arange(born, int(np.searchsorted(table.alloc_event, following)))
         rows = np.concatenate([rows, later])
-        rows = rows[(done[rows] < 0) | (done[rows] >= following)]
+        # A damaged trace may complete a free before it requests it: such rows still change a level later.
+        rows = rows[(done[rows] < 0) | (done[rows] >= following) | (requested[rows] >= following)]
         move_ranges(ranges, timeline, at, following)
         at = following
     event = np.array(events, dtype=np.int64)

@@ -15,7 +15,7 @@ from support import trace_path
 
 from memtrace import checkpoints, index
 from memtrace.curves import category_curves, pick_events
-from memtrace.errors import NoAnswerError, UsageError
+from memtrace.errors import MemtraceError, NoAnswerError, UsageError
 from memtrace.export.table import allocation_columns, curve_columns
 from memtrace.index import index_path, open_recording
 from memtrace.layout import layout_at
@@ -139,3 +139,34 @@ def test_a_recording_with_its_configuration_needs_the_whole(tmp_path: Path, monk
     recording.analysis(recording.snapshot.devices[0])
     assert open_recording(path).known
     assert open_part(path, None, "0:1", None) is None
+
+
+@pytest.mark.parametrize("seed", [*range(24), 56])  # 56 completes frees before it requests them
+def test_parts_of_damaged_recordings(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "fuzz"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(index, "MIN_EVENTS", 1)
+    monkeypatch.setattr(checkpoints, "_SPACING_EVENTS", 20)
+    monkeypatch.setattr(checkpoints, "_LIVE_SHARE", 0)
+    from mutate import damaged
+
+    path = tmp_path / "s.pickle"
+    path.write_bytes(damaged(seed))
+    try:
+        recording = open_recording(path)
+    except MemtraceError:
+        return
+    device = recording.snapshot.devices[0]
+    recording.analysis(device)
+    kept = open_recording(path)
+    whole = kept.analysis(kept.snapshot.devices[0])
+    count = len(whole.timeline)
+    for first in range(0, count, max(count // 6, 1)):
+        text = f"{first}:{min(first + 40, count)}"
+        part, wanted = open_part(path, device.device, text, None), restrict(whole, text, None)
+        assert part is not None
+        assert report(part) == report(wanted)
+        assert np.array_equal(
+            category_curves(part, part.timeline.window).categories,
+            category_curves(wanted, wanted.timeline.window).categories,
+        )
