@@ -96,7 +96,7 @@ def read_series(rows: Sequence[Mapping[str, Any]]) -> StepSeries:
 def from_snapshot_key(steps: Any) -> StepSeries:
     """The series in a snapshot's extra key (``{"columns": […], "rows": [[…]…]}``). Raises NoAnswerError."""
     if not isinstance(steps, Mapping) or not isinstance(steps.get("rows"), Sequence) or not steps["rows"]:
-        raise NoAnswerError("the recording carries no per-step log")
+        raise NoAnswerError("the recording carries no per-step log; memtrace run --step-log keeps one")
     names = list(steps.get("columns") or [])
     return read_series([dict(zip(names, row, strict=False)) for row in steps["rows"]])
 

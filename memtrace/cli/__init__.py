@@ -58,7 +58,9 @@ def _overview() -> Parser:
         "            4 input can't answer · 5 an optional package or device is missing · 130 interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="store_true", help="print the version; with --verbose the environment too")
+    parser.add_argument(
+        "--version", "-V", action="store_true", help="print the version; with --verbose the environment too"
+    )
     parser.add_argument("--verbose", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("verb", metavar="VERB", nargs="?", help=argparse.SUPPRESS)
     return parser
@@ -107,6 +109,8 @@ def _dispatch(args: list[str]) -> int:
         parser.print_help()
         return 2
     name = args[0]
+    if name in ("help", "version") and not _exists(name):  # as other tools have them
+        return _dispatch([*args[1:2], "--help"] if name == "help" else ["--version", *args[1:]])
     if name not in VERBS and _exists(name):  # memtrace FILE
         name, args = "browse", ["browse", *args]
     if name not in VERBS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from memtrace._version import __version__
+from memtrace.export.words import verdict_name
 from memtrace.forensics.answer import Advice, Explanation, Finding, When
 from memtrace.units import format_bytes, format_delta
 
@@ -36,7 +37,7 @@ def _when_text(when: When) -> str:
 
 
 def _headline(answer: Explanation) -> str:
-    parts = [f"{answer.verdict}, {answer.confidence}: {_MEANING.get(answer.verdict, '')}"]
+    parts = [f"{verdict_name(answer.verdict)}, {answer.confidence}: {_MEANING.get(answer.verdict, '')}"]
     if answer.when is not None and (text := _when_text(answer.when)):
         parts.append(text)
     return " · ".join(parts)

@@ -6,8 +6,9 @@ from rich.text import Text
 
 from memtrace.export.report_text import when
 from memtrace.export.text import STYLE, bar, clip, columns, heading
+from memtrace.export.words import pool_name, stream_name
 from memtrace.fragmentation import Fragmentation
-from memtrace.units import format_bytes, format_count
+from memtrace.units import counted, format_bytes, format_count
 
 _SEGMENTS = 8
 _PINS = 2
@@ -40,7 +41,7 @@ def render_fragmentation(f: Fragmentation, width: int = 80) -> list[Text]:
     lines.append(Text())
     lines.append(
         Text(
-            f"{format_count(f.free_block_count)} free blocks, the largest {format_bytes(f.largest_free_block_bytes)}"
+            f"{counted(f.free_block_count, 'free block')}, the largest {format_bytes(f.largest_free_block_bytes)}"
             + (f"; the refused request asked for {format_bytes(f.asked_bytes)}" if f.asked_bytes is not None else "")
         )
     )
@@ -53,16 +54,16 @@ def render_fragmentation(f: Fragmentation, width: int = 80) -> list[Text]:
 
 
 def _pools(f: Fragmentation) -> list[Text]:
-    rows = [("pool", "stream", "kind", "reserved", "allocated", "free", "largest free block")]
+    rows = [("pool and stream", "kind", "reserved", "allocated", "free", "largest free block")]
     rows += [
         (
-            pool.pool, hex(pool.stream) if pool.stream else "default", pool.kind, format_bytes(pool.reserved_bytes),
+            f"{pool_name(pool.pool)}, {stream_name(pool.stream)}", pool.kind, format_bytes(pool.reserved_bytes),
             format_bytes(pool.allocated_bytes), format_bytes(pool.free_bytes),
             format_bytes(pool.largest_free_block_bytes),
         )
         for pool in f.by_pool
     ]  # fmt: skip
-    head, *rest = columns(rows, (False, False, False, True, True, True, True))
+    head, *rest = columns(rows, (False, False, True, True, True, True))
     return [heading("  " + head), *(Text("  " + line) for line in rest)]
 
 

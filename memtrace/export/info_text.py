@@ -8,7 +8,10 @@ from rich.text import Text
 
 from memtrace.export.text import warning_lines
 from memtrace.info import DeviceInfo, Info
-from memtrace.units import format_bytes, format_count
+from memtrace.snapshot.model import DEFAULT_POOL
+from memtrace.units import counted, format_bytes, format_count
+
+_DEFAULT = str(DEFAULT_POOL)
 
 
 def render_info(info: Info) -> list[Text]:
@@ -21,7 +24,7 @@ def render_info(info: Info) -> list[Text]:
     elif f.torch_below:
         version = f"written by PyTorch before {f.torch_below}"
     else:
-        version = "release unknown (keys of several releases, as vendor builds write)"
+        version = "release unknown"
     lines = [Text.assemble((PurePath(info.file).name, "bold"), f" · {version}")]
     if info.recorded_by_memtrace:
         lines.append(Text("recorded by memtrace: phases, labels and statistics are included"))
@@ -41,16 +44,18 @@ def render_info(info: Info) -> list[Text]:
 
 def _device(device: DeviceInfo) -> list[Text]:
     duration = "" if device.duration_us is None else f" over {device.duration_us / 1e6:,.1f} s"
-    events = "1 event" if device.events == 1 else f"{format_count(device.events)} events"
-    actions = ", ".join(f"{name} {format_count(count)}" for name, count in device.actions.items())
+    events = counted(device.events, "event")
+    pools = ", ".join("default" if pool == _DEFAULT else f"private {pool}" for pool in device.pools) or "none"
+    actions = ", ".join(f"{name.replace('_', ' ')} {format_count(count)}" for name, count in device.actions.items())
     lines = [
         Text(f"GPU {device.device}", style="bold"),
         Text(
-            f"  final state   {format_bytes(device.reserved_bytes)} reserved in {format_count(device.segments)} "
-            f"segments, {format_bytes(device.allocated_bytes)} allocated, {format_count(device.blocks)} blocks"
+            f"  final state   {format_bytes(device.reserved_bytes)} reserved in "
+            f"{counted(device.segments, 'segment')}, {format_bytes(device.allocated_bytes)} allocated, "
+            f"{counted(device.blocks, 'block')}"
         ),
         Text(f"  trace         {events}{duration}" + (f": {actions}" if actions else "")),
-        Text(f"  streams       {device.streams}; pools {', '.join(device.pools) or 'none'}; stacks {device.stacks}"),
+        Text(f"  streams       {device.streams}; pools {pools}; stacks {device.stacks}"),
         Text(f"  out of memory {'yes' if device.has_oom else 'no'}"),
     ]
     truncated = {True: "yes: the beginning is lost", False: "no", None: "no, but recording began late"}

@@ -10,7 +10,7 @@ from memtrace.attribution.categories import Category
 from memtrace.export.text import STYLE, bar, clip, heading, warning_lines
 from memtrace.report import Report
 from memtrace.timeline import At
-from memtrace.units import format_bytes, format_count
+from memtrace.units import counted, format_bytes, format_count
 
 _KIND = {
     "oom": "out of memory",
@@ -116,7 +116,7 @@ def _fragmentation(report: Report) -> list[Text]:
     free = f.holes_bytes + f.cached_segments_bytes
     return [
         Text(
-            f"free inside reserved memory: {format_bytes(free)} in {format_count(f.free_block_count)} blocks, "
+            f"free inside reserved memory: {format_bytes(free)} in {counted(f.free_block_count, 'block')}, "
             f"the largest {format_bytes(f.largest_free_block_bytes)}"
         )
     ]

@@ -9,8 +9,9 @@ from rich.text import Text
 from memtrace.attribution.categories import Category
 from memtrace.export.report_text import when
 from memtrace.export.text import STYLE, heading
+from memtrace.export.words import pool_name, stream_name
 from memtrace.segment_map import SegmentMap, SegmentView
-from memtrace.units import format_bytes, format_count
+from memtrace.units import counted, format_bytes, format_count
 
 LETTER: dict[str, str] = {
     Category.BASE_WEIGHTS: "W",
@@ -37,13 +38,12 @@ def render_segments(answer: SegmentMap, width: int = 80, most: int | None = 40) 
     key = _group
     for (pool, stream), members in groupby(sorted(answer.segments, key=key), key=key):
         segments = sorted(members, key=lambda s: (-s.free_bytes, s.address))
-        where = "default stream" if not stream else f"stream 0x{stream:x}"
         total, free = sum(s.total_bytes for s in segments), sum(s.free_bytes for s in segments)
         lines.append(Text())
         lines.append(
             heading(
-                f"{pool}, {where}: {format_count(len(segments))} segments, {format_bytes(total)}, "
-                f"{format_bytes(free)} free"
+                f"{pool_name(pool)}, {stream_name(stream)}: {counted(len(segments), 'segment')}, "
+                f"{format_bytes(total)}, {format_bytes(free)} free"
             )
         )
         rows, rest = _rows(segments, width, most)

@@ -20,6 +20,7 @@ from memtrace.forensics.needs import still_needed
 from memtrace.layout import Layout, State, layout_at
 from memtrace.report import Analysis
 from memtrace.snapshot.model import DEFAULT_POOL
+from memtrace.units import counted
 from memtrace.units import format_bytes as size
 
 _WIDE_SHARE = 0.05
@@ -144,14 +145,14 @@ def _decide(
         return "budget", True, [*because, *_outlook(progress, needed, asked)]
     if needed is not None and needed > asked + spare:
         because.append(
-            f"In one piece the {size(pieces.slack_bytes)} that is free in {pieces.count} pieces would have held it, "
-            "but not what this pass still needed."
+            f"In one piece the {size(pieces.slack_bytes)} that is free in {counted(pieces.count, 'piece')} would have "
+            "held it, but not what this pass still needed."
         )
         sure = needed >= 2 * (asked + spare) and (progress is None or progress.total is not None)
         return "budget", sure, [*because, *_outlook(progress, needed, asked)]
     because.append(
-        f"{size(pieces.slack_bytes)} was free inside reserved memory, in {pieces.count} pieces; the largest this "
-        f"request could use has {size(pieces.usable_bytes)}."
+        f"{size(pieces.slack_bytes)} was free inside reserved memory, in {counted(pieces.count, 'piece')}; the "
+        f"largest this request could use has {size(pieces.usable_bytes)}."
     )
     if needed is not None:
         because.append(f"The rest of this pass needed about {size(needed)}: in one piece it would have fitted.")

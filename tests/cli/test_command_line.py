@@ -178,3 +178,13 @@ def test_fish_completes(scripts: dict[str, Path], tmp_path: Path) -> None:
     home = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     done = subprocess.run(["fish", "-c", code], capture_output=True, text=True, check=True, env=home)
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["perfetto", "scrub"]
+
+
+def test_help_and_version_as_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["version"], ["-V"]):
+        assert main(words) == 0
+        assert capsys.readouterr().out.startswith("memtrace ")
+    for words, shown in ((["help"], "memtrace VERB"), (["help", "report"], "memtrace report")):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == 0 and shown in capsys.readouterr().out

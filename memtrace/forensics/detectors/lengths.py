@@ -10,6 +10,7 @@ from memtrace.forensics.answer import Advice, Finding
 from memtrace.forensics.case import Case
 from memtrace.fragmentation import measure
 from memtrace.timeline import At
+from memtrace.units import counted
 from memtrace.units import format_bytes as size
 
 _LEAST_PASSES = 3
@@ -72,8 +73,8 @@ def variable_length_fragmentation(case: Case) -> Finding | None:
     free, count, reserved, when = _slack(case)
     sizes = pass_sizes(case)
     evidence = (
-        f"{size(free)} of {size(reserved)} reserved was free in {count} pieces {when}; {len(sizes)} passes had "
-        f"{len(set(sizes))} different lengths, the longest {max(sizes) / min(sizes):.1f} times the shortest"
+        f"{size(free)} of {size(reserved)} reserved was free in {counted(count, 'piece')} {when}; {len(sizes)} passes "
+        f"had {len(set(sizes))} different lengths, the longest {max(sizes) / min(sizes):.1f} times the shortest"
     )
     advice: list[Advice] = []
     if (expandable := expandable_segments(case)) is not None:
@@ -102,15 +103,18 @@ def reserved_in_pieces(case: Case) -> Finding | None:
     if not case.is_material(waste, least) or (case.is_oom and case.verdict.verdict == "budget"):
         return None
     free, count, reserved, when = _slack(case)
-    advice: list[Advice] = []
-    if (expandable := expandable_segments(case)) is not None:
-        advice.append(expandable)
+    expandable = expandable_segments(case)
+    if expandable is None:
+        expandable = rule(
+            "nothing, unless another process needs it: PyTorch uses it again, and before it refuses a request it gives "
+            "back segments that are wholly free, as torch.cuda.empty_cache() does"
+        )
     return Finding(
         "reserved_in_pieces",
-        "Reserved memory that is free in pieces",
+        "Reserved memory that is free in pieces" if count > 1 else "Reserved memory that is free, in one piece",
         waste,
-        f"{size(free)} of {size(reserved)} reserved was free in {count} pieces {when}.",
-        tuple(advice),
+        f"{size(free)} of {size(reserved)} reserved was free in {counted(count, 'piece')} {when}.",
+        (expandable,),
     )
 
 
