@@ -26,6 +26,7 @@ STYLE: dict[str, str] = {
     Category.FRAGMENTATION: "red",
     Category.UNATTRIBUTED: "bright_black",
 }
+_WORD = re.compile(r"\s*\S+(?: [KMGT]?i?B\b\S*)?")  # a size keeps its unit
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -99,7 +100,7 @@ def _wrapped(line: Text | str, out: Console) -> Sequence[Text | str]:
         return (line,)
     hang = len(text.plain) - len(text.plain.lstrip(" ")) + 2
     edges, used = list[int](), 0
-    for word in re.finditer(r"\s*\S+", text.plain):
+    for word in _WORD.finditer(text.plain):
         if used and used + cell_len(word[0]) > out.width:
             edges.append(word.start())
             used = hang + cell_len(word[0].lstrip())
