@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from memtrace.ranks.summary import Failure, Rank, summarise
@@ -23,3 +24,14 @@ def always_dies(source: str, device: int | None) -> Rank | Failure:
     if "rank3" in source:
         os.kill(os.getpid(), signal.SIGKILL)
     return summarise(source, device)
+
+
+def waits(source: str, device: int | None) -> Rank | Failure:
+    """Works for ever, and says that it began and that it gave up: files ``PID.pid`` and ``PID.undone``."""
+    folder = Path(source).parent
+    (folder / f"{os.getpid()}.pid").touch()
+    try:
+        while True:
+            time.sleep(0.05)
+    finally:
+        (folder / f"{os.getpid()}.undone").touch()

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait as wait_for
+from types import FrameType
 
 from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.ranks.sources import is_remote
@@ -23,6 +25,8 @@ Answer = Rank | Failure
 Task = Callable[[str, int | None], Answer]
 _KILLED = "its worker was killed while reading it (out of memory?)"
 _CONNECT_S = 10
+_UNWIND_S = 1.0
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def cores() -> int:
@@ -48,15 +52,16 @@ def in_processes(
     answers: dict[str, Answer] = {}
     deaths: dict[str, int] = dict.fromkeys(sources, 0)
     waiting = deque(dict.fromkeys(sources))
-    while waiting:
-        together = [source for source in waiting if deaths[source] < 2]
-        batch, workers = (together, jobs) if together else ([waiting[0]], 1)
-        lost = _run_pool(batch, device, workers, task, answers, on_done)
-        for source in lost:
-            deaths[source] += 1
-            if not together:
-                answers[source] = Failure(source, _KILLED)
-        waiting = deque(source for source in waiting if source not in answers)
+    with _termination_unwinds():
+        while waiting:
+            together = [source for source in waiting if deaths[source] < 2]
+            batch, workers = (together, jobs) if together else ([waiting[0]], 1)
+            lost = _run_pool(batch, device, workers, task, answers, on_done)
+            for source in lost:
+                deaths[source] += 1
+                if not together:
+                    answers[source] = Failure(source, _KILLED)
+            waiting = deque(source for source in waiting if source not in answers)
     return [answers[source] for source in sources]
 
 
@@ -70,7 +75,7 @@ def _run_pool(
 ) -> list[str]:
     """Work through ``batch``; returns the sources whose worker died (the pool is then gone)."""
     # spawn: a fork of a process with threads (the terminal browser, say) can deadlock.
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_ignore_interrupts)
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin_worker)
     queue = deque(batch)
     running: dict[Future[Answer], str] = {}
     lost: list[str] = []
@@ -98,33 +103,83 @@ def _run_pool(
                     on_done(len(answers))
         if lost:
             lost += [source for source in running.values() if source not in lost]
+    except (SystemExit, KeyboardInterrupt):  # what the workers are reading is of no use any more
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     return lost
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches the whole process group; the parent alone answers it."""
+def _begin_worker() -> None:
+    """Ctrl-C reaches the whole process group, and the parent alone answers it; SIGTERM, or the parent's end however it
+    came, ends a worker so that it leaves no unfinished file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_worker)
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    wait_for([sentinel])
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # that nobody takes its answer any more is no news
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end_worker(number: int, frame: FrameType | None) -> None:
+    """Unwind what the worker is at; the pool's loop would go on, so the end is sure to come."""
+    end = threading.Timer(_UNWIND_S, os._exit, (128 + number,))
+    end.daemon = True
+    end.start()
+    _end(number, frame)
+
+
+@contextmanager
+def _termination_unwinds() -> Iterator[None]:
+    """SIGTERM (a time limit of CI, a scheduler) raises SystemExit meanwhile, so that workers and semaphores go too.
+
+    Its default would end this process alone, and the workers would wait for work for ever.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # once is enough: nothing is to be left undone
+    raise SystemExit(128 + number)
 
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Hold Ctrl-C back meanwhile, where the system can. A process started here never gets it, not even while it starts
-    and could only answer with a traceback; nor is it left alone while it waits for what it shall do."""
+    """Hold Ctrl-C and SIGTERM back meanwhile, where the system can.
+
+    A process started here never gets Ctrl-C, not even while it starts and could only answer with a traceback; nor is it
+    left alone while it waits for what it shall do.
+    """
     if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
-    answer = signal.signal(signal.SIGINT, lambda number, _: came.append(number))  # another thread may get it
+    # another thread may get them
+    answers = [(each, signal.signal(each, lambda number, _: came.append(number))) for each in _ENDING]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        signal.signal(signal.SIGINT, answer)
-        if came:
-            signal.raise_signal(signal.SIGINT)
+        for each, answer in answers:
+            signal.signal(each, answer)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def on_dask(

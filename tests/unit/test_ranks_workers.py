@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +13,7 @@ from typing import Any
 
 import pytest
 import rank_tasks
-from support import trace_path
+from support import ROOT, trace_path
 
 from memtrace.errors import UsageError
 from memtrace.ranks.compare import compare_ranks
@@ -99,3 +103,39 @@ def test_no_scheduler_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memtrace.ranks.workers._CONNECT_S", 1)
     with pytest.raises(UsageError, match="no Dask scheduler answers"):
         on_dask(["x.pickle"], "tcp://127.0.0.1:9")
+
+
+ENDED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from memtrace.ranks.workers import in_processes
+import rank_tasks
+
+folder, number = Path(sys.argv[1]), int(sys.argv[2])
+
+def end():
+    while len(list(folder.glob("*.pid"))) < 2:
+        time.sleep(0.01)
+    os.kill(os.getpid(), number)
+
+if __name__ == "__main__":
+    threading.Thread(target=end, daemon=True).start()
+    in_processes([str(folder / name) for name in "abcd"], jobs=2, task=rank_tasks.waits)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path, number: signal.Signals) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ENDED)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), str(int(number))],
+        capture_output=True, text=True, timeout=60, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(rank_tasks.__file__).parent)])},
+    )  # fmt: skip
+    assert done.returncode == {signal.SIGTERM: 143, signal.SIGKILL: -9, signal.SIGINT: -2}[number]
+    if number == signal.SIGTERM:
+        assert done.stderr == ""
+    workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    assert len(workers) == 2  # they held stderr, so that they had ended when run() returned
+    assert len(list(tmp_path.glob("*.undone"))) == 2
