@@ -62,5 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
         print_lines(render_ranks(answer, console().width))
     if not answer.ranks:
+        if all(failure.exit_code == UsageError.exit_code for failure in answer.failed):  # no such device, say
+            raise UsageError("no file has what is asked for")
         raise SnapshotError("no file could be read")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from rich.text import Text
@@ -10,7 +11,7 @@ from memtrace.attribution.categories import Category
 from memtrace.export.text import columns, heading, warning_lines
 from memtrace.export.words import verdict_name
 from memtrace.ranks.compare import RankComparison
-from memtrace.units import format_bytes
+from memtrace.units import format_bytes, printable
 
 _SHORT = {
     Category.BASE_WEIGHTS: "base",
@@ -67,10 +68,11 @@ def _tables(answer: RankComparison, width: int) -> list[Text]:
     levels = [["file", "peak", "reserved", *(["outside"] if outside else [])]]
     shown = _present(answer)
     categories = [[_SHORT[c] for c in shown]]
-    for rank, standing in zip(answer.ranks, answer.compared, strict=True):
+    names = short_names([rank.file for rank in answer.ranks])
+    for name, rank, standing in zip(names, answer.ranks, answer.compared, strict=True):
         extra = [] if not outside else ["?" if rank.outside_bytes is None else format_bytes(rank.outside_bytes)]
         peaks = (format_bytes(rank.peaks[f"{level}_bytes"]) for level in ("allocated", "reserved"))
-        levels.append([PurePath(rank.file).name, *peaks, *extra])
+        levels.append([printable(name), *peaks, *extra])
         categories.append([format_bytes(standing.categories.get(str(c), 0)) for c in shown])
     numbers = ["rank", *(str(rank.rank) for rank in answer.ranks)]
     verdicts = ["verdict", *(verdict_name(rank.verdict) for rank in answer.ranks)]
@@ -82,6 +84,14 @@ def _tables(answer: RankComparison, width: int) -> list[Text]:
     first = columns(_rows(numbers, levels, verdicts), [True, *of_levels, False])
     second = columns(_rows(numbers, categories), [True, *of_categories])
     return [*_styled(answer, first), Text(), *_styled(answer, second)]
+
+
+def short_names(files: Sequence[str]) -> list[str]:
+    """As much of the end of each path as tells all of them apart: the file's name, or with folders before it."""
+    parts = [PurePath(file).parts for file in files]
+    longest = max(map(len, parts), default=1)
+    kept = next((n for n in range(1, longest) if len({own[-n:] for own in parts}) == len(set(parts))), longest)
+    return [str(PurePath(*own[-kept:])) for own in parts]
 
 
 def _rows(numbers: list[str], cells: list[list[str]], last: list[str] | None = None) -> list[list[str]]:

@@ -32,10 +32,13 @@ def expand(sources: Sequence[str]) -> list[str]:
     """Every recording the sources name, each once, in natural order within a source.
 
     A folder stands for its pickles, or its JSON files if it has no pickle; if it has neither, for those of its
-    subfolders. Raises UsageError for a folder or pattern without any. Files that are named outright are not checked.
+    subfolders. Raises UsageError for a folder or pattern without any. Files that are named outright are not checked,
+    and links that lead nowhere are among the rest, so that reading tells of them.
     """
     found: dict[str, None] = {}
     for source in sources:
+        if not source:
+            raise UsageError("an empty name is neither a file nor a folder")
         members = _remote(source) if is_remote(source) else _local(source)
         if members is None:
             members = [source]
@@ -54,14 +57,19 @@ def _local(source: str) -> list[str] | None:
     path = Path(source)
     try:
         if path.is_dir():
-            here = _snapshots([str(child) for child in path.iterdir() if child.is_file()])
-            return here or _snapshots([str(child) for child in path.rglob("*") if child.is_file()])
+            here = _snapshots([str(child) for child in path.iterdir() if _is_meant(child)])
+            return here or _snapshots([str(child) for child in path.rglob("*") if _is_meant(child)])
     except OSError as error:
         raise UsageError(f"{source}: {error.strerror or error}") from None
     if not path.exists() and glob.has_magic(source):
         names = glob.glob(source, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
-        return [name for name in names if Path(name).is_file()]
+        return [name for name in names if _is_meant(Path(name))]
     return None
+
+
+def _is_meant(path: Path) -> bool:
+    """A file, or a link that ought to lead to one."""
+    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _filesystem(source: str) -> tuple[Any, str]:

@@ -12,7 +12,7 @@ import numpy as np
 from memtrace.attribution.categories import Category
 from memtrace.caveats import is_truncated
 from memtrace.curves import category_curves
-from memtrace.errors import MemtraceError
+from memtrace.errors import MemtraceError, SnapshotError
 from memtrace.forensics.capacity import Known
 from memtrace.forensics.verdict import judge
 from memtrace.index import open_recording
@@ -77,10 +77,11 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A file that gave no answer, and why in one line."""
+    """A file that gave no answer, and why in one line. ``exit_code`` is what a command on this file alone ends with."""
 
     file: str
     error: str
+    exit_code: int = SnapshotError.exit_code
 
 
 def summarise(source: str, device: int | None = None, use_index: bool = True) -> Rank | Failure:
@@ -89,7 +90,7 @@ def summarise(source: str, device: int | None = None, use_index: bool = True) ->
         with local_copy(source) as path:
             return _summarise(path, source, device, use_index and path == source)  # a fetched copy is gone soon
     except MemtraceError as error:
-        return Failure(source, str(error).removeprefix(f"{source}: "))
+        return Failure(source, str(error).removeprefix(f"{source}: "), error.exit_code)
     except MemoryError:
         return Failure(source, "not enough memory to read it")
     except Exception as error:  # one bad file must not end a run over hundreds

@@ -9,6 +9,7 @@ import pytest
 from support import trace_path
 
 from memtrace.cli import main
+from memtrace.export.ranks_text import short_names
 
 BOTH = [str(trace_path("ddp_rank0")), str(trace_path("ddp_rank1"))]
 
@@ -41,6 +42,9 @@ def test_text_with_an_unreadable_file(tmp_path: Path, capsys: pytest.CaptureFixt
         ([BOTH[0], "--jobs", "0"], 2),
         ([BOTH[0], "--jobs", "2", "--scheduler", "tcp://x:1"], 2),
         (["-"], 2),
+        ([""], 2),
+        ([*BOTH, "--device", "5"], 2),
+        ([*BOTH, "absent.pickle", "--device", "5"], 3),
         (["/nonexistent/*.pickle"], 2),
     ],
 )
@@ -57,3 +61,22 @@ def test_tables_and_sentences_fit_a_narrow_terminal(
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert "no OOM" in text and "no_oom" not in text
+
+
+def test_what_tells_files_apart_is_shown() -> None:
+    assert short_names(["run/rank0.pickle", "run/rank1.pickle"]) == ["rank0.pickle", "rank1.pickle"]
+    assert short_names(["run/rank0/s.pickle", "run/rank1/s.pickle"]) == ["rank0/s.pickle", "rank1/s.pickle"]
+    assert short_names(["s.pickle"]) == ["s.pickle"] and short_names([]) == []
+    assert short_names(["s.pickle", "s.pickle"]) == ["s.pickle", "s.pickle"]
+    assert short_names(["s.pickle", "a/s.pickle"]) == ["s.pickle", "a/s.pickle"]
+
+
+def test_names_that_are_no_text_keep_the_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank, file in enumerate(BOTH):
+        (tmp_path / f"n\udcffon_rank{rank}.pickle.xz").symlink_to(file)
+    assert main(["ranks", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("rank  file"))
+    assert r"n\udcffon_rank0.pickle.xz" in lines[head + 1]
+    peak = lines[head].index("peak") + len("peak")
+    assert all(line[:peak].endswith("GiB") for line in lines[head + 1 : head + 3])

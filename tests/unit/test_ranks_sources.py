@@ -38,6 +38,19 @@ def test_patterns_files_and_repetitions(tmp_path: Path) -> None:
     assert expand(["absent.pickle"]) == ["absent.pickle"]  # reported when it is read
 
 
+def test_a_link_that_leads_nowhere_is_reported_when_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "rank0.pickle.xz").symlink_to(SMALL)
+    (tmp_path / "rank1.pickle").symlink_to(tmp_path / "gone")
+    found = expand([str(tmp_path)])
+    assert [Path(name).name for name in found] == ["rank0.pickle.xz", "rank1.pickle"]
+    assert isinstance(summarise(found[1]), Failure)
+
+
+def test_an_empty_name_is_not_this_folder() -> None:
+    with pytest.raises(UsageError, match="empty name"):
+        expand([""])
+
+
 @pytest.mark.parametrize("source", ["", "*.nothing"])
 def test_nothing_there(tmp_path: Path, source: str) -> None:
     with pytest.raises(UsageError, match="no snapshots"):
