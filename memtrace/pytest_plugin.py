@@ -54,7 +54,8 @@ def _limit_bytes(item: pytest.Item) -> int | None:
     try:
         return parse_size(str(marker.args[0]))
     except UsageError as error:
-        pytest.fail(f"{MARKER}: {error}", pytrace=False)
+        wrong = str(error)
+    pytest.fail(f"{MARKER}: {wrong}", pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -66,10 +67,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     from memtrace.errors import MemtraceError
     from memtrace.pytest_recording import Recording
 
+    recording = None
     try:
         recording = Recording()
     except MemtraceError as error:
         item.user_properties.append((_PROPERTY, {"unmeasured": str(error)}))
+    if recording is None:  # not within the except, which would become part of what a failing test reports
         return (yield)
     try:
         result = yield
@@ -108,8 +111,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                 else:
                     measured.append((facts["peak_allocated_bytes"], report.nodeid, facts["largest"]))
     for reason, count in unmeasured.items():
-        tests = "test was" if count == 1 else "tests were"
-        terminalreporter.write_line(f"memtrace: the GPU memory of {count} {tests} not measured: {reason}", yellow=True)
+        tests = "test" if count == 1 else "tests"
+        terminalreporter.write_line(
+            f"memtrace: the GPU memory of {count} {tests} was not measured: {reason}", yellow=True
+        )
     if not terminalreporter.config.getoption("memtrace") or not measured:
         return
     from memtrace.units import format_bytes

@@ -28,6 +28,7 @@ from memtrace.cli.common import (
     output_stream,
 )
 from memtrace.errors import UsageError
+from memtrace.units import printable
 from memtrace.writing import check_target
 
 FORMATS = ("perfetto", "chrome", "speedscope", "collapsed", "html", "snapshot")
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "snapshot":
         return _snapshot(args)
     analysis, at = open_analysis(args)
-    name = PurePath(analysis.timeline.snapshot.source).name
+    name = printable(PurePath(analysis.timeline.snapshot.source).name)
     with output_stream(args) as out:
         if args.format in ("perfetto", "chrome"):
             from memtrace.export.chrome import write_chrome
@@ -77,11 +78,15 @@ def run(args: argparse.Namespace) -> int:
 
             stacks = volume_stacks(analysis) if args.volume else live_stacks(analysis, at)
             is_text = args.format == "collapsed"
-            out.write(to_collapsed(stacks).encode() if is_text else orjson.dumps(to_speedscope(stacks, name)))
+            out.write(
+                to_collapsed(stacks).encode("utf-8", "backslashreplace")
+                if is_text
+                else orjson.dumps(to_speedscope(stacks, name))
+            )
         else:
             from memtrace.export.html.page import html_report
 
-            out.write(html_report(analysis, at).encode())
+            out.write(html_report(analysis, at).encode("utf-8", "backslashreplace"))
     return 0
 
 

@@ -9,7 +9,7 @@ from memtrace.attribution.categories import Category
 from memtrace.compare.answer import Difference
 from memtrace.curves import category_curves, pick_events
 from memtrace.errors import MissingDependencyError, UsageError
-from memtrace.export.plot import COLOUR
+from memtrace.export.plot import COLOUR, plain
 from memtrace.report import Analysis
 from memtrace.units import GIB, format_delta
 from memtrace.writing import whole_file
@@ -48,7 +48,7 @@ def plot_difference(before: Analysis, after: Analysis, answer: Difference, targe
 
 def _draw(axis: Any, name: str, analysis: Analysis, event: int) -> None:
     curves = category_curves(analysis)
-    axis.set_title(f"{name}: {PurePath(analysis.timeline.snapshot.source).name}", loc="left")
+    axis.set_title(f"{name}: {plain(PurePath(analysis.timeline.snapshot.source).name)}", loc="left")
     axis.set_xlabel("event")
     axis.set_ylabel("GiB")
     if not len(curves):

@@ -9,7 +9,7 @@ from memtrace.attribution.phases import Phase
 from memtrace.curves import Curves, pick_events
 from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.report import Analysis
-from memtrace.units import GIB
+from memtrace.units import GIB, printable
 from memtrace.writing import whole_file
 
 # Okabe and Ito's palette, told apart by readers who see few colours.
@@ -23,6 +23,11 @@ COLOUR: dict[Category, str] = {
     Category.UNATTRIBUTED: "#999999",
 }
 _POINTS = 6000
+
+
+def plain(name: str) -> str:
+    """A file's name for a plot, where dollars would begin a formula and what is no text can't be drawn."""
+    return printable(name).replace("$", r"\$")
 
 
 def plot_timeline(analysis: Analysis, curves: Curves, path: Path) -> None:
@@ -61,7 +66,7 @@ def plot_timeline(analysis: Analysis, curves: Curves, path: Path) -> None:
         axes.axvline(event, color="red", linewidth=1.2)
         axes.annotate("OOM", (event, axes.get_ylim()[1]), color="red", ha="right", va="top")
     source = analysis.timeline.snapshot.source
-    axes.set_title(f"{Path(source).name} · GPU {analysis.timeline.device.device}", loc="left")
+    axes.set_title(f"{plain(Path(source).name)} · GPU {analysis.timeline.device.device}", loc="left")
     axes.legend(loc="upper left", fontsize="small", framealpha=0.85, ncols=2)
     try:
         with whole_file(path) as out:

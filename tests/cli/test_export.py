@@ -126,3 +126,20 @@ def test_an_existing_file_is_kept(tmp_path: Path) -> None:
     target = export(tmp_path / "x.html", "--format", "html")
     assert main(["export", TINY, "--format", "html", "-o", str(target)]) == 2
     assert main(["export", TINY, "--format", "html", "-o", str(target), "--force"]) == 0
+
+
+@pytest.mark.parametrize("form", ["html", "chrome", "perfetto", "speedscope", "collapsed"])
+def test_a_file_name_that_is_no_text(tmp_path: Path, form: str) -> None:
+    source, target = tmp_path / "n\udcffon$x$.pickle.xz", tmp_path / "out"
+    source.symlink_to(TINY)
+    assert main(["export", str(source), "-f", form, "-o", str(target)]) == 0
+    text = target.read_bytes()
+    assert form in ("perfetto", "collapsed") or b"\\udcff" in text
+    assert b"\xff" not in text or form == "perfetto"
+
+
+def test_plots_of_a_file_name_that_is_no_text(tmp_path: Path) -> None:
+    source, target = tmp_path / "n\udcffon$x$.pickle.xz", tmp_path / "out.svg"
+    source.symlink_to(TINY)
+    assert main(["timeline", str(source), "--plot", str(target)]) == 0
+    assert main(["diff", str(source), str(source), "--plot", str(target), "--force"]) == 0

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy  # noqa: F401 - once for all: pytester forgets what a test imported, and numpy can't be loaded anew
 import pytest
 
 pytest_plugins = ["pytester"]
@@ -155,6 +156,13 @@ def test_without_a_gpu_tests_run_and_the_summary_says_so(pytester: pytest.Pytest
     result.stdout.fnmatch_lines(["*GPU memory of 1 test was not measured: PyTorch finds no usable GPU*"])
 
 
+def test_without_a_gpu_a_failing_test_reports_only_itself(pytester: pytest.Pytester) -> None:
+    tests = '@pytest.mark.limit_gpu_memory("1 MiB")\ndef test_it():\n    assert 1 == 2\n'
+    result = run(pytester, tests, present=False)
+    result.assert_outcomes(failed=1)
+    assert "During handling" not in result.stdout.str() and "memtrace/capture" not in result.stdout.str()
+
+
 def test_memtrace_without_a_gpu_is_an_error(pytester: pytest.Pytester) -> None:
     """A gate that silently measures nothing would be worse than none."""
     pytester.makepyfile("def test_it(): pass")
@@ -170,7 +178,7 @@ def test_memtrace_without_a_gpu_is_an_error(pytester: pytest.Pytester) -> None:
 def test_a_marker_that_makes_no_sense_fails_its_test(pytester: pytest.Pytester, argument: str) -> None:
     result = run(pytester, f"@pytest.mark.limit_gpu_memory({argument})\ndef test_it():\n    pass\n")
     result.assert_outcomes(failed=1)
-    assert "INTERNALERROR" not in result.stdout.str()
+    assert "INTERNALERROR" not in result.stdout.str() and "During handling" not in result.stdout.str()
     result.stdout.fnmatch_lines(["*limit_gpu_memory*size*"])
 
 
