@@ -11,6 +11,7 @@ from memtrace.attribution.categories import MEANING, Category
 from memtrace.export.html.charts import segments_svg, timeline_svg
 from memtrace.export.html.style import SCRIPT, STYLE
 from memtrace.export.report_text import when
+from memtrace.export.words import verdict_name
 from memtrace.forensics.answer import Explanation, Finding
 from memtrace.forensics.explain import explain_snapshot
 from memtrace.fragmentation import Fragmentation
@@ -74,7 +75,7 @@ def _head(budget: Report, name: str) -> Iterable[str]:
 def _verdict(explanation: Explanation) -> Iterable[str]:
     if not explanation.because:
         return
-    head = escape(explanation.verdict.replace("_", " "))
+    head = escape(verdict_name(explanation.verdict))
     lines = "".join(f"<li>{escape(line)}</li>" for line in explanation.because)
     yield f'<div class="verdict"><strong>{head}</strong> ({escape(explanation.confidence)})<ul>{lines}</ul></div>'
 
