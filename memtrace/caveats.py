@@ -7,7 +7,7 @@ import numpy as np
 from memtrace.attribution.classify import Attribution
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.stack_facts import Kind
-from memtrace.snapshot.model import Action
+from memtrace.snapshot.model import Action, Snapshot
 from memtrace.timeline import Timeline
 from memtrace.units import format_bytes, format_count
 
@@ -33,13 +33,21 @@ def is_truncated(timeline: Timeline) -> bool | None:
     return None if early > _LATE_START_BLOCKS else False
 
 
+PREDICTED = "predicted by memtrace (estimate or dryrun), not recorded"
+
+
+def is_predicted(snapshot: Snapshot) -> bool:
+    """Whether the file says that it was written by ``memtrace estimate --trace`` or ``memtrace dryrun --trace``."""
+    return snapshot.memtrace.get("predicted") is True
+
+
 _LATE_START_BLOCKS = 64  # a process that only warmed the GPU up has a handful of blocks before recording
 
 
 def warnings_of(timeline: Timeline, attribution: Attribution) -> tuple[str, ...]:
     """Lines for people, most important first."""
     replay, trace = timeline.replay, timeline.trace
-    lines = []
+    lines = [PREDICTED] if is_predicted(timeline.snapshot) else []
     if not replay.exact:
         where = f" from event {replay.diverged_at}" if replay.diverged_at is not None else ""
         lines.append(

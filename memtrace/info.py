@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from memtrace.caveats import is_truncated
+from memtrace.caveats import PREDICTED, is_predicted, is_truncated
 from memtrace.snapshot.model import Action, BlockState, Device, Snapshot
 from memtrace.timeline import Timeline, build
 
@@ -95,6 +95,6 @@ def describe(snapshot: Snapshot, timeline_of: Callable[[Device], Timeline] | Non
         settings=snapshot.settings,
         annotations=len(snapshot.annotations),
         host_reserved_bytes=snapshot.host_reserved_bytes,
-        recorded_by_memtrace=bool(snapshot.memtrace),
-        warnings=snapshot.warnings,
+        recorded_by_memtrace=bool(snapshot.memtrace) and not is_predicted(snapshot),
+        warnings=((PREDICTED,) if is_predicted(snapshot) else ()) + snapshot.warnings,
     )

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from rich.text import Text
 
 from memtrace.attribution.categories import Category
+from memtrace.caveats import PREDICTED
 from memtrace.export.text import columns, heading, warning_lines
 from memtrace.export.words import verdict_name
 from memtrace.ranks.compare import RankComparison
@@ -45,6 +46,9 @@ def render_ranks(answer: RankComparison, width: int = 100) -> list[Text]:
         lines += [
             Text.assemble(("unread   ", "red bold"), f"{failure.file}: {failure.error}") for failure in answer.failed
         ]
+    predicted = [str(rank.rank) for rank in answer.ranks if rank.predicted]
+    if predicted:
+        lines += warning_lines([f"rank {', '.join(predicted)}: {PREDICTED}"])
     inexact = [str(rank.rank) for rank in answer.ranks if not rank.exact]
     if inexact:
         lines += warning_lines(

@@ -10,7 +10,7 @@ from pathlib import PurePath
 import numpy as np
 
 from memtrace.attribution.categories import Category
-from memtrace.caveats import is_truncated
+from memtrace.caveats import is_predicted, is_truncated
 from memtrace.curves import category_curves
 from memtrace.errors import MemtraceError, SnapshotError
 from memtrace.forensics.capacity import Known
@@ -73,6 +73,7 @@ class Rank:
     truncated: bool
     sites: tuple[Place, ...]
     exact: bool
+    predicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ def _summarise(path: str, source: str, wanted: int | None, use_index: bool) -> R
         truncated=is_truncated(timeline) is True,
         sites=_sites(budget.top),
         exact=budget.exact,
+        predicted=is_predicted(snapshot),
     )
 
 

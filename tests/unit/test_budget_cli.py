@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memtrace.caveats import PREDICTED
 from memtrace.cli import main
 
 BASE = ["estimate", "--model", "tiny-llama", "--seq-len", "256"]
@@ -115,3 +116,17 @@ def test_unknown_presets_name_what_was_meant(
 ) -> None:
     assert main([*BASE, option, asked]) == 2
     assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_every_verb_says_that_a_predicted_run_was_not_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "predicted.pickle")
+    assert main([*BASE, "--trace", out]) == 0
+    capsys.readouterr()
+    for args in (["info", out], ["report", out], ["explain", out], ["diff", out, out], ["ranks", out]):
+        assert main(args) == 0
+        assert PREDICTED in " ".join(capsys.readouterr().out.split()), args
+        assert main([*args, "--json"]) == 0
+        text = capsys.readouterr().out
+        assert PREDICTED in text or (args[0] == "ranks" and json.loads(text)["ranks"][0]["predicted"]), args
