@@ -78,3 +78,20 @@ def test_it_draws_sorts_and_reads_out(dumped: tuple[str, str]) -> None:
 def test_its_own_scripts_raise_nothing(dumped: tuple[str, str]) -> None:
     said = [line for line in dumped[1].splitlines() if "CONSOLE" in line]
     assert [line for line in said if "violates the following" not in line] == []
+
+
+def test_a_narrow_window_scrolls_only_the_chart_sideways(tmp_path: Path) -> None:
+    recording = analysis("llama2-7b_oom-first-step")
+    page = html_report(recording, choose_event(recording.timeline, None))
+    probe = "<script>document.title = document.documentElement.scrollWidth + '/' + window.innerWidth</script>"
+    file = tmp_path / "page.html"
+    file.write_text(page.replace("</body>", probe + "</body>"))
+    result = subprocess.run(
+        [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+            "--window-size=500,2000", "--virtual-time-budget=3000", "--dump-dom", file.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    found = re.search(r"<title>(\d+)/(\d+)</title>", result.stdout)
+    assert found and int(found[1]) <= int(found[2]) == 500

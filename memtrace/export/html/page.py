@@ -39,7 +39,7 @@ def html_report(analysis: Analysis, at: At) -> str:
         *_budget(budget),
         "<h2>Memory over time</h2>",
         _legend(),
-        chart,
+        f'<div class="chart">{chart}</div>',
         '<h2>Segments and blocks</h2><p class="soft">Every reserved byte at this event, segment by segment; '
         "blank is free. Point at a block to see what it is for.</p>",
         blocks,
@@ -101,7 +101,7 @@ def _budget(budget: Report) -> Iterable[str]:
             category, _, sub = key.partition("/")
             if category == name and sub != name:
                 yield (
-                    f'<tr class="sub"><td>&emsp;{escape(sub.replace("_", " "))}</td>'
+                    f'<tr class="sub"><td>{escape(sub.replace("_", " "))}</td>'
                     f'<td class="n" data-value="{part}">{format_bytes(part)}</td><td></td><td></td></tr>'
                 )
     total = format_bytes(budget.reserved_bytes)
@@ -143,7 +143,8 @@ def _sites(budget: Report) -> Iterable[str]:
         yield (
             f'<tr><td class="n" data-value="{site.bytes}">{format_bytes(site.bytes)}</td>'
             f'<td class="n" data-value="{site.count}">{format_count(site.count)}</td>'
-            f'<td><i class="chip {site.category}"></i>{escape(site.category)}/{escape(site.subcategory)}</td>'
+            f'<td><span class="kind"><i class="chip {site.category}"></i>{escape(site.category)}/</span>'
+            f"<wbr>{escape(site.subcategory)}</td>"
             f'<td class="code">{module}{place}</td>'
             f'<td class="soft">{escape(site.evidence)}: {escape(site.rule)}</td></tr>'
         )

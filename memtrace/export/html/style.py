@@ -14,8 +14,8 @@ STYLE = (
 }
 * { box-sizing: border-box; }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1180px;
-  margin: 0 auto; padding: 24px; }
-h1 { font-size: 22px; margin: 0; overflow-wrap: anywhere; }
+  margin: 0 auto; padding: 24px; overflow-wrap: anywhere; }
+h1 { font-size: 22px; margin: 0; }
 h2 { font-size: 17px; margin: 32px 0 8px; }
 p, ul { margin: 4px 0; }
 .soft { color: var(--soft); }
@@ -23,15 +23,20 @@ p, ul { margin: 4px 0; }
 .warning { color: #a15c00; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th, td { text-align: left; padding: 3px 8px; border-bottom: 1px solid var(--line); vertical-align: top; }
+th, #budget td { overflow-wrap: normal; }
+#budget td:first-child, .kind { white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; }
 th[data-sort] { cursor: pointer; }
 td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 td.bars { width: 50%; vertical-align: middle; }
-td.code { font-family: ui-monospace, monospace; font-size: 13px; overflow-wrap: anywhere; }
+td.code { font-family: ui-monospace, monospace; font-size: 13px; }
+tr.sub td:first-child { padding-left: 24px; }
 tr.sub td { color: var(--soft); border-bottom: 0; padding-top: 0; }
 tr.total td { font-weight: 600; }
 .bar { height: 12px; border-radius: 2px; min-width: 1px; }
 .chip { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 6px; }
+.chart { overflow-x: auto; }
+.chart svg { min-width: 1000px; }
 .legend span { margin-right: 16px; white-space: nowrap; }
 svg { width: 100%; height: auto; display: block; background: var(--panel); }
 svg text { fill: var(--soft); font-size: 11px; font-family: system-ui, sans-serif; }
@@ -46,7 +51,7 @@ svg text { fill: var(--soft); font-size: 11px; font-family: system-ui, sans-seri
 .phase-optimizer { fill: #c3a6d4; } .phase-between { fill: #ddd; } .phase-evaluation { fill: #9dbbdd; }
 .phase-generation { fill: #d8cf8a; }
 #readout { position: sticky; bottom: 0; background: var(--panel); border-top: 1px solid var(--line); padding: 6px 10px;
-  font-family: ui-monospace, monospace; font-size: 13px; min-height: 33px; overflow-wrap: anywhere; }
+  font-family: ui-monospace, monospace; font-size: 13px; min-height: 33px; }
 """
     + _CATEGORY
     + "\n"
