@@ -63,5 +63,10 @@ def _where(category: str, change: int, delta: Delta, sites: Sequence[SiteDelta])
         and not site.frame.startswith("(")
         and 2 * abs(site.delta_bytes) >= abs(same_way[sub])
     ):
-        parts.append(f"{format_delta(site.delta_bytes)} at {site.frame}")
+        frame = site.frame if site.delta_bytes > 0 else site.frame_before  # where more was
+        size = format_delta(site.delta_bytes)
+        if parts and size == format_delta(same_way[sub]):  # said already
+            parts[-1] += f" at {frame}"
+        else:
+            parts.append(f"{size} at {frame}")
     return f" ({', '.join(parts)})" if parts else ""

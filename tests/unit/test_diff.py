@@ -130,3 +130,11 @@ def test_a_chosen_event_on_each_side() -> None:
     check_sums(answer)
     assert answer.before.at.event == 0
     assert answer.delta.reserved_bytes == recording.timeline.curve_at(end.event)[2] - recording.timeline.curve_at(0)[2]
+
+
+def test_the_sentence_says_nothing_twice_and_names_where_more_was() -> None:
+    early, whole = (analysis(f"llama2-7b_{name}") for name in ("recorded-after-load", "baseline"))
+    fell = diff(early, whole).sentence
+    assert "(optimizer_state -259.8 MiB at optim/adam.py:182 _init_group)" in fell
+    grew = diff(whole, early).sentence
+    assert "(optimizer_state +259.8 MiB at optim/adam.py:182 _init_group)" in grew
