@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     gc.freeze()
     gc.enable()
     rules: Sequence[UserRule] = ()
-    if args.rules:
+    if args.rules is not None:
         from memtrace.attribution.user_rules import read_rules
 
         rules = read_rules(args.rules)

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             stacks=args.stacks,
             max_entries=args.max_entries,
             late=args.late,
-            cap_bytes=parse_capacity(args.limit) if args.limit else None,
+            cap_bytes=parse_capacity(args.limit) if args.limit is not None else None,
             deep=args.deep,
             force=args.force,
         )

@@ -170,7 +170,7 @@ def open_analysis(args: argparse.Namespace, of_part: bool = False) -> tuple[Anal
     events, steps = getattr(args, "events", None), getattr(args, "steps", None)
     check_ranges(events, steps)
     rules: Sequence[UserRule] = ()
-    if getattr(args, "rules", None):
+    if getattr(args, "rules", None) is not None:
         from memtrace.attribution.user_rules import read_rules
 
         rules = read_rules(args.rules)

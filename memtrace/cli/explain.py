@@ -39,7 +39,7 @@ def _answer(args: argparse.Namespace) -> Explanation:
     from memtrace.forensics.log_verdict import principal
     from memtrace.units import parse_capacity
 
-    capacity = parse_capacity(args.capacity) if args.capacity else None
+    capacity = parse_capacity(args.capacity) if args.capacity is not None else None
     if args.files.count("-") > 1:
         raise UsageError("- (stdin) can be given once")
     snapshots = [file for file in args.files if is_snapshot(file)]

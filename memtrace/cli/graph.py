@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.graph import build_graph, cheapest_region, pins_of, sites_of_pool
     from memtrace.units import parse_size
 
-    wanted = parse_size(args.region) if args.region else None
+    wanted = parse_size(args.region) if args.region is not None else None
     if not (args.region or args.pins or args.pool) and floods_terminal(args):
         raise UsageError("the whole graph is for other programs: give --output FILE or redirect stdout")
     analysis, at = open_analysis(args)

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         from memtrace.attribution.classify import attribute
         from memtrace.attribution.user_rules import read_rules
 
-        attribution = attribute(timeline, read_rules(args.rules) if args.rules else ())
+        attribution = attribute(timeline, read_rules(args.rules) if args.rules is not None else ())
     question = Question(tuple(args.conf), capacity, args.search, edits, version, addresses=not args.quick)
     with progress("simulating") as on_progress:
         try:

@@ -47,13 +47,13 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.export.table import curve_columns, write_csv, write_json
 
     args.at = None
-    if args.plot:
+    if args.plot is not None:
         check_target(Path(args.plot), args.force, args.file)
     analysis, _ = open_analysis(args, of_part=True)
     if not len(analysis.timeline):
         raise NoAnswerError(f"{args.file}: no trace was recorded, so there is no timeline")
     curves = category_curves(analysis, analysis.timeline.window)
-    if args.plot:
+    if args.plot is not None:
         from memtrace.export.plot import plot_timeline
 
         plot_timeline(analysis, curves, Path(args.plot))

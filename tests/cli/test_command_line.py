@@ -12,11 +12,14 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from support import trace_path
 
 from memtrace._version import __version__
 from memtrace.cli import VERBS, main
 from memtrace.cli.parsing import nearest, verb_module, verb_parser
 from memtrace.environment import environment
+
+TINY = str(trace_path("tiny-llama_3-steps"))
 
 
 def run(capsysbinary: pytest.CaptureFixture[bytes], *args: str) -> tuple[int, str, str]:
@@ -188,3 +191,21 @@ def test_help_and_version_as_words(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as end:
             main(words)
         assert end.value.code == 0 and shown in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["explain", TINY, "--capacity", ""],
+        ["simulate", TINY, "--capacity", ""],
+        ["report", TINY, "--rules", ""],
+        ["graph", TINY, "--region", ""],
+        ["timeline", TINY, "--plot", ""],
+        ["diff", TINY, TINY, "--plot", ""],
+        ["ranks", ""],
+    ],
+)
+def test_an_empty_value_is_not_taken_for_none(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) in (2, 3)
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1 and err.startswith("memtrace: ")
