@@ -19,9 +19,7 @@ _ROWS = 40
 def render_timeline(analysis: Analysis, curves: Curves, width: int = 80) -> list[Text]:
     """At most 40 rows, each the event with most allocated memory of an equal share of the events."""
     edges = np.unique(np.linspace(0, len(curves), min(_ROWS, len(curves)) + 1).astype(np.int64)).tolist()
-    places = [
-        low + int(curves.allocated_bytes[low:high].argmax()) for low, high in pairwise(edges)
-    ]
+    places = [low + int(curves.allocated_bytes[low:high].argmax()) for low, high in pairwise(edges)]
     phases = analysis.attribution.facts.phases
     spans = phases.span_of(np.array(places, dtype=np.int64) + curves.first).tolist()
     rows: list[tuple[str, ...]] = [("event", "step", "phase", "allocated", "reserved")]
