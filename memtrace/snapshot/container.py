@@ -132,9 +132,7 @@ def _read_pipe(stream: BinaryIO, name: str) -> tuple[BinaryIO, str, int]:
         content.write(part)
         size = content.tell()
         if size > limit_bytes:
-            raise SnapshotError(
-                f"{name}: no end after {limit_bytes >> 20} MiB; save it to a file and give that"
-            )
+            raise SnapshotError(f"{name}: no end after {limit_bytes >> 20} MiB; save it to a file and give that")
         if size <= _PIPE_PART_BYTES:
             head = content.getvalue()[:4096]
             if len(head) == 4096 and not (head.startswith(_PACKED) or is_pickle(head) or is_json(head)):
