@@ -26,9 +26,9 @@ LARGEST = {
     "vocab_size": 100_000_000,
 }
 _MOST_TOKENS = 100_000_000  # of a micro-batch
-_MOST_CHUNKS = 16_384  # of the chunked loss, each of which is stepped through
+_MOST_CHUNKS = 2_048  # of the chunked loss, each of which is stepped through
 _MOST_MICRO_BATCHES = 1_000_000
-_MOST_BYTES = 1024 * TIB
+_MOST_BYTES = 32 * TIB  # at once; allocator addresses have 47 bits, and segments are more than what lives in them
 
 
 def check_options(options: RunOptions) -> None:
@@ -56,13 +56,13 @@ def check_rank(options: RunOptions, shape: ModelShape) -> None:
 
 
 def check_size(events: Iterable[int], sizes: list[int]) -> None:
-    """Raise UsageError for a run that would hold more than a pebibyte at once: events and bytes as in a tape."""
+    """Raise UsageError for a run that would hold more than 32 TiB at once: events and bytes as in a tape."""
     if sum(sizes) <= _MOST_BYTES:
         return
     changes = (sizes[event] if 0 <= event < len(sizes) else -sizes[~event] if event < 0 else 0 for event in events)
     highest = max(accumulate(changes), default=0)
     if highest > _MOST_BYTES:
         raise UsageError(
-            f"the run would need {format_bytes(highest)}, more than any device or cluster has: "
+            f"the run would need {format_bytes(highest)}, more than any device has: "
             "check the model's sizes and the options"
         )

@@ -105,7 +105,7 @@ def predict(
 ) -> Prediction:
     """Put a stream through the allocator. Without ``gpu`` the capacity is 24 GiB, unless it is given.
 
-    Raises UsageError for a run of more than a pebibyte.
+    Raises UsageError for a run of more than 32 TiB.
     """
     check_size(stream.events, stream.sizes)
     card = kernels_of(gpu)

@@ -150,7 +150,7 @@ def test_unknown_names() -> None:
         ({"rank": 10_000_000}, "rank"),
         ({"accumulation": 1_000_000_000}, "accumulation"),
         ({"loss": "chunked", "chunk_tokens": 1, "sequence": 100_000}, "chunks of the loss"),
-        ({"attention": "eager", "sequence": 90_000_000}, "more than any device"),
+        ({"attention": "eager", "sequence": 9_000_000}, "more than any device"),
     ],
 )
 def test_what_no_run_reaches_is_refused_at_once(options: dict[str, Any], words: str) -> None:
