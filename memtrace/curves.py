@@ -59,7 +59,10 @@ def category_curves(analysis: Analysis, window: Window | None = None) -> Curves:
         delta += int(size[~inside].sum())
     rest = names.index(Category.FRAGMENTATION)
     part = slice(first, stop)
-    curves[rest] = timeline.reserved_bytes[part] - curves.sum(axis=0)
+    curves[rest] = timeline.reserved_bytes[part]
+    for number in range(len(names)):
+        if number != rest:
+            curves[rest] -= curves[number]
     levels = (timeline.requested_bytes[part], timeline.allocated_bytes[part], timeline.reserved_bytes[part])
     return Curves(*levels, curves, first)
 

@@ -57,6 +57,16 @@ class Program:
     pool: I4
     absent: Bool
 
+    def to_run(self) -> Program:
+        """The program with no more evidence than running it needs: what ended when is in the operations already."""
+        life = self.evidence.life
+        none = np.zeros(0, dtype=np.int64)
+        short = replace(
+            life, handle=none, address=none, free_requested_event=none, free_completed_event=none, last_block=none,
+            freed_by_reuse=np.zeros(0, np.bool_),
+        )  # fmt: skip
+        return replace(self, evidence=replace(self.evidence, life=short, explicit=np.zeros(0, np.bool_)))
+
     @property
     def ends_refused(self) -> bool:
         """Whether the last request of the recorded run was refused, so that nothing is known of what came after."""

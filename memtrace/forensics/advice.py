@@ -81,7 +81,7 @@ def replay_expandable(case: Case) -> Simulation | None:
         return None
     limit = case.capacity.low_bytes if case.is_oom and case.capacity is not None else None
     config = replace(case.config, expandable_segments=True).with_limit(limit)
-    program = extract(gather(timeline.device, case.config))
+    program = extract(gather(timeline.device, case.config)).to_run()
     return simulate(program, config, until=case.at.event if case.is_oom else None)
 
 

@@ -110,6 +110,7 @@ class MainScreen(Actions, Screen[None]):
         try:
             for entry in self.view_types.values():  # so that the first key to a screen need not import it
                 entry.load()
+            give_back()
             key, explanation = self.session.explain()
         except Exception as error:
             self.call_later(self.browser.fail, error, "explain")

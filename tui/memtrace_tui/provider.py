@@ -28,6 +28,7 @@ from memtrace.timeline import At, Peak, Timeline, choose_device, choose_event
 from memtrace.units import format_count
 from memtrace_tui.data.cache import Cache
 from memtrace_tui.data.lines import clean
+from memtrace_tui.memory import give_back
 
 I8 = NDArray[np.int64]
 
@@ -146,7 +147,9 @@ class Provider:
     @cached_property
     def curves(self) -> Curves:
         """Memory by category at every event."""
-        return category_curves(self.analysis)
+        made = category_curves(self.analysis)
+        give_back()
+        return made
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
