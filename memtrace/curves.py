@@ -50,6 +50,8 @@ def category_curves(analysis: Analysis, window: Window | None = None) -> Curves:
         if name is Category.FRAGMENTATION:
             continue
         rows = np.flatnonzero((code == number) & counted)
+        if not len(rows):  # zeros that nothing writes to take no memory
+            continue
         delta = curves[number]
         size, born, died = table.requested_bytes[rows], table.alloc_event[rows], until[rows]
         inside, freed = born >= first, (died >= 0) & (died < stop)

@@ -125,18 +125,30 @@ def extract(evidence: Evidence) -> Program:
     frees = np.flatnonzero(immediate)
     defers = np.flatnonzero(is_request & ~immediate & (handle >= 0))
     refused = np.flatnonzero(action == Action.OOM)
-    # Operation, its events, what it acts on, and its place in the order: eight ranks within an event.
-    parts: tuple[tuple[Op, I8, I8, I8], ...] = (
-        (Op.COMPLETE, reuse[asked], lost[asked], reuse[asked] * 8 + 3),
-        (Op.FREE, reuse[~asked], lost[~asked], reuse[~asked] * 8 + 3),
-        (Op.MALLOC, mallocs, handle[mallocs], mallocs * 8 + 4),
-        (Op.FREE, frees, handle[frees], frees * 8 + 3),
-        (Op.DEFER, defers, handle[defers], defers * 8 + 3),
-        (Op.COMPLETE, finished, handle[finished], place),
-        (Op.FLUSH, flushes, flushes, flushes * 8 + 2),
-        (Op.REFUSE, refused, np.arange(len(refused)), refused * 8 + 4),
+    del is_request, completes, immediate, follows
+    # Operation, its events, what it acts on, and its rank within an event, of eight.
+    parts: tuple[tuple[Op, I8, I8, int], ...] = (
+        (Op.COMPLETE, reuse[asked], lost[asked], 3),
+        (Op.FREE, reuse[~asked], lost[~asked], 3),
+        (Op.MALLOC, mallocs, handle[mallocs], 4),
+        (Op.FREE, frees, handle[frees], 3),
+        (Op.DEFER, defers, handle[defers], 3),
+        (Op.COMPLETE, finished, handle[finished], -1),
+        (Op.FLUSH, flushes, flushes, 2),
+        (Op.REFUSE, refused, np.arange(len(refused)), 4),
     )
-    order = np.argsort(np.concatenate([part[3] for part in parts]), kind="stable")
+    order = np.argsort(
+        np.concatenate([place if rank < 0 else rows * 8 + rank for _, rows, _, rank in parts]), kind="stable"
+    )
+    codes = np.repeat([np.uint8(part[0]) for part in parts], [len(part[1]) for part in parts])[order]
+    events, names = [part[1] for part in parts], [part[2] for part in parts]
+    del parts, mallocs, frees, defers, at_once, finished, place, lost, reuse, flushes, alone, late, asked
+    event = np.concatenate(events)
+    events.clear()  # three million operations make arrays that matter
+    event = event[order]
+    acts_on = np.concatenate(names)
+    names.clear()
+    acts_on = acts_on[order]
     index = {pool: i for i, pool in enumerate(evidence.history.pools)}
     refusals = tuple(
         Refusal(
@@ -149,9 +161,9 @@ def extract(evidence: Evidence) -> Program:
     )
     return Program(
         evidence=evidence,
-        op=np.repeat([np.uint8(part[0]) for part in parts], [len(part[1]) for part in parts])[order],
-        handle=np.concatenate([part[2] for part in parts])[order],
-        event=np.concatenate([part[1] for part in parts])[order],
+        op=codes,
+        handle=acts_on,
+        event=event,
         refusals=refusals,
         initial=life.initial,
         requested_bytes=evidence.requested,
