@@ -7,7 +7,7 @@ everything above reads. "At event E" means the state just after event E; E = -1 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +77,7 @@ class Timeline:
     allocated_bytes: I8
     reserved_bytes: I8
     window: Window | None = None
+    _peaks: list[Peak] = field(default_factory=list, init=False, repr=False, compare=False)  # once they are known
 
     @property
     def trace(self) -> DeviceTrace:
@@ -100,10 +101,12 @@ class Timeline:
 
     def peaks(self) -> tuple[Peak, Peak, Peak]:
         """Peaks of (requested, allocated, reserved) over the span; before a trace's first event counts, too."""
-        curves = (self.requested_bytes, self.allocated_bytes, self.reserved_bytes)
-        return tuple(  # type: ignore[return-value]
-            _peak(curve, before, self.span) for curve, before in zip(curves, self.curve_at(-1), strict=True)
-        )
+        if not self._peaks:
+            curves = (self.requested_bytes, self.allocated_bytes, self.reserved_bytes)
+            found = [_peak(curve, before, self.span) for curve, before in zip(curves, self.curve_at(-1), strict=True)]
+            self._peaks[:] = found
+        requested, allocated, reserved = self._peaks
+        return requested, allocated, reserved
 
     def live_rows(self, event: int) -> I8:
         """Rows of ``allocations`` that hold memory just after ``event``, pending frees included."""
