@@ -209,11 +209,10 @@ def on_dask(
         futures = {client.submit(_named, task, located[s], s, device, pure=False, retries=1): s for s in located}
         for future in as_completed(list(futures), loop=client.loop):
             source = futures[future]
-            if future.status == "finished":
-                answers[source] = future.result()
-            else:
-                reason = future.exception() if future.status == "error" else None
-                killed = reason is None or type(reason).__name__ == "KilledWorker"
+            try:
+                answers[source] = future.result()  # waits where a worker was lost with its result, which is made again
+            except Exception as reason:
+                killed = type(reason).__name__ == "KilledWorker"
                 error = _KILLED if killed else f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
                 answers[source] = Failure(source, error)
             future.release()
