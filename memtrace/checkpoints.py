@@ -16,7 +16,6 @@ from memtrace.allocator.segments import InitialSegments
 from memtrace.attribution.categories import Evidence
 from memtrace.attribution.classify import Attribution, as_known
 from memtrace.attribution.phases import Phases
-from memtrace.caveats import warnings_of
 from memtrace.layout import Range, first_ranges, move_ranges
 from memtrace.report import Analysis
 from memtrace.timeline import Allocations, Timeline
@@ -72,7 +71,7 @@ def know(analysis: Analysis) -> Known:
         rule=attribution.rule,
         labelled=tuple((str(r.category), r.subcategory) for r in attribution.rules if r.evidence is Evidence.LABEL),
         phases=attribution.facts.phases,
-        caveats=warnings_of(analysis.timeline, attribution),
+        caveats=analysis.caveats,
         checkpoints=_checkpoints(analysis.timeline, attribution.rule),
     )
 

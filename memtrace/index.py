@@ -32,7 +32,7 @@ from memtrace.allocator.replay import Replay
 from memtrace.allocator.segments import InitialSegments
 from memtrace.attribution.phases import Phases
 from memtrace.checkpoints import Checkpoints, Known, know
-from memtrace.report import Analysis, analyse
+from memtrace.report import Analysis, analyse, analysis_of
 from memtrace.sealed import Broken, Sealed, sealed_bytes, write_sealed
 from memtrace.snapshot.load import load
 from memtrace.snapshot.model import Annotation, Blocks, Device, DeviceTrace, Segments, Snapshot
@@ -88,7 +88,7 @@ class Recording:
         if rules:
             return analyse(timeline, rules)
         if known is not None:
-            return Analysis(timeline, known.attribution(timeline))
+            return analysis_of(timeline, known.attribution(timeline))
         analysis = analyse(timeline)
         if self._is_large:
             self.known[device.device] = know(analysis)

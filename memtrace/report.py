@@ -92,17 +92,22 @@ class Report:
 class Analysis:
     """A device's timeline with its attribution: what every question starts from.
 
-    ``caveats`` are the whole recording's where the timeline holds a part of it only, else None.
+    ``caveats`` are the whole recording's, also where the timeline holds a part of it only.
     """
 
     timeline: Timeline
     attribution: Attribution
-    caveats: tuple[str, ...] | None = None
+    caveats: tuple[str, ...]
 
 
 def analyse(timeline: Timeline, user_rules: Sequence[UserRule] | None = None) -> Analysis:
     """Attribute a timeline; the user's own rules come before memtrace's."""
-    return Analysis(timeline, attribute(timeline, user_rules or ()))
+    return analysis_of(timeline, attribute(timeline, user_rules or ()))
+
+
+def analysis_of(timeline: Timeline, attribution: Attribution) -> Analysis:
+    """A whole timeline with an attribution that is known."""
+    return Analysis(timeline, attribution, warnings_of(timeline, attribution))
 
 
 def category_bytes(analysis: Analysis, rows: I8) -> dict[str, int]:
@@ -164,7 +169,7 @@ def report(analysis: Analysis, at: At | None = None) -> Report:
         top=top_sites(analysis, rows),
         fragmentation=fragmentation,
         exact=timeline.replay.exact,
-        warnings=warnings_of(timeline, attribution) if analysis.caveats is None else analysis.caveats,
+        warnings=analysis.caveats,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from memtrace.attribution.categories import Category
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
-from memtrace.caveats import is_truncated, warnings_of
+from memtrace.caveats import is_truncated
 from memtrace.forensics.answer import Explanation, When
 from memtrace.forensics.capacity import Known, Refusal, device_total_bytes, refusals
 from memtrace.forensics.case import Case
@@ -76,7 +76,7 @@ def explain_snapshot(
     timeline = analysis.timeline
     at = at or choose_event(timeline, None)
     refusal = next((r for r in refusals(timeline) if r.event == at.event), None)
-    warnings = list(warnings_of(timeline, analysis.attribution))
+    warnings = list(analysis.caveats)
     message = None
     if reading is not None:
         warnings += _log_warnings(reading)

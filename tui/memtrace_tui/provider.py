@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.user_rules import UserRule
-from memtrace.caveats import warnings_of
 from memtrace.curves import Curves, category_curves
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.index import Recording as Indexed
@@ -65,8 +64,6 @@ class Provider:
     """Everything the browser shows of one device. The cursor is an event; -1 is the state before the first one."""
 
     def __init__(self, analysis: Analysis, view: View | None = None) -> None:
-        if analysis.caveats is None:  # of the whole recording, the same at every event
-            analysis = replace(analysis, caveats=warnings_of(analysis.timeline, analysis.attribution))
         self.analysis = analysis
         view = view or View()
         timeline = restrict(analysis, view.events, view.steps).timeline
