@@ -8,7 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from memtrace import index
 from memtrace.report import Analysis, analyse
+from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.load import load
 from memtrace.snapshot.model import Snapshot
 from memtrace.timeline import Timeline, build
@@ -56,3 +60,15 @@ def info(name: str) -> dict[str, Any]:
 def labels(name: str) -> dict[str, Any]:
     """The truth about every allocation of a labelled recording."""
     return json.loads(lzma.open(TRUTH / "labels" / f"{name}.labels.json.xz").read())
+
+
+def indexed_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An unpacked recording alone in its folder, in a world where every recording is large enough for an index."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(index.SWITCH, raising=False)
+    monkeypatch.setattr(index, "MIN_EVENTS", 1)
+    path = tmp_path / "run" / "s.pickle"
+    path.parent.mkdir()
+    with open_stream(trace_path("tiny-llama_3-steps")) as opened:
+        path.write_bytes(opened.stream.read())
+    return path

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import trace_path
+from support import indexed_recording, trace_path
 
 from memtrace import index
 from memtrace.cli import main
@@ -23,7 +23,6 @@ from memtrace.index import index_path, open_recording
 from memtrace.ranks.summary import Rank, summarise
 from memtrace.ranks.workers import _interrupts_later
 from memtrace.snapshot import container
-from memtrace.snapshot.container import open_stream
 
 TINY = str(trace_path("tiny-llama_3-steps"))
 LINE = "memtrace: interrupted\n"
@@ -32,14 +31,7 @@ LINE = "memtrace: interrupted\n"
 @pytest.fixture
 def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An unpacked recording alone in its folder, in a world where every recording is large enough for an index."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(index.SWITCH, raising=False)
-    monkeypatch.setattr(index, "MIN_EVENTS", 1)
-    path = tmp_path / "run" / "s.pickle"
-    path.parent.mkdir()
-    with open_stream(TINY) as opened:
-        path.write_bytes(opened.stream.read())
-    return path
+    return indexed_recording(tmp_path, monkeypatch)
 
 
 def beside(path: Path) -> list[str]:

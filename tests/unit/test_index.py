@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from snapshot_equal import assert_same
 from strategies import modern
-from support import TRACES
+from support import indexed_recording
 
 from memtrace import index
 from memtrace.index import index_path, open_recording
 from memtrace.report import analyse, report
-from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.model import Annotation
 from memtrace.snapshot.stacks import Frame
 from memtrace.snapshot.store import Unfit, pack, unpack
@@ -27,14 +26,7 @@ from memtrace.snapshot.store import Unfit, pack, unpack
 @pytest.fixture
 def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An unpacked recording, in a world where every recording is large enough for an index."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(index.SWITCH, raising=False)
-    monkeypatch.setattr(index, "MIN_EVENTS", 1)
-    path = tmp_path / "run" / "s.pickle"
-    path.parent.mkdir()
-    with open_stream(TRACES / "tiny-llama_3-steps.pickle.xz") as opened:
-        path.write_bytes(opened.stream.read())
-    return path
+    return indexed_recording(tmp_path, monkeypatch)
 
 
 def answer(path: Path) -> Any:
