@@ -21,8 +21,8 @@ from support import LABELLED, labels, snapshot
 
 from memtrace.attribution.categories import Evidence
 from memtrace.attribution.classify import Attribution, attribute
+from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.model import Device, Snapshot
-from memtrace.timeline import Timeline, build
 
 
 def changed(whole: Snapshot, device: Device, annotations: bool) -> Snapshot:

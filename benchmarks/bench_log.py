@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from memtrace.forensics.oom_text import read_log
+from memtrace.oomlog import read_log
 
 MESSAGE = (
     "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried:.2f} GiB. GPU 0 has a total capacity of "

@@ -22,10 +22,10 @@ import numpy as np
 
 from memtrace.allocator.conf_text import parse_conf
 from memtrace.allocator.config import from_snapshot
-from memtrace.allocator.evidence import gather
-from memtrace.allocator.program import extract
-from memtrace.allocator.replay import replay_device
-from memtrace.allocator.whatif import simulate
+from memtrace.allocator.replay.evidence import gather
+from memtrace.allocator.replay.replay import replay_device
+from memtrace.allocator.whatif.program import extract
+from memtrace.allocator.whatif.whatif import simulate
 from memtrace.snapshot.load import load
 
 DEFAULT = Path(__file__).parents[1] / "sample_traces" / "llama2-7b_variable-length.pickle.xz"

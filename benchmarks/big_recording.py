@@ -18,9 +18,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.load import load
 from memtrace.snapshot.model import Action
-from memtrace.timeline import Timeline, build
 
 DEFAULT = Path(__file__).parents[1] / "sample_traces" / "llama2-7b_variable-length.pickle.xz"
 _FRAME_BYTES = 64 << 10

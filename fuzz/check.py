@@ -10,12 +10,13 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
 
 from snapshot_equal import assert_same  # noqa: E402
 
+from memtrace.analysis import analyse  # noqa: E402
+from memtrace.answers.report import report  # noqa: E402
 from memtrace.errors import MemtraceError, SnapshotError  # noqa: E402
-from memtrace.report import analyse, report  # noqa: E402
+from memtrace.history.timeline import build  # noqa: E402
 from memtrace.snapshot.container import Source  # noqa: E402
-from memtrace.snapshot.decode import decode  # noqa: E402
+from memtrace.snapshot.decoder.decode import decode  # noqa: E402
 from memtrace.snapshot.load import from_raw, load_fast  # noqa: E402
-from memtrace.timeline import build  # noqa: E402
 
 MAX_EVENTS_REPLAYED = 20_000
 

@@ -15,8 +15,8 @@ _PUBLIC = {
     "load": "memtrace.snapshot.load",
     "Snapshot": "memtrace.snapshot.model",
     "MemtraceError": "memtrace.errors",
-    "record": "memtrace.capture.api",
-    "MemtraceCallback": "memtrace.capture.callback",
+    "record": "memtrace.record.api",
+    "MemtraceCallback": "memtrace.record.callback",
 }
 
 __all__ = ["MemtraceCallback", "MemtraceError", "Snapshot", "__version__", "load", "record"]

@@ -32,8 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", f'{MARKER}(size): fail the test if its peak of allocated GPU memory exceeds size, "2 GiB" say'
     )
     if config.getoption("memtrace"):
-        from memtrace.capture import backend
         from memtrace.errors import MemtraceError
+        from memtrace.record import backend
 
         try:
             backend.get().require()

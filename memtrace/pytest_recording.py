@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from memtrace.capture import backend
-from memtrace.capture.recorder import active
 from memtrace.errors import NoAnswerError
+from memtrace.record import backend
+from memtrace.record.recorder import active
 from memtrace.units import format_bytes
 
 _MAX_ENTRIES = sys.maxsize  # PyTorch's own default: a ring that overflowed could hide the peak
@@ -52,14 +52,15 @@ class Recording:
             raw = self._backend.snapshot()
         finally:
             self._backend.stop()
+        from memtrace.history.timeline import build
         from memtrace.snapshot.load import from_raw
-        from memtrace.timeline import build
 
         snapshot = from_raw(raw, "this test")
         timelines = [build(snapshot, device) for device in snapshot.devices]
         timeline = max(timelines, key=lambda line: line.peaks()[1].size_bytes)
-        from memtrace.export.report_text import render_report
-        from memtrace.report import analyse, report
+        from memtrace.analysis import analyse
+        from memtrace.answers.report import report
+        from memtrace.render.report_text import render_report
 
         budget = report(analyse(timeline))
         largest = max(budget.categories, key=lambda name: budget.categories[name])

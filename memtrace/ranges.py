@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memtrace.errors import NoAnswerError, UsageError
-from memtrace.timeline import Window
+from memtrace.history.timeline import Window
 
 if TYPE_CHECKING:
+    from memtrace.analysis import Analysis
     from memtrace.attribution.phases import Phases
-    from memtrace.report import Analysis
 
 _RANGE = re.compile(r"\s*([\d,_]*)\s*:\s*([\d,_]*)\s*", re.ASCII)
 _MAX_DIGITS = 18

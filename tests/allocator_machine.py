@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from memtrace.allocator.addresses import AddressSpace, Hints, Policy
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.counters import Counters
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import MASK, SHIFT
-from memtrace.allocator.world import World
+from memtrace.allocator.whatif.addresses import AddressSpace, Hints, Policy
+from memtrace.allocator.whatif.world import World
 from memtrace.snapshot.model import Action
 
 MIB = 1 << 20

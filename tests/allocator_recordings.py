@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from memtrace.allocator.config import from_snapshot
-from memtrace.allocator.evidence import gather
-from memtrace.allocator.program import Program, extract
-from memtrace.allocator.replay import Replay, replay_device
+from memtrace.allocator.replay.evidence import gather
+from memtrace.allocator.replay.replay import Replay, replay_device
+from memtrace.allocator.whatif.program import Program, extract
 from memtrace.snapshot.load import load
 from memtrace.snapshot.model import Device, Snapshot
 

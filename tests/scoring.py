@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memtrace.attribution.classify import Attribution
-from memtrace.timeline import Timeline
+from memtrace.history.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)

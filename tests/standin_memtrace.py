@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, 
 from capture_standin import StandIn
 
 from memtrace import cli
-from memtrace.capture import backend
+from memtrace.record import backend
 
 
 def tighten_after(stand_in: StandIn, steps: int) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from memtrace import index
-from memtrace.report import Analysis, analyse
+from memtrace.analysis import Analysis, analyse
+from memtrace.cache import index
+from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.load import load
 from memtrace.snapshot.model import Snapshot
-from memtrace.timeline import Timeline, build
 
 ROOT = Path(__file__).parents[1]
 TRACES = ROOT / "sample_traces"

@@ -11,12 +11,12 @@ from typing import Any
 from allocator_machine import Machine
 from strategies import SETTINGS
 
-from memtrace.allocator.addresses import Policy
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.report import Analysis, analyse
+from memtrace.allocator.whatif.addresses import Policy
+from memtrace.analysis import Analysis, analyse
+from memtrace.history.timeline import build
 from memtrace.snapshot.load import from_raw
 from memtrace.snapshot.model import Action
-from memtrace.timeline import build
 
 MIB = 1 << 20
 Frames = list[dict[str, Any]]

@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memtrace.allocator.initial import InitialBlocks
-    from memtrace.allocator.replay import Replay, replay_device
-    from memtrace.allocator.segments import InitialSegments
+    from memtrace.allocator.replay.initial import InitialBlocks
+    from memtrace.allocator.replay.replay import Replay, replay_device
+    from memtrace.allocator.replay.segments import InitialSegments
 
 __all__ = ["InitialBlocks", "InitialSegments", "Replay", "replay_device"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.program import Op
 from memtrace.allocator.state import MASK, SHIFT, State
-from memtrace.allocator.whatif import Simulation
+from memtrace.allocator.whatif.program import Op
+from memtrace.allocator.whatif.whatif import Simulation
 from memtrace.snapshot.model import Action, Snapshot
 from memtrace.snapshot.stacks import StackTable
 

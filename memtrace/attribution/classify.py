@@ -18,7 +18,7 @@ from memtrace.attribution.signals import Signals
 from memtrace.attribution.sites import Sites, find_sites
 from memtrace.attribution.stack_facts import Kind
 from memtrace.attribution.user_rules import UserRule, as_rule, user_mask
-from memtrace.timeline import Timeline
+from memtrace.history.timeline import Timeline
 
 U1 = NDArray[np.uint8]
 I2 = NDArray[np.int16]

@@ -14,8 +14,8 @@ from memtrace.attribution.blind_phases import Lives
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase, Phases, frees_share_stacks, infer_phases, with_recorded_steps
 from memtrace.attribution.stack_facts import Kind, StackFacts, stack_facts
+from memtrace.history.timeline import NEVER, Timeline
 from memtrace.snapshot.model import Action
-from memtrace.timeline import NEVER, Timeline
 
 I8 = NDArray[np.int64]
 U1 = NDArray[np.uint8]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence
 from memtrace.attribution.rules import Rule
-from memtrace.timeline import NEVER, Timeline
+from memtrace.history.timeline import NEVER, Timeline
 
 Bool = NDArray[np.bool_]
 I8 = NDArray[np.int64]

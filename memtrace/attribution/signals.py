@@ -20,7 +20,7 @@ from memtrace.attribution.shapes import (
 )
 from memtrace.attribution.stack_facts import Kind
 from memtrace.attribution.unfinished import would_be_held
-from memtrace.timeline import NEVER
+from memtrace.history.timeline import NEVER
 
 _LARGE_BYTES = 1 << 20  # below this, sizes coincide too easily to mean anything
 

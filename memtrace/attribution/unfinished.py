@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.attribution.facts import Facts
-from memtrace.timeline import NEVER
+from memtrace.history.timeline import NEVER
 
 I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence
 from memtrace.attribution.rules import Rule
 from memtrace.errors import SnapshotError, UsageError
-from memtrace.timeline import Timeline
+from memtrace.history.timeline import Timeline
 
 _KEYS = {"id", "file", "function", "category", "subcategory", "why"}
 

@@ -40,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.capture import backend as backend_module
-    from memtrace.capture.checkpoint import find_model
-    from memtrace.capture.qlora import StepConfig
-    from memtrace.capture.qlora_run import Plan, record_plan, record_truth
+    from memtrace.record import backend as backend_module
+    from memtrace.record.checkpoint import find_model
+    from memtrace.record.qlora import StepConfig
+    from memtrace.record.qlora_run import Plan, record_plan, record_truth
     from memtrace.units import parse_capacity
 
     setup = options_from(args)

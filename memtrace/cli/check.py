@@ -10,10 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from memtrace.attribution.categories import Category
-from memtrace.cli.common import add_force, add_input, add_json, add_rules, open_analysis, print_json
-from memtrace.errors import SnapshotError, UsageError
-from memtrace.gate import (
+from memtrace.answers.gate import (
     PEAKS,
     Baseline,
     Growth,
@@ -24,7 +21,10 @@ from memtrace.gate import (
     parse_growth,
     read_baseline,
 )  # fmt: skip
-from memtrace.report import Report
+from memtrace.answers.report import Report
+from memtrace.attribution.categories import Category
+from memtrace.cli.common import add_force, add_input, add_json, add_rules, open_analysis, print_json
+from memtrace.errors import SnapshotError, UsageError
 from memtrace.writing import check_target, whole_file
 
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.report import report
+    from memtrace.answers.report import report
     from memtrace.units import parse_capacity
 
     if args.baseline is None and args.max_peak is None and args.write is None:

@@ -14,11 +14,11 @@ from memtrace.units import format_bytes, printable
 from memtrace.writing import check_target, whole_file
 
 if TYPE_CHECKING:
+    from memtrace.analysis import Analysis
     from memtrace.attribution.user_rules import UserRule
-    from memtrace.index import Recording
-    from memtrace.report import Analysis
+    from memtrace.cache.index import Recording
+    from memtrace.history.timeline import At, Timeline
     from memtrace.snapshot.model import Device
-    from memtrace.timeline import At, Timeline
 
 _PROGRESS_AFTER_S = 1.0
 _DEEPEST, _MOST_PARTS = 12, 100_000  # of what is written when a file holds values that JSON can't
@@ -148,8 +148,8 @@ def open_timeline(args: argparse.Namespace) -> Timeline:
 
 
 def _open(args: argparse.Namespace) -> tuple[Recording, Device]:
-    from memtrace.index import open_recording
-    from memtrace.timeline import choose_device
+    from memtrace.cache.index import open_recording
+    from memtrace.history.timeline import choose_device
 
     with progress("reading") as on_progress:
         recording = open_recording(args.file, on_progress, use_index=not getattr(args, "no_index", False))
@@ -164,8 +164,8 @@ def open_analysis(args: argparse.Namespace, of_part: bool = False) -> tuple[Anal
 
     With ``of_part``, only the part that --events or --steps names need be there, which an index gives at once.
     """
+    from memtrace.history.timeline import choose_event
     from memtrace.ranges import check_ranges, restrict
-    from memtrace.timeline import choose_event
 
     events, steps = getattr(args, "events", None), getattr(args, "steps", None)
     check_ranges(events, steps)
@@ -175,7 +175,7 @@ def open_analysis(args: argparse.Namespace, of_part: bool = False) -> tuple[Anal
 
         rules = read_rules(args.rules)
     elif of_part and (events or steps) and not args.no_index:
-        from memtrace.part import open_part
+        from memtrace.cache.part import open_part
 
         part = open_part(args.file, args.device, events, steps)
         if part is not None:

@@ -21,7 +21,7 @@ from memtrace.errors import UsageError
 from memtrace.writing import check_target
 
 if TYPE_CHECKING:
-    from memtrace.compare.answer import Difference
+    from memtrace.answers.diff.comparison import Difference
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.diff import diff
-    from memtrace.gate import PEAKS, Verdict, died, judge_peaks, must_have_history, parse_growth
+    from memtrace.answers.diff.diff import diff
+    from memtrace.answers.gate import PEAKS, Verdict, died, judge_peaks, must_have_history, parse_growth
 
     if args.json and args.md:
         raise UsageError("--json and --md exclude each other")
@@ -104,11 +104,11 @@ def _print(args: argparse.Namespace, answer: Difference, gate: dict[str, object]
     if args.json:
         print_json(answer.to_json() | ({} if gate is None else {"gate": gate}))
     elif args.md:
-        from memtrace.export.diff_text import diff_markdown
+        from memtrace.render.diff_text import diff_markdown
 
         sys.stdout.write(diff_markdown(answer, args.top))
     else:
-        from memtrace.export.diff_text import render_diff
-        from memtrace.export.text import console, print_lines
+        from memtrace.render.diff_text import render_diff
+        from memtrace.render.text import console, print_lines
 
         print_lines(render_diff(answer, min(console().width, 140), args.top))

@@ -16,8 +16,8 @@ from memtrace.cli.estimate import add_setup, options_from
 from memtrace.writing import check_target
 
 if TYPE_CHECKING:
-    from memtrace.budget.compare import Against
-    from memtrace.capture.dryrun.answer import DryRun
+    from memtrace.estimate.against import Against
+    from memtrace.estimate.dryrun.answer import DryRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.budget.presets import gpu_preset
     from memtrace.errors import MissingDependencyError
+    from memtrace.estimate.presets import gpu_preset
     from memtrace.units import parse_capacity
 
     if args.trace is not None:
@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     capacity = parse_capacity(args.capacity) if args.capacity is not None else None
     logging.disable(logging.WARNING)  # what libraries say about this host means nothing here
     try:
-        from memtrace.capture.dryrun.answer import as_json, examine, render, snapshot
-        from memtrace.capture.dryrun.build import read_architecture
+        from memtrace.estimate.dryrun.answer import as_json, examine, render, snapshot
+        from memtrace.estimate.dryrun.build import read_architecture
     except ImportError as error:
         raise MissingDependencyError.of_extra(
             f"a dry run needs PyTorch, Transformers and PEFT ({error})", "capture"
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     found = examine(name, architecture, options, gpu, capacity)
     against = _against(found, args.against) if args.against is not None else None
     if args.trace is not None:
-        from memtrace.budget.predicted import write_document
+        from memtrace.estimate.predicted import write_document
 
         write_document(snapshot(found), Path(args.trace))
         say_written(args.trace)
@@ -61,14 +61,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print("\n".join(render(found)))
     if against is not None:
-        from memtrace.budget.text import render_against
+        from memtrace.estimate.text import render_against
 
         print("\n".join(render_against(against)))
     return 0
 
 
 def _against(found: DryRun, file: str) -> Against:
-    from memtrace.budget.compare import compare
     from memtrace.cli.estimate import measured
+    from memtrace.estimate.against import compare
 
     return compare(found, measured(file))

@@ -14,9 +14,9 @@ from memtrace.cli.common import add_force, add_json, print_json, progress, say_w
 from memtrace.writing import check_target
 
 if TYPE_CHECKING:
-    from memtrace.budget.compare import Against, Measured
-    from memtrace.budget.estimate import Estimate
-    from memtrace.budget.options import RunOptions
+    from memtrace.estimate.against import Against, Measured
+    from memtrace.estimate.estimate import Estimate
+    from memtrace.estimate.options import RunOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_setup(parser: argparse.ArgumentParser) -> None:
     """Everything that describes the run."""
-    from memtrace.budget.options import ATTENTION, LOSSES, OPTIMIZERS, QUANT
-    from memtrace.budget.presets import gpu_names, model_names
+    from memtrace.estimate.options import ATTENTION, LOSSES, OPTIMIZERS, QUANT
+    from memtrace.estimate.presets import gpu_names, model_names
 
     models, gpus = ", ".join(model_names()), ", ".join(gpu_names())
     flag = argparse.BooleanOptionalAction
@@ -74,8 +74,8 @@ def add_setup(parser: argparse.ArgumentParser) -> None:
 
 def options_from(args: argparse.Namespace) -> RunOptions:
     """The options that the arguments name. Raises UsageError."""
-    from memtrace.budget.options import RunOptions
     from memtrace.errors import UsageError
+    from memtrace.estimate.options import RunOptions
 
     targets = tuple(name.strip() for name in args.targets.split(",") if name.strip())
     if not targets:
@@ -103,9 +103,9 @@ def options_from(args: argparse.Namespace) -> RunOptions:
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.budget.advice import advise
-    from memtrace.budget.estimate import estimate
-    from memtrace.budget.presets import gpu_preset, model_shape
+    from memtrace.estimate.advice import advise
+    from memtrace.estimate.estimate import estimate
+    from memtrace.estimate.presets import gpu_preset, model_shape
     from memtrace.units import parse_capacity
 
     if args.trace is not None:
@@ -116,33 +116,34 @@ def run(args: argparse.Namespace) -> int:
     against = _against(result, args.against) if args.against is not None else None
     changes = advise(result)
     if args.trace is not None:
-        from memtrace.budget.predicted import write_snapshot
+        from memtrace.estimate.predicted import write_snapshot
 
         write_snapshot(result, Path(args.trace))
         say_written(args.trace)
     if args.json:
-        from memtrace.budget.answer import answer
+        from memtrace.estimate.answer import answer
 
         print_json(answer(result, changes, against))
         return 0
-    from memtrace.budget.text import render
+    from memtrace.estimate.text import render
 
     print("\n".join(render(result, changes, against)))
     return 0
 
 
 def _against(result: Estimate, file: str) -> Against:
-    from memtrace.budget.compare import compare
+    from memtrace.estimate.against import compare
 
     return compare(result, measured(file))
 
 
 def measured(file: str) -> Measured:
     """What the recording ``file`` says at its peak."""
-    from memtrace.budget.recorded import measured_of
-    from memtrace.report import analyse, report
+    from memtrace.analysis import analyse
+    from memtrace.answers.report import report
+    from memtrace.estimate.recorded import measured_of
+    from memtrace.history.timeline import build, choose_device, choose_event
     from memtrace.snapshot.load import load
-    from memtrace.timeline import build, choose_device, choose_event
 
     with progress("reading") as on_progress:
         snapshot = load(file, on_progress)

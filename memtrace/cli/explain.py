@@ -11,7 +11,7 @@ import sys
 
 from memtrace.cli.common import add_json, add_no_index, add_rules, add_window, open_analysis, print_json
 from memtrace.errors import UsageError
-from memtrace.forensics.answer import Explanation
+from memtrace.explain.answer import Explanation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _answer(args: argparse.Namespace) -> Explanation:
-    from memtrace.forensics.explain import explain_log, explain_snapshot
-    from memtrace.forensics.inputs import is_snapshot, lines_of, read_logs, refuse_foreign
-    from memtrace.forensics.log_verdict import principal
+    from memtrace.explain.explain import explain_log, explain_snapshot
+    from memtrace.explain.inputs import is_snapshot, lines_of, read_logs, refuse_foreign
+    from memtrace.explain.log_verdict import principal
     from memtrace.units import parse_capacity
 
     capacity = parse_capacity(args.capacity) if args.capacity is not None else None
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(answer)
         return 0
-    from memtrace.export.explain_text import render_explanation, render_markdown
+    from memtrace.render.explain_text import render_explanation, render_markdown
 
     lines = render_markdown(answer) if args.md else render_explanation(answer, everything=args.all)
     sys.stdout.write("\n".join(lines) + "\n")

@@ -115,8 +115,8 @@ def _check(args: argparse.Namespace) -> None:
 def _snapshot(args: argparse.Namespace) -> int:
     from memtrace.errors import NoAnswerError
     from memtrace.export.cut import cut, read_recording, write_snapshot
+    from memtrace.history.timeline import build, choose_device
     from memtrace.ranges import check_ranges, parse_range, steps_window
-    from memtrace.timeline import build, choose_device
 
     check_ranges(args.events, args.steps)
 
@@ -130,7 +130,7 @@ def _snapshot(args: argparse.Namespace) -> int:
     if args.events is not None:
         first, stop = parse_range(args.events, 0, len(timeline), "events")
     else:
-        from memtrace.report import analyse
+        from memtrace.analysis import analyse
 
         first, stop = steps_window(analyse(timeline).attribution.facts.phases, args.steps, args.file)
     snapshot = cut(recording, timeline, first, stop)

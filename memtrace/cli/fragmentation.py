@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from memtrace.cli.common import add_input, add_json, add_rules, add_window, open_analysis, print_json
 
 if TYPE_CHECKING:
-    from memtrace.report import Analysis
-    from memtrace.timeline import At
+    from memtrace.analysis import Analysis
+    from memtrace.history.timeline import At
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,13 +27,13 @@ def run(args: argparse.Namespace) -> int:
 
 def show(analysis: Analysis, at: At, as_json: bool) -> None:
     """Print the answer about an event."""
-    from memtrace.fragmentation import measure
+    from memtrace.answers.fragmentation import measure
 
     answer = measure(analysis.timeline, analysis.attribution, at)
     if as_json:
         print_json(answer)
         return
-    from memtrace.export.fragmentation_text import render_fragmentation
-    from memtrace.export.text import console, print_lines
+    from memtrace.render.fragmentation_text import render_fragmentation
+    from memtrace.render.text import console, print_lines
 
     print_lines(render_fragmentation(answer, min(console().width, 120)))

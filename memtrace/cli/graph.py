@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from memtrace.answers.graph import build_graph, cheapest_region, pins_of, sites_of_pool
     from memtrace.export.graph_file import node_link, to_dot, to_graphml
-    from memtrace.graph import build_graph, cheapest_region, pins_of, sites_of_pool
     from memtrace.units import parse_size
 
     wanted = parse_size(args.region) if args.region is not None else None

@@ -17,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from memtrace.index import open_recording
-    from memtrace.info import describe
-    from memtrace.timeline import choose_device
+    from memtrace.answers.info import describe
+    from memtrace.cache.index import open_recording
+    from memtrace.history.timeline import choose_device
 
     with progress("reading") as on_progress:
         recording = open_recording(args.file, on_progress, use_index=not args.no_index)
@@ -32,8 +32,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(info)
         return 0
-    from memtrace.export.info_text import render_info
-    from memtrace.export.text import print_lines
+    from memtrace.render.info_text import render_info
+    from memtrace.render.text import print_lines
 
     print_lines(render_info(info))
     return 0

@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(answer)
     else:
-        from memtrace.export.ranks_text import render_ranks
-        from memtrace.export.text import console, print_lines
+        from memtrace.render.ranks_text import render_ranks
+        from memtrace.render.text import console, print_lines
 
         print_lines(render_ranks(answer, console().width))
     if not answer.ranks:

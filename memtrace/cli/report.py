@@ -10,10 +10,11 @@ from memtrace.attribution.categories import Category
 from memtrace.cli.common import add_input, add_json, add_rules, add_window, open_analysis, print_json, whole_number
 
 if TYPE_CHECKING:
-    from memtrace.budget.compare import Against
-    from memtrace.budget.recorded import Setup
-    from memtrace.report import Analysis, Report
-    from memtrace.timeline import At
+    from memtrace.analysis import Analysis
+    from memtrace.answers.report import Report
+    from memtrace.estimate.against import Against
+    from memtrace.estimate.recorded import Setup
+    from memtrace.history.timeline import At
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,25 +36,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     analysis, at = open_analysis(args, of_part=args.why is None)
     if args.why is not None and args.why.partition("/")[0] == Category.FRAGMENTATION:
+        from memtrace.answers.why import known_part
         from memtrace.cli.fragmentation import show
-        from memtrace.why import known_part
 
         known_part(args.why)
         show(analysis, at, args.json)
         return 0
     if args.why is not None:
-        from memtrace.why import explain_decision
+        from memtrace.answers.why import explain_decision
 
         answer = explain_decision(analysis, at, args.why)
         if args.json:
             print_json(answer)
         else:
-            from memtrace.export.text import print_lines
-            from memtrace.export.why_text import render_why
+            from memtrace.render.text import print_lines
+            from memtrace.render.why_text import render_why
 
             print_lines(render_why(answer))
         return 0
-    from memtrace.report import report
+    from memtrace.answers.report import report
 
     budget = report(analysis, at)
     own = _own_estimate(analysis, at, budget)
@@ -61,12 +62,12 @@ def run(args: argparse.Namespace) -> int:
         keys: dict[str, Any] = {entry.name: getattr(budget, entry.name) for entry in fields(budget)}
         print_json(keys | {"estimate": _estimate_json(own)})
         return 0
-    from memtrace.export.report_text import render_report
-    from memtrace.export.text import console, print_lines
+    from memtrace.render.report_text import render_report
+    from memtrace.render.text import console, print_lines
 
     print_lines(render_report(budget, width=min(console().width, 120), sites=args.top))
     if own is not None:
-        from memtrace.budget.text import render_against
+        from memtrace.estimate.text import render_against
 
         against, setup = own
         print("\nthe estimate of the recorded configuration")
@@ -78,9 +79,9 @@ def _own_estimate(analysis: Analysis, at: At, budget: Report) -> tuple[Against, 
     """The estimate of the configuration that the recording carries, at its peak; None where it carries none."""
     if not analysis.timeline.snapshot.memtrace.get("config"):
         return None
-    from memtrace.budget.recorded import against_own_estimate
-    from memtrace.report import report
-    from memtrace.timeline import choose_event
+    from memtrace.answers.report import report
+    from memtrace.estimate.recorded import against_own_estimate
+    from memtrace.history.timeline import choose_event
 
     if analysis.timeline.window is not None:  # the estimate is of the whole run's peak
         analysis = replace(analysis, timeline=replace(analysis.timeline, window=None))
@@ -95,7 +96,7 @@ def _estimate_json(own: tuple[Against, Setup] | None) -> dict[str, Any] | None:
         return None
     from dataclasses import asdict
 
-    from memtrace.budget.answer import against_json
+    from memtrace.estimate.answer import against_json
 
     against, setup = own
     return {"against": against_json(against), "options": asdict(setup.options), "notes": list(setup.notes)}

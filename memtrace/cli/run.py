@@ -25,7 +25,7 @@ def steps_window(text: str) -> tuple[int, int]:
 
 def add_recording_options(parser: argparse.ArgumentParser) -> None:
     """The options that every verb which records shares."""
-    from memtrace.capture.recorder import DEFAULT_MAX_ENTRIES, STACKS
+    from memtrace.record.recorder import DEFAULT_MAX_ENTRIES, STACKS
 
     parser.add_argument("--stacks", choices=STACKS, default="python", help="all adds C++ frames (slower dumps)")
     parser.add_argument(
@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.capture.launcher import launch
-    from memtrace.capture.recorder import RecordOptions
+    from memtrace.record.launcher import launch
+    from memtrace.record.recorder import RecordOptions
 
     program = args.module if args.module is not None else args.script
     if not program:

@@ -48,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"{args.output}: the scrubbed snapshot is written as a pickle, which every viewer opens")
         check_target(Path(args.output), args.force, args.file)
     from memtrace.export.cut import read_recording
-    from memtrace.export.scrub_text import render_kept, render_scrub
-    from memtrace.export.text import print_lines
+    from memtrace.render.scrub_text import render_kept, render_scrub
+    from memtrace.render.text import print_lines
     from memtrace.scrub import Options, scrub
-    from memtrace.snapshot.decode import without_gc
+    from memtrace.snapshot.decoder.decode import without_gc
 
     options = Options(args.keep_names, args.functions, tuple(args.hide))
     with progress("reading"), without_gc():

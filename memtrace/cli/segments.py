@@ -16,15 +16,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.segment_map import segment_map
+    from memtrace.answers.segment_map import segment_map
 
     analysis, at = open_analysis(args, of_part=True)
     answer = segment_map(analysis, at)
     if args.json:
         print_json(answer)
         return 0
-    from memtrace.export.segments_text import render_segments
-    from memtrace.export.text import console, print_lines
+    from memtrace.render.segments_text import render_segments
+    from memtrace.render.text import console, print_lines
 
     print_lines(render_segments(answer, min(console().width, 160), None if args.all else 40))
     return 0

@@ -61,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from memtrace.allocator.conf_text import ConfError
-    from memtrace.simulation import Question, answer
-    from memtrace.simulation_edits import parse_edits
+    from memtrace.answers.simulate import Question, answer
+    from memtrace.answers.simulate_edits import parse_edits
     from memtrace.units import parse_capacity
 
     edits = parse_edits(args.without, args.scale)
@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(result.as_json())
         return 0
-    from memtrace.export.simulation_text import render_simulation
-    from memtrace.export.text import console, print_lines
+    from memtrace.render.simulation_text import render_simulation
+    from memtrace.render.text import console, print_lines
 
     print_lines(render_simulation(result, min(console().width, 160)))
     return 0
@@ -121,7 +121,7 @@ def _export(target: Path, number: int | None, snapshot: object, result: object) 
     import pickle
 
     from memtrace.allocator.export import as_snapshot
-    from memtrace.simulation import Answer
+    from memtrace.answers.simulate import Answer
     from memtrace.snapshot.model import Snapshot
     from memtrace.writing import whole_file
 

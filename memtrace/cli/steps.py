@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.drift import analyse, from_snapshot_key, read_log, render
+    from memtrace.answers.steps import analyse, from_snapshot_key, read_log, render
 
     if Path(args.file).suffix == ".jsonl":
         series = read_log(Path(args.file))

@@ -17,12 +17,12 @@ from memtrace.cli.estimate import add_setup, options_from
 from memtrace.errors import MemtraceError, UsageError
 
 if TYPE_CHECKING:
-    from memtrace.budget.shapes import ModelShape
-    from memtrace.budget.sweep import Outcome, Trial
+    from memtrace.estimate.shapes import ModelShape
+    from memtrace.estimate.sweep import Outcome, Trial
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from memtrace.budget.sweep import THINGS
+    from memtrace.estimate.sweep import THINGS
 
     add_setup(parser)
     add_json(parser)
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.budget.sweep import plan
+    from memtrace.estimate.sweep import plan
     from memtrace.units import parse_capacity
 
     if args.train_steps < 1:
@@ -67,10 +67,10 @@ def _numbers(text: str | None) -> list[int]:
 
 
 def _measure(args: argparse.Namespace, trials: list[Trial], limit_bytes: int | None) -> list[Outcome]:
-    from memtrace.budget.sweep_results import Store
-    from memtrace.capture import backend as backend_module
-    from memtrace.capture.checkpoint import find_model
-    from memtrace.capture.sweep import in_fresh_process, sweep
+    from memtrace.estimate.sweep_results import Store
+    from memtrace.record import backend as backend_module
+    from memtrace.record.checkpoint import find_model
+    from memtrace.record.sweep import in_fresh_process, sweep
 
     backend = backend_module.get()
     backend.precheck()
@@ -103,8 +103,8 @@ def _progress(number: int, total: int, trial: Trial, outcome: Outcome | None) ->
 
 
 def _show(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
-    from memtrace.budget.presets import gpu_preset
-    from memtrace.budget.sweep_results import as_json, predicted, render
+    from memtrace.estimate.presets import gpu_preset
+    from memtrace.estimate.sweep_results import as_json, predicted, render
 
     shape = _shape(args)
     gpu = gpu_preset(args.gpu) if args.gpu is not None else None
@@ -123,7 +123,7 @@ def _shape(args: argparse.Namespace) -> ModelShape | None:
     """The shape for the estimates beside the measurements; None where the estimate doesn't cover the model."""
     from dataclasses import replace
 
-    from memtrace.budget.presets import model_shape
+    from memtrace.estimate.presets import model_shape
 
     try:
         shape = model_shape(args.model)

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from io import TextIOWrapper
 
-    from memtrace.curves import category_curves, pick_events
+    from memtrace.answers.curves import category_curves, pick_events
     from memtrace.errors import NoAnswerError
     from memtrace.export.table import curve_columns, write_csv, write_json
 
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
         say_written(args.plot)
         return 0
     if args.format is None and args.points is None and floods_terminal(args):
-        from memtrace.export.text import console, print_lines
-        from memtrace.export.timeline_text import render_timeline
+        from memtrace.render.text import console, print_lines
+        from memtrace.render.timeline_text import render_timeline
 
         print_lines(render_timeline(analysis, curves, min(console().width, 120)))
         return 0

@@ -15,12 +15,12 @@ from typing import IO, Any
 import numpy as np
 
 from memtrace.errors import NoAnswerError, SnapshotError
-from memtrace.layout import State, layout_at
+from memtrace.history.layout import State, layout_at
+from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.container import open_stream
-from memtrace.snapshot.decode import bounded_memory, decode, memory_allowance_bytes, without_gc
+from memtrace.snapshot.decoder.decode import bounded_memory, decode, memory_allowance_bytes, without_gc
 from memtrace.snapshot.load import from_raw
 from memtrace.snapshot.model import DEFAULT_POOL, Action, Device, Snapshot
-from memtrace.timeline import Timeline, build
 
 _PROTOCOL = 4  # PyTorch's web viewer reads 2 to 4; Python 3.14 would write 5
 _STATES = {

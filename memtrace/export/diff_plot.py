@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 from typing import Any
 
+from memtrace.analysis import Analysis
+from memtrace.answers.curves import category_curves, pick_events
+from memtrace.answers.diff.comparison import Difference
 from memtrace.attribution.categories import Category
-from memtrace.compare.answer import Difference
-from memtrace.curves import category_curves, pick_events
 from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.export.plot import COLOUR, plain
-from memtrace.report import Analysis
 from memtrace.units import GIB, format_delta
 from memtrace.writing import whole_file
 

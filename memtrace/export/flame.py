@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.analysis import Analysis
+from memtrace.answers.report import report
 from memtrace.attribution.categories import Category
 from memtrace.attribution.sites import short_path
-from memtrace.report import Analysis, report
-from memtrace.timeline import At
+from memtrace.history.timeline import At
 
 I8 = NDArray[np.int64]
 _EARLY = "(before the recording)"

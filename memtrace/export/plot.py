@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from memtrace.analysis import Analysis
+from memtrace.answers.curves import Curves, pick_events
 from memtrace.attribution.categories import Category
 from memtrace.attribution.phases import Phase
-from memtrace.curves import Curves, pick_events
 from memtrace.errors import MissingDependencyError, UsageError
-from memtrace.report import Analysis
 from memtrace.units import GIB, printable
 from memtrace.writing import whole_file
 

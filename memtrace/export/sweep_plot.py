@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from memtrace.budget.sweep import Outcome, fit, increments
 from memtrace.errors import MissingDependencyError, UsageError
+from memtrace.estimate.sweep import Outcome, fit, increments
 from memtrace.units import GIB
 from memtrace.writing import whole_file
 

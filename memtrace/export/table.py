@@ -10,11 +10,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.analysis import Analysis
+from memtrace.answers.curves import Curves
 from memtrace.attribution.categories import Category
 from memtrace.attribution.phases import Phase
-from memtrace.curves import Curves
 from memtrace.errors import MissingDependencyError
-from memtrace.report import Analysis
 
 Column = NDArray[Any]
 _BLOCK_ROWS = 20_000

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.analysis import Analysis
+from memtrace.answers.curves import category_curves, pick_events
 from memtrace.attribution.categories import Category
 from memtrace.attribution.phases import Phase
-from memtrace.curves import category_curves, pick_events
 from memtrace.errors import NoAnswerError
-from memtrace.report import Analysis
 
 I8 = NDArray[np.int64]
 

@@ -9,16 +9,16 @@ from pathlib import PurePath
 
 import numpy as np
 
+from memtrace.analysis import Analysis, analyse, is_predicted, is_truncated
+from memtrace.answers.curves import category_curves
+from memtrace.answers.report import Moment, report
 from memtrace.attribution.categories import Category
-from memtrace.caveats import is_predicted, is_truncated
-from memtrace.curves import category_curves
+from memtrace.cache.index import open_recording
 from memtrace.errors import MemtraceError, SnapshotError
-from memtrace.forensics.capacity import Known
-from memtrace.forensics.verdict import judge
-from memtrace.index import open_recording
+from memtrace.explain.capacity import Known
+from memtrace.explain.verdict import judge
+from memtrace.history.timeline import At, choose_device, choose_event
 from memtrace.ranks.sources import local_copy
-from memtrace.report import Analysis, Moment, analyse, report
-from memtrace.timeline import At, choose_device, choose_event
 
 _RANK = re.compile(r"rank[_\-.=]?(\d+)", re.IGNORECASE)
 _SITES = 12

@@ -9,10 +9,10 @@ from typing import Any
 from memtrace.errors import SnapshotError
 from memtrace.snapshot.bounds import CutShort, Damaged, Foreign, Hostile, refuse_expansion, refuse_sharing
 from memtrace.snapshot.container import Source, open_stream
-from memtrace.snapshot.decode import bounded_memory, decode, memory_allowance_bytes, without_gc
-from memtrace.snapshot.fast_columns import TraceColumns
-from memtrace.snapshot.fast_contexts import Contexts, Unsupported
-from memtrace.snapshot.fast_decode import FastDecoder
+from memtrace.snapshot.decoder.decode import bounded_memory, decode, memory_allowance_bytes, without_gc
+from memtrace.snapshot.decoder.fast_columns import TraceColumns
+from memtrace.snapshot.decoder.fast_contexts import Contexts, Unsupported
+from memtrace.snapshot.decoder.fast_decode import FastDecoder
 from memtrace.snapshot.fields import as_dicts, as_list
 from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.model import Annotation, Device, Snapshot

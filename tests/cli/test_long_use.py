@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from support import indexed_recording, trace_path
 
-from memtrace import index
+from memtrace.cache import index
+from memtrace.cache.index import index_path, open_recording
 from memtrace.cli import main
 from memtrace.errors import SnapshotError
-from memtrace.index import index_path, open_recording
 from memtrace.ranks.summary import Rank, summarise
 from memtrace.ranks.workers import _interrupts_later
 from memtrace.snapshot import container
@@ -132,7 +132,7 @@ def test_an_interrupt_that_is_ignored_stays_so() -> None:
 HALF_WRITTEN = """
 import os, signal, sys
 import memtrace.entry
-from memtrace import index, sealed
+from memtrace.cache import index, sealed
 index.MIN_EVENTS = 1
 def interrupted(out, *args):
     out.write(b"x" * 100_000)

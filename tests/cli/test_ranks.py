@@ -9,7 +9,7 @@ import pytest
 from support import trace_path
 
 from memtrace.cli import main
-from memtrace.export.ranks_text import short_names
+from memtrace.render.ranks_text import short_names
 
 BOTH = [str(trace_path("ddp_rank0")), str(trace_path("ddp_rank1"))]
 

@@ -23,7 +23,7 @@ needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="needs PyTorch (the CPU b
 UNCHECKED = """
 import sys
 from memtrace import cli
-from memtrace.capture import backend
+from memtrace.record import backend
 class Unchecked(backend.CudaBackend):
     def precheck(self): pass
 with backend.use(Unchecked()):

@@ -13,7 +13,7 @@ import pytest
 from support import analysis
 
 from memtrace.export.html.page import html_report
-from memtrace.timeline import choose_event
+from memtrace.history.timeline import choose_event
 
 CHROMIUM = shutil.which("chromium") or "chromium"
 PROBE = """

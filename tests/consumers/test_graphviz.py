@@ -7,8 +7,8 @@ from pathlib import Path
 
 from support import analysis, trace_path
 
+from memtrace.answers.graph import build_graph
 from memtrace.cli import main
-from memtrace.graph import build_graph
 
 
 def test_graphviz_reads_every_segment(tmp_path: Path) -> None:

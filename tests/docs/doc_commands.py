@@ -23,7 +23,7 @@ from typing import Any
 from doc_output import fits, renewed
 from doc_pages import ROOT, Block
 
-from memtrace import index
+from memtrace.cache import index
 from memtrace.cli import VERBS, main
 
 SAMPLES = ROOT / "sample_traces"

@@ -12,8 +12,8 @@ import pytest
 from doc_commands import TINY, Session
 from doc_pages import DOCS, spans
 
-from memtrace.budget.presets import gpu_names, model_names
 from memtrace.cli import VERBS
+from memtrace.estimate.presets import gpu_names, model_names
 
 OOM = "sample_traces/llama2-7b_oom-first-step.pickle.xz"
 ASKED = {

@@ -66,7 +66,7 @@ def checkpoint(architecture: dict[str, Any], name: str, device: str) -> Path:
     if not folder.exists():
         config = WORK / f"{name}.json"
         config.write_text(json.dumps(architecture))
-        command = [sys.executable, "-m", "memtrace.capture.checkpoint", str(config), str(folder), device]
+        command = [sys.executable, "-m", "memtrace.record.checkpoint", str(config), str(folder), device]
         subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     return folder
 
@@ -216,7 +216,7 @@ def versions() -> dict[str, str]:
     """Of everything that matters."""
     import torch
 
-    from memtrace.capture.facts import package_versions
+    from memtrace.record.facts import package_versions
 
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
     return {"torch": str(torch.__version__), "gpu": gpu, "python": sys.version.split()[0]} | package_versions()

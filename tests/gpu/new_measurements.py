@@ -132,7 +132,7 @@ def run_one(name: str, folder: Path, out: Path, device: str) -> None:
     """One process's job: two steps, the peaks of every phase; leaves NAME.json."""
     import torch
 
-    from memtrace.capture import qlora
+    from memtrace.record import qlora
 
     cfg = qlora.StepConfig(**step_options(name, device))
     keys = architecture(name, device)
@@ -211,12 +211,12 @@ def measure(names: list[str], out: Path, device: str, workers: int) -> Path:
 # ---- comparison: no GPU ----------------------------------------------------------------------------------------------
 def compare(file: Path, dry: bool) -> None:
     """Print the signed error of the estimate's (or the dry run's) requested, allocated and reserved peak of step 1."""
-    from memtrace.budget.options import RunOptions
-    from memtrace.budget.placement import place
-    from memtrace.budget.presets import gpu_preset
-    from memtrace.budget.recorded import _RUN_KEYS
-    from memtrace.budget.shapes import shape_from_config
-    from memtrace.budget.step import simulate_run
+    from memtrace.estimate.engine.step import simulate_run
+    from memtrace.estimate.options import RunOptions
+    from memtrace.estimate.placement import place
+    from memtrace.estimate.presets import gpu_preset
+    from memtrace.estimate.recorded import _RUN_KEYS
+    from memtrace.estimate.shapes import shape_from_config
 
     device = gpu_preset("h200").device
     print(f"{'configuration':<42}{'requested, B':>16}{'error B':>14}{'requested':>11}{'allocated':>11}{'reserved':>11}")
@@ -226,7 +226,7 @@ def compare(file: Path, dry: bool) -> None:
         values |= {"targets": tuple(cfg["targets"]), "embeddings_require_grad": cfg["checkpointing"]}
         options = RunOptions(**values)
         if dry:
-            from memtrace.capture.dryrun.run import dry_run
+            from memtrace.estimate.dryrun.run import dry_run
 
             stream = dry_run(row["config"], options, device).stream
         else:
@@ -250,7 +250,7 @@ def main() -> None:
         run_one(name, Path(folder), Path(out), device)
         return
     if sys.argv[1:2] == ["--write"]:
-        from memtrace.capture.checkpoint import write_checkpoint
+        from memtrace.record.checkpoint import write_checkpoint
 
         write_checkpoint(json.loads(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
         return

@@ -26,10 +26,10 @@ sys.path[:0] = [str(HERE.parent.parent)]
 
 import torch  # noqa: E402
 
-from memtrace.capture import qlora  # noqa: E402
-from memtrace.capture.backend import get as get_backend  # noqa: E402
-from memtrace.capture.recorder import Recorder, RecordOptions  # noqa: E402
-from memtrace.capture.steplog import StepLog  # noqa: E402
+from memtrace.record import qlora  # noqa: E402
+from memtrace.record.backend import get as get_backend  # noqa: E402
+from memtrace.record.recorder import Recorder, RecordOptions  # noqa: E402
+from memtrace.record.steplog import StepLog  # noqa: E402
 
 PEAKS = ("requested_bytes.all.peak", "allocated_bytes.all.peak", "reserved_bytes.all.peak", "active_bytes.all.peak")
 ENTRIES = 400_000

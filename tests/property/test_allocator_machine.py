@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from memtrace.allocator.addresses import Policy
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.export import mapped_ranges
+from memtrace.allocator.whatif.addresses import Policy
 
 SIZES = st.one_of(
     st.sampled_from(

@@ -7,16 +7,16 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtrace.budget.estimate import estimate
-from memtrace.budget.options import LOSSES, OPTIMIZERS, QUANT, RunOptions
-from memtrace.budget.peaks import backward_peak, forward_peak, optimizer_peak
-from memtrace.budget.placement import place
-from memtrace.budget.presets import gpu_names, gpu_preset, model_names, model_preset
-from memtrace.budget.quick import requested_peak
-from memtrace.budget.shapes import ModelShape
-from memtrace.budget.step import Stream, simulate_run
-from memtrace.budget.symbols import symbols
-from memtrace.budget.tape import EMPTY_CACHE
+from memtrace.estimate.engine.step import Stream, simulate_run
+from memtrace.estimate.engine.tape import EMPTY_CACHE
+from memtrace.estimate.estimate import estimate
+from memtrace.estimate.options import LOSSES, OPTIMIZERS, QUANT, RunOptions
+from memtrace.estimate.peaks import backward_peak, forward_peak, optimizer_peak
+from memtrace.estimate.placement import place
+from memtrace.estimate.presets import gpu_names, gpu_preset, model_names, model_preset
+from memtrace.estimate.quick import requested_peak
+from memtrace.estimate.shapes import ModelShape
+from memtrace.estimate.symbols import symbols
 
 H200 = gpu_preset("h200")
 

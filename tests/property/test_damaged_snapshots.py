@@ -19,17 +19,18 @@ from typing import Any
 import pytest
 from strategies import BASE, MIB, event, legacy_20, modern
 
-from memtrace.curves import category_curves
+from memtrace.analysis import analyse
+from memtrace.answers.curves import category_curves
+from memtrace.answers.fragmentation import measure
+from memtrace.answers.graph import build_graph
+from memtrace.answers.info import describe
+from memtrace.answers.report import report
+from memtrace.answers.segment_map import segment_map
 from memtrace.errors import MemtraceError
-from memtrace.export.report_text import render_report
-from memtrace.export.segments_text import render_segments
-from memtrace.fragmentation import measure
-from memtrace.graph import build_graph
-from memtrace.info import describe
-from memtrace.report import analyse, report
-from memtrace.segment_map import segment_map
+from memtrace.history.timeline import build, choose_event
+from memtrace.render.report_text import render_report
+from memtrace.render.segments_text import render_segments
 from memtrace.snapshot.load import load
-from memtrace.timeline import build, choose_event
 
 _SECONDS = 10
 _PER_SHARE = 200

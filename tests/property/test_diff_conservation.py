@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtrace.compare.match import Side, pair_sites
-from memtrace.compare.paths import align
-from memtrace.diff import diff
-from memtrace.report import Analysis, analyse
+from memtrace.analysis import Analysis, analyse
+from memtrace.answers.diff.diff import diff
+from memtrace.answers.diff.match import Side, pair_sites
+from memtrace.answers.diff.paths import align
+from memtrace.history.timeline import build
 from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.load import from_raw
-from memtrace.timeline import build
 
 FILES = ["train.py", "/home/me/train.py", "site-packages/peft/tuners/lora/bnb.py", "x/modeling_a.py", "??"]
 NAMES = ["main", "forward", "backward", "<module>", "torch::autograd::generated::MmBackward0::apply()", "_call_impl"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtrace.forensics.log_verdict import verdict_from_log
-from memtrace.forensics.oom_text import OomMessage, parse_log, read_log
+from memtrace.explain.log_verdict import verdict_from_log
+from memtrace.oomlog import OomMessage, parse_log, read_log
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

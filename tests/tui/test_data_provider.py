@@ -13,10 +13,10 @@ from browser_cases import CASES, TINY, recording
 from memtrace_tui.provider import Provider, Recording
 from support import trace_path
 
+from memtrace.answers.report import report
 from memtrace.cli import main
 from memtrace.errors import MemtraceError, NoAnswerError, UsageError
-from memtrace.report import report
-from memtrace.timeline import choose_event
+from memtrace.history.timeline import choose_event
 
 BIG = "llama2-7b_oom-first-step"
 

@@ -12,7 +12,7 @@ from memtrace_tui.data.coloring import FIRST, HOLE, MODES, coloring
 from memtrace_tui.data.details import allocation_lines, block_lines, segment_lines
 from memtrace_tui.data.flow import SORTS, Heading, flow, row_count, scales
 
-from memtrace.layout import State
+from memtrace.history.layout import State
 
 events = st.integers(-1, 10_063)
 

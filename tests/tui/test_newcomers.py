@@ -28,10 +28,10 @@ from memtrace_tui.widgets.lines import Lines
 from memtrace_tui.widgets.tree import CallTree
 from textual.command import CommandPalette
 
-from memtrace.diff import diff
+from memtrace.answers.diff.diff import diff
+from memtrace.answers.simulate import Answer, Run
 from memtrace.errors import MemtraceError
-from memtrace.export.simulation_text import _verdict
-from memtrace.simulation import Answer, Run
+from memtrace.render.simulation_text import _verdict
 from memtrace.units import format_bytes
 
 OOM = "llama2-7b_oom-first-step"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from allocator_machine import MIB, Machine
 
-from memtrace.allocator.addresses import Policy
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.rounding import round_size, round_sizes
+from memtrace.allocator.whatif.addresses import Policy
 from memtrace.snapshot.model import Action
 
 

@@ -9,16 +9,16 @@ import pytest
 from allocator_recordings import FUZZ, GIB, device, fuzz_truth, manifest, program, recording, replayed
 
 from memtrace.allocator import replay_device
-from memtrace.allocator.addresses import Policy
 from memtrace.allocator.bounds import lower_bounds
 from memtrace.allocator.conf_text import parse_conf
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.evidence import gather
 from memtrace.allocator.export import as_snapshot
-from memtrace.allocator.program import Op
-from memtrace.allocator.search import run_conf, search, sensible_confs
-from memtrace.allocator.selfcheck import Limit, recorded_limit, self_check, settle
-from memtrace.allocator.whatif import Simulation, simulate
+from memtrace.allocator.replay.evidence import gather
+from memtrace.allocator.replay.selfcheck import Limit, recorded_limit, self_check, settle
+from memtrace.allocator.whatif.addresses import Policy
+from memtrace.allocator.whatif.program import Op
+from memtrace.allocator.whatif.search import run_conf, search, sensible_confs
+from memtrace.allocator.whatif.whatif import Simulation, simulate
 from memtrace.snapshot.load import from_raw
 from memtrace.snapshot.model import Action
 

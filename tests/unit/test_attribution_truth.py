@@ -7,8 +7,8 @@ import pytest
 from scoring import score
 from support import LABELLED, analysis, labels
 
+from memtrace.answers.report import report
 from memtrace.attribution.categories import SUBCATEGORIES, Category
-from memtrace.report import report
 
 
 @pytest.mark.parametrize("name", LABELLED)
@@ -61,9 +61,9 @@ def test_phases_match_the_recorded_marks() -> None:
 def test_unattributed_memory_says_why() -> None:
     from strategies import modern
 
-    from memtrace.report import analyse
+    from memtrace.analysis import analyse
+    from memtrace.history.timeline import build
     from memtrace.snapshot.load import from_raw
-    from memtrace.timeline import build
 
     raw = modern()
     raw["device_traces"] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memtrace.caveats import PREDICTED
+from memtrace.analysis import PREDICTED
 from memtrace.cli import main
 
 BASE = ["estimate", "--model", "tiny-llama", "--seq-len", "256"]

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from memtrace.budget.advice import advise
-from memtrace.budget.compare import Measured, budget_distortion, compare
-from memtrace.budget.estimate import Estimate, estimate
-from memtrace.budget.options import RunOptions
-from memtrace.budget.predicted import snapshot, write_snapshot
-from memtrace.budget.prediction import CATEGORIES
-from memtrace.budget.presets import GpuPreset, gpu_preset, model_preset
-from memtrace.budget.quick import requested_peak
-from memtrace.budget.step import simulate_run
 from memtrace.errors import UsageError
+from memtrace.estimate.advice import advise
+from memtrace.estimate.against import Measured, budget_distortion, compare
+from memtrace.estimate.engine.step import simulate_run
+from memtrace.estimate.estimate import Estimate, estimate
+from memtrace.estimate.options import RunOptions
+from memtrace.estimate.predicted import snapshot, write_snapshot
+from memtrace.estimate.prediction import CATEGORIES
+from memtrace.estimate.presets import GpuPreset, gpu_preset, model_preset
+from memtrace.estimate.quick import requested_peak
 
 H200 = gpu_preset("h200")
 GIB = 1 << 30
@@ -183,9 +183,10 @@ def test_budget_distortion_is_nominal_minus_usable() -> None:
 # ---- the predicted run as a snapshot ---------------------------------------------------------------------------------
 def test_predicted_snapshot_is_read_and_replayed_exactly(tmp_path: Path) -> None:
     from memtrace.allocator import replay_device
-    from memtrace.report import analyse, report
+    from memtrace.analysis import analyse
+    from memtrace.answers.report import report
+    from memtrace.history.timeline import build, choose_event
     from memtrace.snapshot.load import load
-    from memtrace.timeline import build, choose_event
 
     small: GpuPreset = H200
     found = estimate(model_preset("tiny-llama"), RunOptions(256), small)
@@ -252,7 +253,7 @@ def test_more_than_three_micro_batches_change_no_peak(setup: dict[str, Any], mon
     shape = replace(model_preset("qwen2.5-0.5b"), layers=5)
     options = RunOptions(**{"sequence": 512, **setup, "accumulation": 8})
     short = estimate(shape, options)
-    monkeypatch.setattr("memtrace.budget.step.SIMULATED_MICRO_BATCHES", 8)
+    monkeypatch.setattr("memtrace.estimate.engine.step.SIMULATED_MICRO_BATCHES", 8)
     whole = estimate(shape, options)
     assert len(whole.stream.events) > 1.5 * len(short.stream.events)
     for name in ("phases", "categories", "fit", "terms", "affine"):

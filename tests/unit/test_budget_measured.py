@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from memtrace.budget.options import RunOptions
-from memtrace.budget.peaks import backward_peak, forward_peak, optimizer_peak
-from memtrace.budget.placement import Placement, place
-from memtrace.budget.presets import gpu_preset, model_preset
-from memtrace.budget.shapes import ModelShape
-from memtrace.budget.step import Stream, simulate_run
-from memtrace.budget.symbols import symbols
+from memtrace.estimate.engine.step import Stream, simulate_run
+from memtrace.estimate.options import RunOptions
+from memtrace.estimate.peaks import backward_peak, forward_peak, optimizer_peak
+from memtrace.estimate.placement import Placement, place
+from memtrace.estimate.presets import gpu_preset, model_preset
+from memtrace.estimate.shapes import ModelShape
+from memtrace.estimate.symbols import symbols
 
 TRUTH = Path(__file__).parent.parent / "truth" / "measured"
 DEVICE = gpu_preset("h200").device

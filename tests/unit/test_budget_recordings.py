@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from memtrace.budget.options import RunOptions
-from memtrace.budget.placement import place
-from memtrace.budget.prediction import live_at
-from memtrace.budget.presets import gpu_preset, model_preset
-from memtrace.budget.step import Stream, simulate_run
-from memtrace.budget.tape import EMPTY_CACHE
+from memtrace.estimate.engine.step import Stream, simulate_run
+from memtrace.estimate.engine.tape import EMPTY_CACHE
+from memtrace.estimate.options import RunOptions
+from memtrace.estimate.placement import place
+from memtrace.estimate.prediction import live_at
+from memtrace.estimate.presets import gpu_preset, model_preset
 
 TRUTH = Path(__file__).parent.parent / "truth" / "measured" / "recorded_streams.json"
 RECORDED: dict[str, dict[str, Any]] = json.loads(TRUTH.read_text())

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from memtrace.budget.estimate import estimate
-from memtrace.budget.kernels import Device, attention_kernel, fused_4bit_product
-from memtrace.budget.options import RunOptions
-from memtrace.budget.presets import gpu_names, gpu_preset, model_names, model_preset, model_shape
-from memtrace.budget.shapes import shape_from_config
 from memtrace.errors import MemtraceError, SnapshotError, UsageError
+from memtrace.estimate.engine.kernels import Device, attention_kernel, fused_4bit_product
+from memtrace.estimate.estimate import estimate
+from memtrace.estimate.options import RunOptions
+from memtrace.estimate.presets import gpu_names, gpu_preset, model_names, model_preset, model_shape
+from memtrace.estimate.shapes import shape_from_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from memtrace.budget import terms
-from memtrace.budget.options import RunOptions
-from memtrace.budget.peaks import backward_peak, forward_peak, optimizer_peak
-from memtrace.budget.prediction import live_at
-from memtrace.budget.presets import gpu_preset, model_preset
-from memtrace.budget.step import simulate_run
-from memtrace.budget.symbols import Symbols, symbols
 from memtrace.errors import UsageError
+from memtrace.estimate import terms
+from memtrace.estimate.engine.step import simulate_run
+from memtrace.estimate.options import RunOptions
+from memtrace.estimate.peaks import backward_peak, forward_peak, optimizer_peak
+from memtrace.estimate.prediction import live_at
+from memtrace.estimate.presets import gpu_preset, model_preset
+from memtrace.estimate.symbols import Symbols, symbols
 
 DEVICE = gpu_preset("h200").device
 MIB = 1 << 20

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from memtrace.capture import backend
 from memtrace.errors import MissingDependencyError
+from memtrace.record import backend
 
 
 def fake_torch(version: str = "2.11.0", cuda: str | None = "13.0", available: bool = True, kind: str = "native") -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from memtrace.capture import files
+from memtrace.record import files
 
 
 def test_written_file_is_a_protocol_4_pickle(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_failing_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 WRITER = """
 import sys
 from pathlib import Path
-from memtrace.capture import files
+from memtrace.record import files
 class Slow(dict):
     def __reduce__(self):
         import time

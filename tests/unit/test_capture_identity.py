@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from memtrace.capture import identity  # noqa: E402
+from memtrace.record import identity  # noqa: E402
 
 
 class Packed(nn.Parameter):

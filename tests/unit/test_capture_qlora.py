@@ -18,11 +18,11 @@ pytest.importorskip("bitsandbytes")
 
 from capture_standin import StandIn  # noqa: E402
 
-from memtrace.capture import backend, checkpoint, qlora, qlora_run  # noqa: E402
-from memtrace.capture.losses import loss_and_output  # noqa: E402
-from memtrace.capture.truth import truth  # noqa: E402
 from memtrace.cli import main  # noqa: E402
 from memtrace.errors import UsageError  # noqa: E402
+from memtrace.record import backend, checkpoint, qlora, qlora_run  # noqa: E402
+from memtrace.record.losses import loss_and_output  # noqa: E402
+from memtrace.record.truth import truth  # noqa: E402
 
 TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2,
@@ -129,7 +129,7 @@ def test_models_that_cannot_be_found(tmp_path: Path, model_folder: Path) -> None
 def test_every_preset_is_a_configuration() -> None:
     from transformers import AutoConfig
 
-    from memtrace.budget.presets import model_names, model_preset
+    from memtrace.estimate.presets import model_names, model_preset
 
     for name in model_names():
         keys = checkpoint.preset_config(name)

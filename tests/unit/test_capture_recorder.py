@@ -17,8 +17,8 @@ from capture_standin import StandIn  # noqa: E402
 from torch import nn  # noqa: E402
 
 import memtrace  # noqa: E402
-from memtrace.capture import api, backend, ooms, recorder  # noqa: E402
 from memtrace.errors import MissingDependencyError, UsageError  # noqa: E402
+from memtrace.record import api, backend, ooms, recorder  # noqa: E402
 
 
 class Net(nn.Module):
@@ -509,8 +509,8 @@ def test_where_recording_is_impossible(
 def test_step_log_is_kept_whether_or_not_a_step_is_recorded(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memtrace.capture.steplog import StepLog
-    from memtrace.drift import read_log
+    from memtrace.answers.steps import read_log
+    from memtrace.record.steplog import StepLog
 
     monkeypatch.setattr(StepLog, "_reset_cuda_peaks", lambda self: None)
     model = Net()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memtrace.capture.verdict import oom_lines, size_text
+from memtrace.record.verdict import oom_lines, size_text
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from support import NAMES, analysis, labels
 
-from memtrace.compare.answer import Difference
-from memtrace.diff import diff
+from memtrace.answers.diff.comparison import Difference
+from memtrace.answers.diff.diff import diff
 
 GIB = 1 << 30
 
@@ -122,7 +122,7 @@ def test_fragmentation_is_what_expandable_segments_take_away() -> None:
 
 
 def test_a_chosen_event_on_each_side() -> None:
-    from memtrace.timeline import choose_event
+    from memtrace.history.timeline import choose_event
 
     recording = analysis("tiny-llama_3-steps")
     start, end = choose_event(recording.timeline, "0"), choose_event(recording.timeline, "end")

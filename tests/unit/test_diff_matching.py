@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from support import analysis, trace_path
 
-from memtrace.compare.files import match_files, match_lines, plain_path
-from memtrace.compare.match import Side, pair_sites
-from memtrace.compare.paths import align, is_native
-from memtrace.diff import diff
-from memtrace.report import Analysis, analyse
+from memtrace.analysis import Analysis, analyse
+from memtrace.answers.diff.diff import diff
+from memtrace.answers.diff.files import match_files, match_lines, plain_path
+from memtrace.answers.diff.match import Side, pair_sites
+from memtrace.answers.diff.paths import align, is_native
+from memtrace.history.timeline import build
 from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.load import from_raw
 from memtrace.snapshot.stacks import Frame, StackTable
-from memtrace.timeline import build
 
 NAME = "tiny-llama_3-steps"
 FrameDict = dict[str, Any]

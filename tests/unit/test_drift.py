@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtrace.capture.steplog import COLUMNS, StepLog
+from memtrace.answers.steps import analyse, from_snapshot_key, read_log, read_series, render, trend
 from memtrace.cli import main
-from memtrace.drift import analyse, from_snapshot_key, read_log, read_series, render, trend
 from memtrace.errors import NoAnswerError
+from memtrace.record.steplog import COLUMNS, StepLog
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -20,17 +20,17 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
-from memtrace.budget.options import RunOptions
-from memtrace.budget.placement import place
-from memtrace.budget.prediction import categories_of, live_at, subcategories_at
-from memtrace.budget.presets import gpu_preset, model_preset
-from memtrace.budget.step import Stream, simulate_run
-from memtrace.budget.tape import EMPTY_CACHE
-from memtrace.capture.checkpoint import preset_config
-from memtrace.capture.dryrun.build import with_layers
-from memtrace.capture.dryrun.run import dry_run
 from memtrace.cli import main
 from memtrace.errors import NoAnswerError, UsageError
+from memtrace.estimate.dryrun.build import with_layers
+from memtrace.estimate.dryrun.run import dry_run
+from memtrace.estimate.engine.step import Stream, simulate_run
+from memtrace.estimate.engine.tape import EMPTY_CACHE
+from memtrace.estimate.options import RunOptions
+from memtrace.estimate.placement import place
+from memtrace.estimate.prediction import categories_of, live_at, subcategories_at
+from memtrace.estimate.presets import gpu_preset, model_preset
+from memtrace.record.checkpoint import preset_config
 
 TRUTH = Path(__file__).parent.parent / "truth" / "measured"
 DEVICE = gpu_preset("h200").device

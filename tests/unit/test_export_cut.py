@@ -15,8 +15,8 @@ from support import SMALL, trace_path
 
 from memtrace.errors import NoAnswerError
 from memtrace.export.cut import Recording, cut, read_recording, write_snapshot
+from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.load import from_raw
-from memtrace.timeline import Timeline, build
 
 
 @lru_cache(maxsize=3)

@@ -12,11 +12,11 @@ import orjson
 import pytest
 from support import TRUTH, analysis
 
+from memtrace.answers.report import report
 from memtrace.export.flame import live_stacks, volume_stacks
 from memtrace.export.speedscope import to_collapsed, to_speedscope
-from memtrace.report import report
+from memtrace.history.timeline import choose_event
 from memtrace.snapshot.model import Action
-from memtrace.timeline import choose_event
 
 NAMES = ["tiny-llama_3-steps", "llama2-7b_oom-first-step", "llama2-7b_cpp-stacks", "llama2-7b_recorded-after-load"]
 

@@ -10,10 +10,11 @@ import pytest
 from strategies import modern
 from support import analysis
 
+from memtrace.analysis import analyse
+from memtrace.answers.report import report
 from memtrace.export.html.page import html_report
-from memtrace.report import analyse, report
+from memtrace.history.timeline import build, choose_event
 from memtrace.snapshot.load import from_raw
-from memtrace.timeline import build, choose_event
 from memtrace.units import format_bytes
 
 NAMES = [

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from support import analysis
 
+from memtrace.analysis import analyse
+from memtrace.answers.curves import category_curves
 from memtrace.attribution.categories import Category
-from memtrace.curves import category_curves
 from memtrace.errors import NoAnswerError
 from memtrace.export.chrome import write_chrome
 from memtrace.export.perfetto import write_perfetto
 from memtrace.export.tracks import Tracks, build_tracks, event_times_ns
-from memtrace.report import analyse
+from memtrace.history.timeline import build
 from memtrace.snapshot.load import from_raw
-from memtrace.timeline import build
 
 NAMES = ["tiny-llama_3-steps", "llama2-7b_oom-first-step", "llama2-7b_ring-truncated"]
 

@@ -16,7 +16,7 @@ from support import NAMES, TRACES, TRUTH, trace_path
 
 from memtrace.errors import SnapshotError
 from memtrace.snapshot.container import Source, open_stream
-from memtrace.snapshot.decode import decode
+from memtrace.snapshot.decoder.decode import decode
 from memtrace.snapshot.load import from_raw, load_fast
 from memtrace.snapshot.model import Snapshot
 

@@ -6,9 +6,9 @@ import pytest
 from support import ROOT
 from toy_run import COPY, LOADER, MIB, PACK, Run, Toy, root, trained
 
-from memtrace.forensics.answer import Explanation, Finding
-from memtrace.forensics.detectors import DETECTORS
-from memtrace.forensics.explain import explain_snapshot
+from memtrace.explain.answer import Explanation, Finding
+from memtrace.explain.detectors import DETECTORS
+from memtrace.explain.explain import explain_snapshot
 
 PLAIN = {"checkpointing": True, "logits": 2 * MIB}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from memtrace.forensics.explain import explain_log
-from memtrace.forensics.inputs import lines_of
-from memtrace.forensics.log_moment import lines_before, moment_in_log
-from memtrace.forensics.oom_text import read_log
+from memtrace.explain.explain import explain_log
+from memtrace.explain.inputs import lines_of
+from memtrace.explain.log_moment import lines_before, moment_in_log
+from memtrace.oomlog import read_log
 
 MODULE = (
     '  File "/x/site-packages/torch/nn/modules/module.py", line 1790, in _call_impl\n    return forward_call(*args)\n'

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from support import NAMES, analysis, info, labels
 
-from memtrace.export.explain_text import render_explanation
-from memtrace.forensics.answer import Explanation, Finding
-from memtrace.forensics.explain import explain_snapshot
-from memtrace.forensics.oom_text import read_log
+from memtrace.explain.answer import Explanation, Finding
+from memtrace.explain.explain import explain_snapshot
+from memtrace.oomlog import read_log
+from memtrace.render.explain_text import render_explanation
 
 LLAMA = "llama2-7b_"
 

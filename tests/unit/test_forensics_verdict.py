@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from support import TRACES
 from toy_run import MIB, Run, Toy, root, trained
 
-from memtrace.forensics.answer import Explanation
-from memtrace.forensics.capacity import Known, refusals
-from memtrace.forensics.explain import explain_log, explain_snapshot
-from memtrace.forensics.oom_text import read_log
-from memtrace.forensics.verdict import judge, measure_pieces
-from memtrace.layout import layout_at
-from memtrace.report import analyse
+from memtrace.analysis import analyse
+from memtrace.explain.answer import Explanation
+from memtrace.explain.capacity import Known, refusals
+from memtrace.explain.explain import explain_log, explain_snapshot
+from memtrace.explain.verdict import judge, measure_pieces
+from memtrace.history.layout import layout_at
+from memtrace.history.timeline import build
+from memtrace.oomlog import read_log
 from memtrace.snapshot.container import open_stream
-from memtrace.snapshot.decode import decode
+from memtrace.snapshot.decoder.decode import decode
 from memtrace.snapshot.load import from_raw
-from memtrace.timeline import build
 
 
 def refuse(run: Run, size: int) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memtrace.answers.gate import judge, judge_peaks, parse_growth, read_baseline
 from memtrace.errors import SnapshotError, UsageError
-from memtrace.gate import judge, judge_peaks, parse_growth, read_baseline
 
 MIB = 1 << 20
 

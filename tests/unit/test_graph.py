@@ -8,12 +8,12 @@ import networkx as nx
 import pytest
 from support import analysis
 
+from memtrace.answers.fragmentation import measure
+from memtrace.answers.graph import build_graph, cheapest_region, pins_of, sites_of_pool
 from memtrace.errors import UsageError
 from memtrace.export.graph_file import node_link, to_dot, to_graphml
-from memtrace.fragmentation import measure
-from memtrace.graph import build_graph, cheapest_region, pins_of, sites_of_pool
-from memtrace.layout import State, layout_at
-from memtrace.timeline import choose_event
+from memtrace.history.layout import State, layout_at
+from memtrace.history.timeline import choose_event
 
 NAME = "llama2-7b_oom-fragmentation"
 

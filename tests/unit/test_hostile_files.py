@@ -16,8 +16,8 @@ from strategies import modern
 
 from memtrace.errors import SnapshotError
 from memtrace.snapshot.bounds import CutShort, Damaged, Foreign, Hostile
+from memtrace.snapshot.decoder.machine import Machine
 from memtrace.snapshot.load import load
-from memtrace.snapshot.machine import Machine
 from memtrace.snapshot.plain import Look, look
 from memtrace.snapshot.window import Window
 

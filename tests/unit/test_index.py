@@ -15,9 +15,10 @@ from snapshot_equal import assert_same
 from strategies import modern
 from support import indexed_recording
 
-from memtrace import index
-from memtrace.index import index_path, open_recording
-from memtrace.report import analyse, report
+from memtrace.analysis import analyse
+from memtrace.answers.report import report
+from memtrace.cache import index
+from memtrace.cache.index import index_path, open_recording
 from memtrace.snapshot.model import Annotation
 from memtrace.snapshot.stacks import Frame
 from memtrace.snapshot.store import Unfit, pack, unpack

@@ -18,9 +18,9 @@ import zstandard
 from strategies import BASE, MIB, event, legacy_20, legacy_113, modern, without
 
 from memtrace.errors import SnapshotError
+from memtrace.history.timeline import build
 from memtrace.snapshot.load import from_raw, load
 from memtrace.snapshot.model import Action, BlockState
-from memtrace.timeline import build
 
 
 def write(path: Path, raw: Any, protocol: int = 4) -> Path:

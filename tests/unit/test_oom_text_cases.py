@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from memtrace.forensics.log_verdict import verdict_from_log
-from memtrace.forensics.oom_text import CONTRACT_KEYS, OomMessage, parse_log
+from memtrace.explain.log_verdict import verdict_from_log
+from memtrace.oomlog import CONTRACT_KEYS, OomMessage, parse_log
 
 TRUTH = Path(__file__).parent.parent / "truth" / "oom_messages.jsonl"
 CASES: list[dict[str, Any]] = [json.loads(line) for line in TRUTH.read_text().splitlines()]

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from memtrace.forensics.log_verdict import verdict_from_log
-from memtrace.forensics.oom_text import Kind, parse_log
+from memtrace.explain.log_verdict import verdict_from_log
+from memtrace.oomlog import Kind, parse_log
 
 MIB, GIB = 1 << 20, 1 << 30
 

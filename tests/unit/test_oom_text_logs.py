@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from memtrace.forensics.oom_text import Kind, parse_log, read_log
-from memtrace.forensics.oom_text.collect import MAX_MESSAGES
+from memtrace.oomlog import Kind, parse_log, read_log
+from memtrace.oomlog.collect import MAX_MESSAGES
 
 LIST = (
     "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 79.15 GiB total capacity; "

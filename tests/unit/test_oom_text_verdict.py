@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from memtrace.forensics.log_verdict import LogVerdict, verdict_from_log
-from memtrace.forensics.oom_text import parse_log, read_log
+from memtrace.explain.log_verdict import LogVerdict, verdict_from_log
+from memtrace.oomlog import parse_log, read_log
 
 
 def judge(log: str) -> LogVerdict:

@@ -13,18 +13,20 @@ from hypothesis import strategies as st
 from strategies import modern
 from support import trace_path
 
-from memtrace import checkpoints, index
-from memtrace.curves import category_curves, pick_events
+from memtrace.analysis import Analysis
+from memtrace.answers.curves import category_curves, pick_events
+from memtrace.answers.report import report
+from memtrace.answers.segment_map import segment_map
+from memtrace.cache import index
+from memtrace.cache.index import index_path, open_recording
+from memtrace.cache.part import open_part
 from memtrace.errors import MemtraceError, NoAnswerError, UsageError
 from memtrace.export.table import allocation_columns, curve_columns
-from memtrace.index import index_path, open_recording
-from memtrace.layout import layout_at
-from memtrace.part import open_part
+from memtrace.history import checkpoints
+from memtrace.history.layout import layout_at
+from memtrace.history.timeline import choose_event
 from memtrace.ranges import restrict
-from memtrace.report import Analysis, report
-from memtrace.segment_map import segment_map
 from memtrace.snapshot.container import open_stream
-from memtrace.timeline import choose_event
 
 NAMES = [
     "tiny-llama_3-steps", "llama2-7b_oom-first-step", "llama2-7b_ring-truncated", "llama2-7b_recorded-after-load",

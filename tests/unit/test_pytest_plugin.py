@@ -24,7 +24,7 @@ CONFTEST = """
 import contextlib
 import pytest
 from fake_gpu import FakeGpu
-from memtrace.capture import backend
+from memtrace.record import backend
 
 GPU = FakeGpu(present={present})
 STACK = contextlib.ExitStack()
@@ -188,7 +188,7 @@ def test_unused_it_imports_nothing_and_records_nothing(pytester: pytest.Pytester
         import sys
 
         def test_nothing_came_along():
-            heavy = ("numpy", "networkx", "torch", "textual", "orjson", "memtrace.capture", "memtrace.report")
+            heavy = ("numpy", "networkx", "torch", "textual", "orjson", "memtrace.record", "memtrace.answers.report")
             assert [name for name in heavy if name in sys.modules] == []
             assert "memtrace.pytest_plugin" in sys.modules
         """

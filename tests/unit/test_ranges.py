@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import analysis
 
-from memtrace.curves import category_curves, pick_events
+from memtrace.analysis import Analysis
+from memtrace.answers.curves import category_curves, pick_events
+from memtrace.answers.report import report
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.export.flame import volume_stacks
 from memtrace.export.table import curve_columns
 from memtrace.export.tracks import build_tracks
+from memtrace.history.timeline import Window, choose_event
 from memtrace.ranges import check_ranges, parse_range, restrict
-from memtrace.report import Analysis, report
-from memtrace.timeline import Window, choose_event
 
 TINY = "tiny-llama_3-steps"
 OOM = "llama2-7b_oom-first-step"

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from strategies import FRAME, event, modern
 from support import NAMES, trace_path
 
+from memtrace.analysis import analyse
 from memtrace.attribution.frame_tags import frame_tags, is_cpp, package_of
 from memtrace.errors import SnapshotError
+from memtrace.explain.detectors import precision, reference
 from memtrace.export.cut import read_recording
-from memtrace.forensics.detectors import precision, reference
-from memtrace.report import analyse
+from memtrace.history.timeline import build
 from memtrace.scrub import Options, scrub
 from memtrace.scrub.vocabulary import FUNCTIONS
-from memtrace.snapshot.decode import without_gc
+from memtrace.snapshot.decoder.decode import without_gc
 from memtrace.snapshot.load import from_raw
 from memtrace.snapshot.model import Snapshot
-from memtrace.timeline import build
 
 SECRET = "xanadu"
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memtrace import sealed
-from memtrace.sealed import Broken, Sealed, sealed_bytes, write_sealed
+from memtrace.cache.sealed import Broken, Sealed, sealed_bytes, write_sealed
 from memtrace.snapshot.store import Stored, Unfit, pack
 
 KEY = b"k" * 32

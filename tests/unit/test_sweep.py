@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtrace.budget.options import RunOptions
-from memtrace.budget.presets import gpu_preset, model_preset
-from memtrace.budget.step import simulate_run
-from memtrace.budget.sweep import THINGS, Outcome, Trial, fit, increments, plan
-from memtrace.budget.sweep_results import Store, as_json, predicted, render
-from memtrace.capture.sweep import in_fresh_process, sweep
 from memtrace.cli import main
 from memtrace.errors import UsageError
+from memtrace.estimate.engine.step import simulate_run
+from memtrace.estimate.options import RunOptions
+from memtrace.estimate.presets import gpu_preset, model_preset
+from memtrace.estimate.sweep import THINGS, Outcome, Trial, fit, increments, plan
+from memtrace.estimate.sweep_results import Store, as_json, predicted, render
+from memtrace.record.sweep import in_fresh_process, sweep
 
 TARGET = RunOptions(2048, batch=4, optimizer="adamw_torch", attention="eager", checkpointing=False)
 
@@ -175,9 +175,9 @@ def test_trials_run_on_real_modules(tmp_path: Path) -> None:
         pytest.importorskip(name)
     from capture_standin import StandIn
 
-    from memtrace.capture import backend
-    from memtrace.capture.checkpoint import write_checkpoint
-    from memtrace.capture.sweep_run import measure, trial_from
+    from memtrace.record import backend
+    from memtrace.record.checkpoint import write_checkpoint
+    from memtrace.record.sweep_run import measure, trial_from
 
     class Resettable(StandIn):
         def reset_peak(self) -> None:

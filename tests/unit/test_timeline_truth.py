@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import NAMES, WHOLE, analysis, info, timeline
 
-from memtrace.layout import State, layout_at
-from memtrace.report import report
+from memtrace.answers.report import report
+from memtrace.history.layout import State, layout_at
+from memtrace.history.timeline import At, choose_event
 from memtrace.snapshot.model import Action
-from memtrace.timeline import At, choose_event
 
 GIB = 1 << 30
 

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtrace.capture.truth import truth
-from memtrace.capture.truth_alignment import Feature, align
-from memtrace.capture.truth_files import pack_stamps, unpack_stamps
-from memtrace.capture.truth_rows import Run, site
+from memtrace.record.truth import truth
+from memtrace.record.truth_alignment import Feature, align
+from memtrace.record.truth_files import pack_stamps, unpack_stamps
+from memtrace.record.truth_rows import Run, site
 
 MIB = 1 << 20
 _sizes = st.lists(st.sampled_from([512, 1024, 4096]), max_size=40)
@@ -56,7 +56,7 @@ def test_a_band_holds_sequences_of_very_different_length() -> None:
 
 def test_site_skips_the_plumbing() -> None:
     frames = [
-        {"filename": "/x/memtrace/capture/stamps.py", "line": 1, "name": "__torch_dispatch__"},
+        {"filename": "/x/memtrace/record/stamps.py", "line": 1, "name": "__torch_dispatch__"},
         {"filename": "/x/torch/_ops.py", "line": 2, "name": "__call__"},
         {"filename": "??", "line": 0, "name": "at::empty"},
         {"filename": "/x/models/llama.py", "line": 7, "name": "forward"},

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from strategies import BASE, modern
 
+from memtrace.analysis import Analysis, analyse
+from memtrace.answers.report import report
 from memtrace.attribution.user_rules import read_rules
 from memtrace.errors import UsageError
-from memtrace.report import Analysis, analyse, report
+from memtrace.history.timeline import build
 from memtrace.snapshot.load import from_raw
-from memtrace.timeline import build
 
 RULE = """
 [[rule]]

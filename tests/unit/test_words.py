@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memtrace.export.words import pool_name, stream_name, verdict_name
+from memtrace.render.words import pool_name, stream_name, verdict_name
 from memtrace.units import counted
 
 

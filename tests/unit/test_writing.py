@@ -76,7 +76,7 @@ def test_a_prediction_that_does_not_fit_on_the_disk_leaves_what_was_there(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("memtrace.budget.predicted.pickle.dump", full)
+    monkeypatch.setattr("memtrace.estimate.predicted.pickle.dump", full)
     capsys.readouterr()
     assert main([*predict, "--force"]) == 2
     assert "No space left" in capsys.readouterr().err

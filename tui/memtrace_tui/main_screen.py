@@ -22,7 +22,7 @@ from memtrace_tui.views import DIFF, Entry, View
 from memtrace_tui.widgets.bars import CursorLine, KeyBar, Scrubber, Tabs
 
 if TYPE_CHECKING:
-    from memtrace.forensics.answer import Explanation
+    from memtrace.explain.answer import Explanation
     from memtrace_tui.app import BrowseApp
 
 TICK_S = 1 / 12

@@ -14,17 +14,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.analysis import Analysis
+from memtrace.answers.curves import Curves, category_curves
+from memtrace.answers.report import Moment, Report, moment_of, report
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.user_rules import UserRule
-from memtrace.curves import Curves, category_curves
+from memtrace.cache.index import Recording as Indexed
+from memtrace.cache.index import open_recording
 from memtrace.errors import NoAnswerError, UsageError
-from memtrace.index import Recording as Indexed
-from memtrace.index import open_recording
-from memtrace.layout import Layout, layout_at
+from memtrace.history.layout import Layout, layout_at
+from memtrace.history.timeline import At, Peak, Timeline, choose_device, choose_event
 from memtrace.ranges import restrict
-from memtrace.report import Analysis, Moment, Report, moment_of, report
 from memtrace.snapshot.model import Snapshot
-from memtrace.timeline import At, Peak, Timeline, choose_device, choose_event
 from memtrace.units import format_count
 from memtrace_tui.data.cache import Cache
 from memtrace_tui.data.lines import clean

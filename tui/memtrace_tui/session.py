@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from memtrace.report import Report
+from memtrace.answers.report import Report
 from memtrace_tui.data.cache import Cache
 from memtrace_tui.data.eventlog import EventLog
 from memtrace_tui.data.rows import AllocationTable
@@ -13,9 +13,9 @@ from memtrace_tui.provider import Provider, Recording
 from memtrace_tui.settings import Settings
 
 if TYPE_CHECKING:
-    from memtrace.compare.answer import Difference
-    from memtrace.forensics.answer import Explanation
-    from memtrace.simulation import Answer
+    from memtrace.answers.diff.comparison import Difference
+    from memtrace.answers.simulate import Answer
+    from memtrace.explain.answer import Explanation
 
 
 class Session:
@@ -75,7 +75,7 @@ class Session:
 
     def explain(self) -> tuple[tuple[int, int], Explanation]:
         """Work the explanation out. Takes a second or two; safe in a thread, as nothing of the session changes."""
-        from memtrace.forensics.explain import explain_snapshot  # not before it is needed: it takes its time
+        from memtrace.explain.explain import explain_snapshot  # not before it is needed: it takes its time
 
         provider, key = self.provider, self.explained
         return key, explain_snapshot(provider.analysis, provider.at(key[1]))
@@ -83,7 +83,7 @@ class Session:
     def simulate(self, conf: str, on_progress: Callable[[float], None]) -> Answer:
         """Replay under other settings ("" tries the sensible ones). Takes seconds; safe in a thread. Raises
         MemtraceError where the recording can't be replayed."""
-        from memtrace.simulation import Question, answer
+        from memtrace.answers.simulate import Question, answer
 
         question = Question(confs=(conf,) if conf else (), search=not conf, addresses=False)
         return answer(self.provider.timeline, question, progress=on_progress)
@@ -120,7 +120,7 @@ class Session:
 
     def difference(self) -> Difference:
         """The second file minus the first, each at its cursor."""
-        from memtrace.diff import diff
+        from memtrace.answers.diff.diff import diff
 
         events = self.pair_events()
 

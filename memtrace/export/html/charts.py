@@ -8,12 +8,12 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.analysis import Analysis
+from memtrace.answers.curves import category_curves, pick_events
+from memtrace.answers.segment_map import BlockView, SegmentMap, SegmentView
 from memtrace.attribution.categories import Category
 from memtrace.attribution.phases import Phase
-from memtrace.curves import category_curves, pick_events
-from memtrace.report import Analysis
-from memtrace.segment_map import BlockView, SegmentMap, SegmentView
-from memtrace.timeline import At, Window
+from memtrace.history.timeline import At, Window
 from memtrace.units import format_bytes, format_count
 
 I8 = NDArray[np.int64]

@@ -7,17 +7,18 @@ from html import escape
 from pathlib import PurePath
 
 from memtrace._version import __version__
+from memtrace.analysis import Analysis
+from memtrace.answers.fragmentation import Fragmentation
+from memtrace.answers.report import Report, report
+from memtrace.answers.segment_map import segment_map
 from memtrace.attribution.categories import MEANING, Category
+from memtrace.explain.answer import Explanation, Finding
+from memtrace.explain.explain import explain_snapshot
 from memtrace.export.html.charts import segments_svg, timeline_svg
 from memtrace.export.html.style import SCRIPT, STYLE
-from memtrace.export.report_text import when
-from memtrace.export.words import verdict_name
-from memtrace.forensics.answer import Explanation, Finding
-from memtrace.forensics.explain import explain_snapshot
-from memtrace.fragmentation import Fragmentation
-from memtrace.report import Analysis, Report, report
-from memtrace.segment_map import segment_map
-from memtrace.timeline import At
+from memtrace.history.timeline import At
+from memtrace.render.report_text import when
+from memtrace.render.words import verdict_name
 from memtrace.units import format_bytes, format_count
 
 # The page may run what is written in it and load nothing at all.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.layout import Layout, State
+from memtrace.history.layout import Layout, State
 
 I8 = NDArray[np.int64]
 U1 = NDArray[np.uint8]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category
-from memtrace.layout import Layout, State
+from memtrace.history.layout import Layout, State
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.palette import SHORT_NAMES
 from memtrace_tui.provider import Provider

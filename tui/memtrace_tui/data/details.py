@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from memtrace.answers.fragmentation import pool_name
 from memtrace.attribution.classify import unattributed_reason
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.sites import frame_label
-from memtrace.fragmentation import pool_name
-from memtrace.layout import Layout, State
+from memtrace.history.layout import Layout, State
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import BLANK, Line, Span, clean, clip, line, wrap

@@ -9,7 +9,7 @@ from memtrace.units import format_bytes, format_delta
 from memtrace_tui.data.lines import BLANK, Line, clean, clip, line, wrap
 
 if TYPE_CHECKING:
-    from memtrace.compare.answer import Difference
+    from memtrace.answers.diff.comparison import Difference
 
 _HEAD = 21
 

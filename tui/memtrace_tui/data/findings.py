@@ -10,7 +10,7 @@ from memtrace_tui.data.lines import BLANK, Line, Span, clean, clip, indented, li
 from memtrace_tui.data.rows import exactly
 
 if TYPE_CHECKING:
-    from memtrace.forensics.answer import Explanation, Finding
+    from memtrace.explain.answer import Explanation, Finding
 
 VERDICTS = {
     "fragmentation": "FRAGMENTATION: enough was free, but in pieces",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.fragmentation import pool_name
-from memtrace.layout import Layout
+from memtrace.answers.fragmentation import pool_name
+from memtrace.history.layout import Layout
 
 I8 = NDArray[np.int64]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
-from memtrace.report import Report
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.details import event_text
 from memtrace_tui.data.findings import VERDICTS
@@ -15,7 +15,7 @@ from memtrace_tui.data.rows import exactly
 from memtrace_tui.provider import Provider
 
 if TYPE_CHECKING:
-    from memtrace.forensics.answer import Explanation
+    from memtrace.explain.answer import Explanation
 
 _NAMES = {"oom": "Out of memory", "peak": "Peak of allocated memory", "reserved-peak": "Peak of reserved memory"}
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.sites import frame_label
+from memtrace.history.timeline import NEVER
 from memtrace.snapshot.model import DEFAULT_POOL
-from memtrace.timeline import NEVER
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.lines import clean
 from memtrace_tui.data.query import Term

@@ -9,7 +9,7 @@ from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import BLANK, Line, clean, line, wrap
 
 if TYPE_CHECKING:
-    from memtrace.simulation import Answer, Run
+    from memtrace.answers.simulate import Answer, Run
 
 _NUMBERS = 51  # cells beside the settings
 

@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
-from memtrace.compare.answer import Difference, SiteDelta
+from memtrace.answers.diff.comparison import Difference, SiteDelta
 from memtrace_tui.data.difference import difference_lines
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import clean

@@ -21,7 +21,7 @@ from memtrace_tui.views.base import View
 from memtrace_tui.widgets.lines import Lines
 
 if TYPE_CHECKING:
-    from memtrace.simulation import Answer
+    from memtrace.answers.simulate import Answer
 
 
 class FindingsView(View):

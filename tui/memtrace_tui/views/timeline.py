@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
+from memtrace.answers.curves import pick_events
 from memtrace.attribution.categories import Category
-from memtrace.curves import pick_events
 from memtrace_tui.data.details import allocation_lines, event_text, stack_lines
 from memtrace_tui.data.lines import BLANK, Line, line
 from memtrace_tui.views.base import View

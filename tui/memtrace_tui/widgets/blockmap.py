@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
 
-from memtrace.layout import State
+from memtrace.history.layout import State
 from memtrace.units import format_bytes
 from memtrace_tui.data.cells import Cells, range_cells
 from memtrace_tui.data.coloring import Coloring, coloring

@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
 
-from memtrace.layout import Layout
+from memtrace.history.layout import Layout
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.cells import Cells, packed_cells
 from memtrace_tui.data.coloring import Coloring, coloring

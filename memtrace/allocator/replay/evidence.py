@@ -1,0 +1,116 @@
+"""What a trace says before anything is simulated: lifetimes, segments, the beginning, and columns by allocation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from memtrace.allocator.config import AllocatorConfig
+from memtrace.allocator.replay.flushes import explicit_releases
+from memtrace.allocator.replay.initial import Beginning, find_beginning
+from memtrace.allocator.replay.lifetimes import Lifetimes, link
+from memtrace.allocator.replay.segments import SegmentHistory, trace_back
+from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_sizes
+from memtrace.snapshot.model import DEFAULT_POOL, I4, I8, Action, Bool, Device, PoolId
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a trace says before any simulation: lifetimes, segments, the beginning, and columns by handle (bytes).
+
+    ``explicit`` is per event: releases that an ``empty_cache()`` caused.
+    """
+
+    device: Device
+    config: AllocatorConfig
+    life: Lifetimes
+    history: SegmentHistory
+    beginning: Beginning
+    requested: I8
+    rounded: I8
+    small: Bool
+    pool: I4
+    stream: I8  # raw handles
+    explicit: Bool
+
+
+NPU_PADDING_BYTES = 32  # torch_npu adds this to every request before rounding it
+
+
+def with_padding(device: Device, config: AllocatorConfig) -> AllocatorConfig:
+    """The settings with the padding of torch_npu, if block sizes show it: in the small pool, where blocks have no
+    unsplit tails, some are what the padded request rounds to, and none is what the bare one does."""
+    blocks = device.blocks
+    if not len(blocks) or config.padding_bytes:
+        return config
+    rows = np.flatnonzero((blocks.requested_size > 0) & device.segments.is_small[blocks.segment])
+    padded_config = replace(config, padding_bytes=NPU_PADDING_BYTES)
+    bare = round_sizes(blocks.requested_size[rows], config)
+    padded = round_sizes(blocks.requested_size[rows], padded_config)
+    telling = bare != padded
+    size = blocks.size[rows]
+    if (telling & (size == padded)).any() and not (telling & (size == bare)).any():
+        return padded_config
+    return config
+
+
+def gather(device: Device, config: AllocatorConfig) -> Evidence:
+    """Read lifetimes, segments and the beginning out of one device's trace and final state."""
+    trace, blocks = device.trace, device.blocks
+    config = with_padding(device, config)
+    life = link(trace, blocks)
+    pools = tuple(dict.fromkeys((DEFAULT_POOL, *trace.pools, *device.segments.pools)))
+    history = trace_back(device, config, pools)
+
+    requested = np.zeros(life.count, dtype=np.int64)
+    requested[life.initial :] = trace.size[life.alloc_event[life.initial :]]
+    freed = life.free_requested_event[: life.initial]
+    requested[: life.initial] = np.where(freed >= 0, trace.size[freed] if len(trace) else 0, 0)
+    last = life.last_block[: life.initial]
+    kept = (last >= 0) & (life.free_completed_event[: life.initial] < 0)
+    requested[: life.initial][kept] = blocks.requested_size[last[kept]]
+    rounded = round_sizes(requested, config)
+    beginning = find_beginning(device, life, history, requested, rounded, config)
+
+    small = rounded <= SMALL_LIMIT_BYTES
+    streams = np.array(trace.streams or (0,), dtype=np.int64)
+    stream = np.zeros(life.count, dtype=np.int64)
+    stream[life.initial :] = streams[trace.stream[life.alloc_event[life.initial :]]]
+    pool = np.zeros(life.count, dtype=np.int32)
+    pool[life.initial :] = _alloc_pools(device, life, history, pools)
+    first = beginning.blocks
+    small[beginning.handle] = first.is_small
+    pool[beginning.handle] = first.pool
+    stream[beginning.handle] = first.stream
+    reserved = int(history.initial.total_size.sum())
+    explicit = explicit_releases(trace, reserved, config.gc_threshold > 0)
+    return Evidence(device, config, life, history, beginning, requested, rounded, small, pool, stream, explicit)
+
+
+def _alloc_pools(device: Device, life: Lifetimes, history: SegmentHistory, pools: tuple[PoolId, ...]) -> I4:
+    """Pool index of every alloc: as recorded, else by the private segments that hold it, else the default pool."""
+    trace = device.trace
+    events = life.alloc_event[life.initial :]
+    index = np.array([pools.index(pool) for pool in trace.pools] or [0], dtype=np.int32)
+    said = trace.pool[events]
+    pool = np.where(said >= 0, index[said], 0).astype(np.int32)
+    final = device.segments
+    private = np.flatnonzero(final.pool != 0) if len(final.pools) > 1 else np.zeros(0, np.int64)
+    if not len(private) or (said >= 0).all():
+        return pool
+    # Private segments that are still there at the end hold every allocation since they were made.
+    born = {int(e): i for i, e in enumerate(history.events.tolist())}
+    address, end = final.address[private], final.address[private] + final.total_size[private]
+    made = np.full(len(private), -1, dtype=np.int64)
+    for event in born:
+        if trace.action[event] in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
+            place = int(np.searchsorted(address, trace.address[event], side="right")) - 1
+            if place >= 0 and trace.address[event] < end[place]:
+                first = trace.action[event] == Action.SEGMENT_ALLOC or made[place] < 0
+                made[place] = event if first else made[place]
+    rows = np.searchsorted(address, trace.address[events], side="right") - 1
+    safe = np.maximum(rows, 0)
+    within = (rows >= 0) & (trace.address[events] < end[safe]) & (events > made[safe]) & (said < 0)
+    final_index = np.array([pools.index(p) for p in final.pools], dtype=np.int32)
+    return np.where(within, final_index[final.pool[private][safe]], pool).astype(np.int32)

@@ -1,0 +1,283 @@
+"""The simulation inside a replay: build the operations of a trace, run them, compare with what was recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memtrace.allocator.replay.initial import fill
+from memtrace.allocator.replay.recorded import Divergence, RecordedDriver
+from memtrace.allocator.simulator import Allocator
+from memtrace.allocator.state import MASK, SHIFT
+from memtrace.allocator.whatif.flat import Request, request, run, run_complete
+from memtrace.snapshot.model import I8, Action, BlockState
+
+if TYPE_CHECKING:
+    from memtrace.allocator.replay.evidence import Evidence
+
+_CHUNK = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Block sizes by handle; where the model and the recording part (None: nowhere) and why; counters.
+
+    The limit on reserved bytes was at least ``limit_from`` and below ``limit_below`` (None: nothing was ever refused).
+    """
+
+    block_bytes: I8
+    diverged_at: int | None
+    why: str | None
+    num_alloc_retries: int = 0
+    limit_from: int = 0
+    limit_below: int | None = None
+
+
+class _Rerun:
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        trace, life = evidence.device.trace, evidence.life
+        self.trace, self.life = trace, life
+        self.driver = RecordedDriver(self._release_completed)
+        self.allocator = Allocator(evidence.config, self.driver)
+        self.state = self.allocator.state
+        fill(self.state, evidence.history, evidence.beginning)
+        self.address_of: list[int] = life.address[: life.initial].tolist() + [-1] * (life.count - life.initial)
+        self.size_of: list[int] = [0] * life.count
+        for handle, size in zip(
+            evidence.beginning.handle.tolist(), evidence.beginning.blocks.block_bytes.tolist(), strict=True
+        ):
+            self.size_of[handle] = size
+        self._plan()
+
+    def _plan(self) -> None:
+        """Operations in order: handles, complements, or (with request row -1) rows of ``steps``."""
+        trace, life = self.trace, self.life
+        action = trace.action
+        count = len(trace)
+        is_alloc = action == Action.ALLOC
+        is_oom = action == Action.OOM
+        anchor = is_alloc | is_oom | (action == Action.FREE_REQUESTED)
+        region = np.cumsum(anchor) - anchor
+        anchors = np.flatnonzero(anchor)
+        rare = np.zeros(len(anchors) + 1, dtype=np.bool_)
+        is_segment = (action >= Action.SEGMENT_ALLOC) & (action <= Action.SEGMENT_UNMAP)
+        rare[region[is_segment]] = True
+        rare[region[is_oom]] = True
+        in_rare = rare[region]
+
+        handle = life.handle
+        completes = Action.FREE_COMPLETED
+        if not (action == completes).any():
+            completes = Action.FREE_REQUESTED
+        self.completes = completes
+        simple_alloc = is_alloc & ~in_rare
+        simple_free = (action == completes) & (handle >= 0) & ~in_rare
+        if completes == Action.FREE_REQUESTED:
+            simple_free = (action == completes) & (handle >= 0)
+        rare_rows = np.flatnonzero(rare)
+        ends = np.append(anchors, count)[rare_rows]
+        starts = np.concatenate(([0], anchors + 1))[rare_rows]
+        self.steps = list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+        position = np.flatnonzero(simple_alloc | simple_free)
+        ops = np.where(simple_alloc[position], handle[position], ~handle[position])
+        kinds = self._requests()[handle[position]]
+        # Rare steps come after the simple ones of their anchor's position (a free request that also completes).
+        where = np.searchsorted(position, ends, side="left")
+        self.ops = np.insert(ops, where, np.arange(len(ends)))
+        self.kinds = np.insert(kinds, where, -1)
+        self.op_event = np.insert(position, where, ends)
+
+    def _requests(self) -> I8:
+        """A row of ``self.table`` for every handle: its free list and rounded size."""
+        evidence, state = self.evidence, self.state
+        _, size_row = np.unique(evidence.rounded, return_inverse=True)
+        streams, stream_row = np.unique(evidence.stream, return_inverse=True)
+        pools = len(evidence.history.pools)
+        code = ((size_row * len(streams) + stream_row) * pools + evidence.pool) * 2 + evidence.small
+        _, first, row = np.unique(code, return_index=True, return_inverse=True)
+        self.table: list[Request | None] = []
+        for i in first.tolist():
+            number = state.list_of(int(evidence.pool[i]), bool(evidence.small[i]), int(evidence.stream[i]))
+            self.table.append(request(state, number, int(evidence.rounded[i]), evidence.config))
+        self.table.append(None)  # row -1
+        rows: I8 = row.astype(np.int64)
+        self.row_of = rows
+        return rows
+
+    def _release_completed(self, event: int) -> None:
+        handle = int(self.life.handle[event])
+        if handle < 0:
+            raise Divergence(event, "a block is freed that is not allocated")
+        asked = self.table[int(self.row_of[handle])]
+        assert asked is not None
+        self.state.release(asked[1], self.address_of[handle], self.size_of[handle])
+
+    def _miss(self, handle: int, number: int, size: int) -> None:
+        """An allocation without recorded growth misses the free lists: the driver says what is wrong."""
+        self.driver.begin([], int(self.life.alloc_event[handle]))
+        self.driver.refused = False
+        self.allocator.malloc(number, size, searched=True)
+
+    def _step(self, row: int) -> None:
+        """A rare step: the events between two anchors, and the second anchor."""
+        start, anchor = self.steps[row]
+        trace, driver = self.trace, self.driver
+        queue = [
+            (kind, a, n, e)
+            for kind, a, n, e in zip(
+                trace.action[start:anchor].tolist(), trace.address[start:anchor].tolist(),
+                trace.size[start:anchor].tolist(), range(start, anchor), strict=True,
+            )
+            if kind == self.completes or Action.SEGMENT_ALLOC <= kind <= Action.SEGMENT_UNMAP
+        ]  # fmt: skip
+        driver.begin(queue, min(anchor, len(trace) - 1))
+        action = int(trace.action[anchor]) if anchor < len(trace) else -1
+        malloc = action in (Action.ALLOC, Action.OOM)
+        driver.refused = action == Action.OOM
+        driver.complete_pending(self.state)
+        while driver.next_action() >= 0 and self.evidence.explicit[queue[driver.at][3]]:
+            before = driver.at
+            self.allocator.flush()
+            driver.complete_pending(self.state)
+            if driver.at == before:
+                break  # the model has nothing to release; what is recorded stays in the queue
+        if malloc:
+            self._malloc(anchor, action)
+        if driver.next_action() >= 0:
+            event = driver.queue[driver.at][3]
+            raise Divergence(event, "the model expects no segment event here, but one is recorded")
+
+    def _malloc(self, anchor: int, action: int) -> None:
+        driver, allocator = self.driver, self.allocator
+        if action == Action.OOM:
+            number, size = self._refused(anchor)
+            handle = -1
+        else:
+            handle = int(self.life.handle[anchor])
+            asked = self.table[int(self.row_of[handle])]
+            assert asked is not None
+            number, size = asked[1], asked[2]
+        key = self.state.search(number, size)
+        grows = driver.next_action() >= 0 or action == Action.OOM
+        if key is not None and grows:
+            # A completion that was part of the flush comes too early here; only then may a free block be passed over.
+            if not any(kind == self.completes for kind, _, _, _ in driver.queue):
+                raise Divergence(
+                    anchor, "a free block of the model fits this request, but growth or refusal is recorded"
+                )
+            key = None
+        if key is not None:
+            self.address_of[handle], self.size_of[handle] = self.state.take(number, key, size)
+            return
+        served = allocator.malloc(number, size, searched=True)
+        if served is None:
+            if action != Action.OOM:
+                raise Divergence(anchor, "no free block of the model fits this request, and no growth is recorded")
+        elif action == Action.OOM:
+            raise Divergence(anchor, "the model serves a request that was refused")
+        else:
+            self.address_of[handle], self.size_of[handle] = served
+
+    def _refused(self, event: int) -> tuple[int, int]:
+        """Free list and rounded size of an ``oom`` event."""
+        from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
+
+        size = round_size(min(int(self.trace.size[event]), 1 << 60), self.evidence.config)
+        stream = self.trace.streams[int(self.trace.stream[event])]
+        return self.state.list_of(0, size <= SMALL_LIMIT_BYTES, stream), size
+
+    def go(self, on_progress: Callable[[float], None] | None) -> Outcome:
+        evidence, life = self.evidence, self.life
+        loop = run_complete if evidence.config.gc_active else run
+        at: int | None = None
+        why: str | None = None
+        table = self.table
+        done = life.initial
+        for low in range(0, len(self.ops), _CHUNK):
+            high = min(low + _CHUNK, len(self.ops))
+            if on_progress is not None:
+                on_progress(low / len(self.ops))
+            numbers = self.ops[low:high].tolist()
+            asked = [table[k] for k in self.kinds[low:high].tolist()]
+            try:
+                loop(self.state, numbers, asked, self.address_of, self.size_of, self._miss, self._step)
+            except Divergence as parting:
+                at, why = parting.event, parting.why
+            except (KeyError, IndexError):
+                at, why = (
+                    int(self.op_event[high - 1]),
+                    "the trace contradicts itself: blocks overlap",
+                )
+            last_event = self.op_event[high - 1] if at is None else at
+            upto = int(np.searchsorted(life.alloc_event[life.initial :], last_event, side="right")) + life.initial
+            got = np.array(self.address_of[done:upto], dtype=np.int64)
+            bad = np.flatnonzero(got != life.address[done:upto])
+            if len(bad):
+                handle = done + int(bad[0])
+                event = int(life.alloc_event[handle])
+                if at is None or event < at:
+                    found = self.address_of[handle]
+                    at = event
+                    why = f"the model places this allocation at {found:#x}; recorded is {int(life.address[handle]):#x}"
+            done = upto
+            if at is not None:
+                break
+        sizes = np.array(self.size_of, dtype=np.int64)
+        if at is None:
+            at, why = self._compare_end(sizes)
+        if at is not None:
+            later = life.alloc_event >= at
+            sizes = np.where(later, evidence.rounded, sizes)
+        return Outcome(sizes, at, why, self.allocator.num_alloc_retries, *self._limits())
+
+    def _limits(self) -> tuple[int, int | None]:
+        """Bounds on the limit from what was granted and refused, and from when garbage was collected."""
+        driver, share = self.driver, self.evidence.config.gc_threshold
+        low, high = driver.admitted_bytes, driver.refused_bytes
+        if share > 0:
+            low = max(low, math.ceil(driver.threshold_from / share))
+            if driver.threshold_below < 1 << 62:
+                high = min(high, math.ceil(driver.threshold_below / share))
+        return low, high if high < 1 << 62 else None
+
+    def _compare_end(self, sizes: I8) -> tuple[int | None, str | None]:
+        """Compare the final layout with the recorded one."""
+        life, blocks = self.life, self.evidence.device.blocks
+        alive = np.flatnonzero(life.free_completed_event < 0)
+        live = np.stack([life.address[alive], sizes[alive], 1 + (life.free_requested_event[alive] >= 0)], axis=1)
+        first = self.evidence.beginning
+        early = first.handle[first.blocks.pending]
+        live[np.isin(alive, early), 2] = BlockState.PENDING_FREE
+        free = np.array([(key & MASK, key >> SHIFT, 0) for key in self.state.free_at.values()], dtype=np.int64)
+        mine = np.concatenate([live.astype(np.int64), free.reshape(-1, 3)])
+        mine = mine[np.argsort(mine[:, 0], kind="stable")]
+        theirs = np.stack([blocks.address, blocks.size, blocks.state.astype(np.int64)], axis=1)
+        theirs = theirs[np.argsort(theirs[:, 0], kind="stable")]
+        if mine.shape == theirs.shape and bool((mine == theirs).all()):
+            return None, None
+        last = max(len(self.trace) - 1, 0)
+        if not len(blocks) and len(mine):
+            return last, "the snapshot has no final segments to compare the final layout with"
+        rows = min(len(mine), len(theirs))
+        differ = np.flatnonzero((mine[:rows] != theirs[:rows]).any(axis=1))
+        row = int(differ[0]) if len(differ) else rows - 1
+        return last, f"the final layout differs from the recorded one near address {int(theirs[row, 0]):#x}"
+
+
+def rerun(evidence: Evidence, on_progress: Callable[[float], None] | None = None) -> Outcome:
+    """Simulate a trace under its recorded settings and compare. ``on_progress`` gets the share done."""
+    start = np.where(evidence.life.alloc_event < 0, 0, evidence.rounded)
+    start[evidence.beginning.handle] = evidence.beginning.blocks.block_bytes
+    if not len(evidence.device.trace):
+        return Outcome(start, None, None)
+    contradictions = evidence.history.contradictions + evidence.beginning.contradictions
+    if contradictions:
+        why = "the trace does not fit the final segments, so what was there before it began is not known"
+        return Outcome(start, 0, why)
+    return _Rerun(evidence).go(on_progress)

@@ -1,0 +1,95 @@
+"""The answer of a comparison: two budgets, what lies between them, and the call sites that account for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memtrace.answers.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class SiteDelta:
+    """One call site in both recordings; ``frame`` is its place in AFTER, or in BEFORE if it is gone.
+
+    ``match`` says what showed that the two are one site (see :class:`memtrace.answers.diff.match.Pair`); None: it is
+    only in one of them. Kinds of fragmentation have no frame and match by their name (``kind``).
+    """
+
+    category: str
+    subcategory: str
+    module: str
+    frame: str
+    frame_before: str
+    before_bytes: int
+    after_bytes: int
+    delta_bytes: int
+    before_count: int
+    after_count: int
+    match: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """AFTER minus BEFORE. Peaks are over each whole recording, the rest at each one's event."""
+
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    reserved_bytes: int
+    allocated_bytes: int
+    categories: Mapping[str, int]
+    subcategories: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two budgets and what lies between them. ``sites`` are sorted by size of change, unchanged ones last."""
+
+    before: Report
+    after: Report
+    delta: Delta
+    sites: tuple[SiteDelta, ...]
+    sentence: str
+
+    @property
+    def unmatched(self) -> tuple[SiteDelta, ...]:
+        """Sites of one recording that nothing in the other answers to."""
+        return tuple(site for site in self.sites if site.match is None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as the contract has it."""
+        gone = [site for site in self.unmatched if site.after_count == 0]
+        new = [site for site in self.unmatched if site.after_count > 0]
+        return {
+            "before": head(self.before),
+            "after": head(self.after),
+            "delta": self.delta,
+            "sites": self.sites,
+            "unmatched": {
+                "before_bytes": sum(site.before_bytes for site in gone),
+                "after_bytes": sum(site.after_bytes for site in new),
+                "before": gone,
+                "after": new,
+            },
+            "sentence": self.sentence,
+        }
+
+
+def head(budget: Report) -> dict[str, Any]:
+    """A report without its call sites."""
+    return {
+        "file": budget.file,
+        "device": budget.device,
+        "at": budget.at,
+        "moment": budget.moment,
+        "requested_bytes": budget.requested_bytes,
+        "allocated_bytes": budget.allocated_bytes,
+        "reserved_bytes": budget.reserved_bytes,
+        "categories": budget.categories,
+        "subcategories": budget.subcategories,
+        "peaks": budget.peaks,
+        "exact": budget.exact,
+        "warnings": budget.warnings,
+    }

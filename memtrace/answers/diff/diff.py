@@ -1,0 +1,137 @@
+"""Before against after: signed bytes by category, subcategory and call site, with nothing left out.
+
+Each recording is read at its own event (the OOM, the peak, or a chosen one). The differences of a category's sites
+add up to the category's, and those of the categories to the difference in reserved bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from memtrace.analysis import Analysis
+from memtrace.answers.diff.comparison import Delta, Difference, SiteDelta
+from memtrace.answers.diff.match import Pair, Side, pair_sites
+from memtrace.answers.diff.paths import align
+from memtrace.answers.diff.wording import sentence
+from memtrace.answers.report import Report, report
+from memtrace.attribution.categories import Category
+from memtrace.history.timeline import At
+
+BEFORE_RECORDING = "(before the recording)"
+NO_STACK = "(no stack recorded)"
+
+
+def diff(before: Analysis, after: Analysis, at_before: At | None = None, at_after: At | None = None) -> Difference:
+    """AFTER minus BEFORE, each at its event (default: the last OOM if there is one, else the peak)."""
+    first, second = report(before, at_before), report(after, at_after)
+    paths = align(before.timeline.snapshot.stacks, after.timeline.snapshot.stacks)
+    pairs = pair_sites(_sites(before, first.at), _sites(after, second.at), *paths)
+    sites = _merged([_delta_of(pair, before, after) for pair in pairs] + _unused(first, second))
+    delta = Delta(
+        peak_requested_bytes=second.peaks["requested_bytes"] - first.peaks["requested_bytes"],
+        peak_allocated_bytes=second.peaks["allocated_bytes"] - first.peaks["allocated_bytes"],
+        peak_reserved_bytes=second.peaks["reserved_bytes"] - first.peaks["reserved_bytes"],
+        reserved_bytes=second.reserved_bytes - first.reserved_bytes,
+        allocated_bytes=second.allocated_bytes - first.allocated_bytes,
+        categories=minus(second.categories, first.categories),
+        subcategories=minus(second.subcategories, first.subcategories),
+    )
+    return Difference(first, second, delta, sites, sentence(first, second, delta, sites))
+
+
+def minus(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    """``after - before`` for every key of either."""
+    return {key: after.get(key, 0) - before.get(key, 0) for key in dict.fromkeys([*before, *after])}
+
+
+def _sites(analysis: Analysis, at: At) -> list[Side]:
+    """Live bytes by purpose and stack; memory from before the recording apart from memory without a stack."""
+    timeline, attribution = analysis.timeline, analysis.attribution
+    table = timeline.allocations
+    rows = timeline.live_rows(at.event)
+    rows = rows[~timeline.pending(rows, at.event)]
+    early = (table.alloc_event[rows] < 0).astype(np.int64)
+    key = np.stack([attribution.rule[rows].astype(np.int64), table.stack[rows].astype(np.int64), early], axis=1)
+    groups, inverse, counts = np.unique(key, axis=0, return_inverse=True, return_counts=True)
+    sums = np.zeros(len(groups), dtype=np.int64)
+    np.add.at(sums, inverse.reshape(-1), table.requested_bytes[rows])
+    merged: dict[tuple[str, int, bool], list[int]] = {}
+    for (rule, stack, is_early), total, count in zip(groups.tolist(), sums.tolist(), counts.tolist(), strict=True):
+        purpose = f"{attribution.rules[rule].category}/{attribution.rules[rule].subcategory}"
+        entry = merged.setdefault((purpose, stack, bool(is_early)), [0, 0])
+        entry[0] += total
+        entry[1] += count
+    modules = attribution.sites.module
+    return [
+        Side(purpose, stack, is_early, modules[stack] if stack >= 0 else "", total, count)
+        for (purpose, stack, is_early), (total, count) in merged.items()
+    ]
+
+
+def _label(analysis: Analysis, sites: Iterable[Side]) -> tuple[str, str]:
+    """(module, frame) of the largest of the sites; ("", "") if there is none."""
+    largest = max(sites, key=lambda site: site.bytes, default=None)
+    if largest is None:
+        return "", ""
+    label = analysis.attribution.sites.label(largest.stack)
+    return largest.module, label or (BEFORE_RECORDING if largest.is_early else NO_STACK)
+
+
+def _delta_of(pair: Pair, before: Analysis, after: Analysis) -> SiteDelta:
+    category, _, sub = (pair.before or pair.after)[0].purpose.partition("/")
+    module_before, frame_before = _label(before, pair.before)
+    module_after, frame_after = _label(after, pair.after)
+    first, second = sum(site.bytes for site in pair.before), sum(site.bytes for site in pair.after)
+    return SiteDelta(
+        category=category,
+        subcategory=sub,
+        module=module_after or module_before,
+        frame=frame_after or frame_before,
+        frame_before=frame_before or frame_after,
+        before_bytes=first,
+        after_bytes=second,
+        delta_bytes=second - first,
+        before_count=sum(site.count for site in pair.before),
+        after_count=sum(site.count for site in pair.after),
+        match=pair.how,
+    )
+
+
+def _unused(before: Report, after: Report) -> list[SiteDelta]:
+    """Each kind of fragmentation as a site of its own: it has no call site."""
+    prefix = f"{Category.FRAGMENTATION}/"
+    found = []
+    for key in dict.fromkeys([*before.subcategories, *after.subcategories]):
+        if key.startswith(prefix):
+            a, b = before.subcategories.get(key, 0), after.subcategories.get(key, 0)
+            kind = key.removeprefix(prefix)
+            found.append(SiteDelta(str(Category.FRAGMENTATION), kind, "", "", "", a, b, b - a, 0, 0, "kind"))
+    return found
+
+
+def _merged(sites: Iterable[SiteDelta]) -> tuple[SiteDelta, ...]:
+    """Sites that look the same to a reader become one, largest change first."""
+    groups: dict[tuple[object, ...], list[SiteDelta]] = {}
+    for site in sites:
+        side = (site.before_count > 0, site.after_count > 0) if site.match is None else ()
+        key = (site.category, site.subcategory, site.module, site.frame, site.frame_before, site.match, side)
+        groups.setdefault(key, []).append(site)
+    merged = [
+        SiteDelta(
+            category=same[0].category,
+            subcategory=same[0].subcategory,
+            module=same[0].module,
+            frame=same[0].frame,
+            frame_before=same[0].frame_before,
+            before_bytes=sum(site.before_bytes for site in same),
+            after_bytes=sum(site.after_bytes for site in same),
+            delta_bytes=sum(site.delta_bytes for site in same),
+            before_count=sum(site.before_count for site in same),
+            after_count=sum(site.after_count for site in same),
+            match=same[0].match,
+        )
+        for same in groups.values()
+    ]
+    return tuple(sorted(merged, key=lambda s: (-abs(s.delta_bytes), -s.after_bytes, s.category, s.frame)))

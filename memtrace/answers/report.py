@@ -1,0 +1,235 @@
+"""The budget at one event: every reserved byte in one category, with the biggest sites and what to be wary of.
+
+One dataclass is the answer; JSON, text and the terminal browser all show this same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.analysis import Analysis
+from memtrace.answers.fragmentation import Fragmentation, measure
+from memtrace.attribution.categories import SUBCATEGORIES, Category
+from memtrace.attribution.classify import unattributed_reason
+from memtrace.history.timeline import At, Timeline, choose_event
+
+I8 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Live allocations of one purpose from one call site."""
+
+    category: str
+    subcategory: str
+    module: str
+    bytes: int
+    count: int
+    frame: str
+    evidence: str
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why some live bytes could not be attributed."""
+
+    reason: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unattributed:
+    """How much of the live memory has a category, and why the rest has none."""
+
+    attributed_bytes: int
+    unattributed_bytes: int
+    unattributed: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When the event was: phase and step by the phases recognised in the trace."""
+
+    phase: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The budget of one device at one event. ``categories`` sum to ``reserved_bytes``, ``subcategories`` to them.
+
+    ``peaks`` are those of the events of ``window`` (first, behind the last), of the whole recording where it is None.
+    """
+
+    file: str
+    device: int
+    at: At
+    moment: Moment
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    categories: Mapping[str, int]
+    subcategories: Mapping[str, int]
+    outside_allocator: Mapping[str, int | None] | None
+    peaks: Mapping[str, int]
+    window: tuple[int, int] | None
+    attribution: Unattributed
+    top: tuple[Site, ...]
+    fragmentation: Fragmentation
+    exact: bool
+    warnings: tuple[str, ...]
+
+
+def category_bytes(analysis: Analysis, rows: I8) -> dict[str, int]:
+    """Requested bytes of the rows by ``category/subcategory``."""
+    attribution, size = analysis.attribution, analysis.timeline.allocations.requested_bytes
+    sums = np.zeros(len(attribution.rules), dtype=np.int64)
+    np.add.at(sums, attribution.rule[rows], size[rows])
+    result: dict[str, int] = {}
+    for rule, total in zip(attribution.rules, sums.tolist(), strict=True):
+        if total:
+            key = f"{rule.category}/{rule.subcategory}"
+            result[key] = result.get(key, 0) + total
+    return result
+
+
+def report(analysis: Analysis, at: At | None = None) -> Report:
+    """The budget at an event (default: the last OOM if there is one, else the peak)."""
+    timeline, attribution = analysis.timeline, analysis.attribution
+    at = at or choose_event(timeline, None)
+    rows = timeline.live_rows(at.event)
+    rows = rows[~timeline.pending(rows, at.event)]
+    by_sub = category_bytes(analysis, rows)
+    fragmentation = measure(timeline, attribution, at)
+    requested, allocated, reserved = timeline.curve_at(at.event)
+    # Blocks outside every known segment exist only where the trace contradicts itself; the curve must not.
+    live_bytes = int(timeline.allocations.requested_bytes[rows].sum())
+    reserved = reserved if timeline.replay.exact else max(reserved, live_bytes)
+    unused = {
+        "rounding": fragmentation.rounding_bytes,
+        "unsplit_tail": fragmentation.unsplit_tail_bytes,
+        "cached_segments": fragmentation.cached_segments_bytes,
+        "pending_free": fragmentation.pending_free_bytes,
+    }
+    unused["holes"] = reserved - live_bytes - sum(unused.values())
+    by_sub |= {f"{Category.FRAGMENTATION}/{name}": size for name, size in unused.items() if size}
+    categories = {str(category): 0 for category in Category}
+    for key, size in by_sub.items():
+        categories[key.split("/")[0]] += size
+    peaks = timeline.peaks()
+    lost = rows[attribution.category_mask(Category.UNATTRIBUTED)[rows]]
+    return Report(
+        file=timeline.snapshot.source,
+        device=timeline.device.device,
+        at=at,
+        moment=moment_of(analysis, at.event),
+        requested_bytes=requested,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        categories=categories,
+        subcategories=dict(sorted(by_sub.items(), key=_definition_order)),
+        outside_allocator=outside_allocator(timeline, reserved),
+        peaks={
+            "requested_bytes": peaks[0].size_bytes,
+            "allocated_bytes": peaks[1].size_bytes,
+            "reserved_bytes": peaks[2].size_bytes,
+        },
+        window=timeline.window and (timeline.window.first, timeline.window.stop),
+        attribution=_unattributed(analysis, lost, live_bytes),
+        top=top_sites(analysis, rows),
+        fragmentation=fragmentation,
+        exact=timeline.replay.exact,
+        warnings=analysis.caveats,
+    )
+
+
+def _definition_order(item: tuple[str, int]) -> tuple[int, int]:
+    category, _, sub = item[0].partition("/")
+    names = list(SUBCATEGORIES[Category(category)])
+    return list(Category).index(Category(category)), names.index(sub) if sub in names else len(names)
+
+
+def moment_of(analysis: Analysis, event: int) -> Moment:
+    """Phase and step of an event; step None while the model is loaded or where nothing tells."""
+    phases = analysis.attribution.facts.phases
+    if event < 0 or not len(phases):
+        return Moment("unknown", None)
+    span = int(phases.span_of(np.array([event]))[0])
+    from memtrace.attribution.phases import Phase
+
+    step = int(phases.step[span])
+    return Moment(Phase(int(phases.phase[span])).label, step if step >= 0 else None)
+
+
+def _unattributed(analysis: Analysis, lost: I8, live_bytes: int) -> Unattributed:
+    size = analysis.timeline.allocations.requested_bytes
+    reasons: dict[str, list[int]] = {}
+    for row in lost.tolist():
+        reasons.setdefault(unattributed_reason(analysis.attribution.facts, row), []).append(int(size[row]))
+    total = int(size[lost].sum())
+    ranked = sorted(
+        (Reason(reason, sum(sizes), len(sizes)) for reason, sizes in reasons.items()), key=lambda r: -r.bytes
+    )
+    return Unattributed(live_bytes - total, total, tuple(ranked))
+
+
+def top_sites(analysis: Analysis, rows: I8) -> tuple[Site, ...]:
+    """The rows grouped by purpose and call site, largest first."""
+    attribution, table = analysis.attribution, analysis.timeline.allocations
+    key = attribution.rule[rows].astype(np.int64) * (1 << 33) + (table.stack[rows].astype(np.int64) + 1)
+    groups, inverse, counts = np.unique(key, return_inverse=True, return_counts=True)
+    sums = np.zeros(len(groups), dtype=np.int64)
+    np.add.at(sums, inverse, table.requested_bytes[rows])
+    merged: dict[tuple[str, str, str, str, str, str], list[int]] = {}
+    for group, total, count in zip(groups.tolist(), sums.tolist(), counts.tolist(), strict=True):
+        rule, stack = attribution.rules[group >> 33], (group & ((1 << 33) - 1)) - 1
+        module = attribution.sites.module[stack] if stack >= 0 else ""
+        label = attribution.sites.label(stack)
+        entry = merged.setdefault(
+            (str(rule.category), rule.subcategory, module, label, str(rule.evidence), rule.id), [0, 0]
+        )
+        entry[0] += total
+        entry[1] += count
+    sites = [
+        Site(category, sub, module, total, count, label, evidence, rule_id)
+        for (category, sub, module, label, evidence, rule_id), (total, count) in merged.items()
+    ]
+    # Ties in a fixed order: stacks are numbered as they are met, which differs from run to run.
+    return tuple(sorted(sites, key=lambda s: (-s.bytes, s.category, s.subcategory, s.frame, s.module, s.rule)))
+
+
+def outside_allocator(timeline: Timeline, reserved_bytes: int) -> dict[str, int | None] | None:
+    """What the file tells of device memory that the allocator does not hold; None if it tells nothing.
+
+    memtrace's own recorder stores device totals; an OOM event stores the free bytes of the device at that moment.
+    """
+    extra: Mapping[str, Any] = timeline.snapshot.memtrace
+    total, free = extra.get("device_total_bytes"), extra.get("device_free_bytes")
+    ooms = timeline.trace.oom_device_free_bytes
+    if ooms:
+        seen = ooms[max(ooms)]
+        free = seen if seen >= 0 else free
+    total, free, limit = (_size(value) for value in (total, free, extra.get("limit_bytes")))
+    if total is None and free is None:
+        return None
+    used = total - free if total is not None and free is not None else None
+    return {
+        "device_total_bytes": total,
+        "device_free_bytes": free,
+        "device_used_bytes": used,
+        "limit_bytes": limit,
+        "this_process_bytes": None,
+        "not_this_allocator_bytes": used - reserved_bytes if used is not None else None,
+    }
+
+
+def _size(value: Any) -> int | None:
+    """A stored byte count that can be one; None for anything else."""
+    return value if type(value) is int and 0 <= value < 1 << 60 else None

@@ -1,7 +1,0 @@
-"""A dry run: the real Transformers, PEFT and bitsandbytes code on tensors without data, without a GPU.
-
-Tensors live on PyTorch's ``meta`` device: shapes, types and storages, no memory. A dispatch mode notes every storage
-at its birth and its death; what CUDA does differently is imitated (``cuda_ops``, ``overrides``, ``patches``). The
-result is the same stream of allocations and frees that the shape engine of ``memtrace.budget`` predicts, with real
-stacks, for any architecture that Transformers knows.
-"""

@@ -1,0 +1,145 @@
+"""Estimate against measurement: by category, the two distortions, and what explains the gap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from memtrace.estimate.prediction import CATEGORIES, Fit
+from memtrace.units import format_delta
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a recording says: peaks, categories at its peak, and memory outside the allocator (None: unknown)."""
+
+    file: str
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    categories: Mapping[str, int]
+    nominal_bytes: int | None
+    outside_bytes: int | None
+
+
+class Prediction(Protocol):
+    """What a comparison needs of an estimate or a dry run."""
+
+    @property
+    def peak_requested_bytes(self) -> int: ...
+    @property
+    def peak_allocated_bytes(self) -> int: ...
+    @property
+    def peak_reserved_bytes(self) -> int: ...
+    @property
+    def categories(self) -> Mapping[str, int]: ...
+    @property
+    def outside_bytes(self) -> int: ...
+    @property
+    def fit(self) -> Fit: ...
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryGap:
+    """One category at the peak; ``signed_error_bytes`` is predicted minus measured."""
+
+    predicted_bytes: int
+    measured_bytes: int
+    signed_error_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Distortion:
+    """Budget distortion: what of the nominal memory no tensor can use, by part. ``usable_bytes`` is the rest."""
+
+    nominal_bytes: int
+    outside_bytes: int
+    fragmentation_bytes: int
+    runtime_bytes: int
+    usable_bytes: int
+
+    @property
+    def distortion_bytes(self) -> int:
+        """Nominal minus usable."""
+        return self.nominal_bytes - self.usable_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """Estimate distortion: predicted minus measured, of the allocated peak and of each level and category."""
+
+    file: str
+    signed_error_bytes: int
+    signed_error_percent: float
+    levels: Mapping[str, CategoryGap]
+    by_category: Mapping[str, CategoryGap]
+    budget_distortion: Distortion
+    because: tuple[str, ...]
+
+
+def budget_distortion(
+    nominal_bytes: int, outside_bytes: int, categories: Mapping[str, int], runtime_bytes: int | None = None
+) -> Distortion:
+    """What stays for weights, adapters, activations and temporaries of ``nominal_bytes`` of device memory."""
+    fragmentation = categories.get("fragmentation", 0)
+    runtime = categories.get("runtime", 0) if runtime_bytes is None else runtime_bytes
+    usable = nominal_bytes - outside_bytes - fragmentation - runtime
+    return Distortion(nominal_bytes, outside_bytes, fragmentation, runtime, usable)
+
+
+def compare(estimate: Prediction, measured: Measured) -> Against:
+    """The estimate beside the recording."""
+    names = [*CATEGORIES, *(name for name in measured.categories if name not in CATEGORIES)]
+    gaps = {
+        name: _gap(estimate.categories.get(name, 0), measured.categories.get(name, 0))
+        for name in names
+        if estimate.categories.get(name, 0) or measured.categories.get(name, 0) or name in CATEGORIES
+    }
+    error = estimate.peak_allocated_bytes - measured.peak_allocated_bytes
+    percent = 100 * error / measured.peak_allocated_bytes if measured.peak_allocated_bytes else 0.0
+    outside = estimate.outside_bytes if measured.outside_bytes is None else measured.outside_bytes
+    nominal = measured.nominal_bytes or estimate.fit.capacity_bytes
+    return Against(
+        file=measured.file,
+        signed_error_bytes=error,
+        signed_error_percent=round(percent, 4),
+        levels={
+            "requested": _gap(estimate.peak_requested_bytes, measured.peak_requested_bytes),
+            "allocated": _gap(estimate.peak_allocated_bytes, measured.peak_allocated_bytes),
+            "reserved": _gap(estimate.peak_reserved_bytes, measured.peak_reserved_bytes),
+        },
+        by_category=gaps,
+        budget_distortion=budget_distortion(nominal, outside, measured.categories),
+        because=tuple(_because(estimate, measured, gaps)),
+    )
+
+
+def _gap(predicted: int, measured: int) -> CategoryGap:
+    return CategoryGap(predicted, measured, predicted - measured)
+
+
+_CAUSES = {
+    "base_weights": "other quantisation, other precision of embedding and head, or another model was loaded beside it",
+    "lora": "other rank, target layers, adapter type or optimizer; or the peak lies in another phase of the step",
+    "activations": "other tokens a micro-batch, checkpointing, dropout or attention",
+    "temporary": "another loss, held logits, or the peak lies at another point of the step",
+    "runtime": "the recording began or ended before both threads had multiplied, or another library version",
+    "fragmentation": "another order of allocations, sequence lengths that vary, or earlier work in the same process",
+}
+
+
+def _because(estimate: Prediction, measured: Measured, gaps: Mapping[str, CategoryGap]) -> list[str]:
+    """Categories that differ by more than 0.1 % of the measured peak, with what usually makes them differ."""
+    threshold = measured.peak_allocated_bytes // 1000
+    lines = []
+    for name, gap in sorted(gaps.items(), key=lambda item: -abs(item[1].signed_error_bytes)):
+        if abs(gap.signed_error_bytes) > max(threshold, 1 << 20) and name in _CAUSES:
+            lines.append(f"{name} {format_delta(gap.signed_error_bytes)}: {_CAUSES[name]}")
+    if not lines:
+        lines.append("no category differs by more than 0.1 % of the measured peak")
+    if estimate.warnings:
+        lines.append(f"the estimate itself says: {estimate.warnings[0]}")
+    return lines

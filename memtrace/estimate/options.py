@@ -1,0 +1,106 @@
+"""How the model is trained: everything besides the architecture that decides the memory of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memtrace.errors import UsageError
+from memtrace.estimate.shapes import ModelShape
+
+OPTIMIZERS = (
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_bnb",
+    "adamw_8bit",
+    "paged_adamw_32bit",
+    "paged_adamw_8bit",
+    "sgd",
+)
+ATTENTION = ("sdpa", "eager", "flash")
+LOSSES = ("full", "chunked", "fused")
+QUANT = ("nf4", "nf4-dq", "int8", "none")
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """One training setup. ``sequence`` and ``batch`` are of one micro-batch; ``rank`` 0 means no adapters.
+
+    ``prepare_kbit``: ``prepare_model_for_kbit_training`` (fp32 embedding, norms, head and hidden states).
+    ``embeddings_require_grad``: the embedding output needs a gradient, so the first layer saves what the others do.
+    Whatever enables checkpointing switches that on (``prepare_model_for_kbit_training`` by default), and switching
+    checkpointing off later leaves it on.
+    ``hold_loss``: the loop keeps the loss tensor (and with it the graph's leaves) until after ``zero_grad``;
+    Transformers' Trainer drops it after backward.
+    ``chunk_tokens``: tokens a chunk of the chunked loss. ``accumulation``: micro-batches a step.
+    """
+
+    sequence: int
+    batch: int = 1
+    rank: int = 16
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    dropout: float = 0.05
+    optimizer: str = "adamw_torch"
+    attention: str = "sdpa"
+    checkpointing: bool = True
+    reentrant: bool = False
+    prepare_kbit: bool = True
+    autocast: bool = False
+    adapter_dtype: str = "fp32"
+    keep_logits: bool = False
+    loss: str = "full"
+    quant: str = "nf4-dq"
+    embeddings_require_grad: bool = True
+    hold_loss: bool = False
+    accumulation: int = 1
+    chunk_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        for value, allowed, what in (
+            (self.optimizer, OPTIMIZERS, "optimizer"),
+            (self.attention, ATTENTION, "attention"),
+            (self.loss, LOSSES, "loss"),
+            (self.quant, QUANT, "quantisation"),
+            (self.adapter_dtype, ("fp32", "bf16"), "adapter type"),
+        ):
+            if value not in allowed:
+                raise UsageError(f"unknown {what} {value!r} (one of: {', '.join(allowed)})")
+        for number, what in (
+            (self.sequence, "sequence length"),
+            (self.batch, "batch"),
+            (self.rank, "rank"),
+            (self.accumulation, "accumulation"),
+            (self.chunk_tokens, "chunk"),
+        ):
+            if number <= 0:
+                raise UsageError(f"{what} must be positive, not {number}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise UsageError(f"dropout must be in [0, 1), not {self.dropout}")
+        if self.sequence < 2:
+            raise UsageError("sequence length must be at least 2")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch."""
+        return self.sequence * self.batch
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes of a hidden-state element: 4 after ``prepare_model_for_kbit_training``, else 2."""
+        return 4 if self.prepare_kbit else 2
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of an adapter element."""
+        return 4 if self.adapter_dtype == "fp32" else 2
+
+    def adapted(self, shape: ModelShape) -> tuple[str, ...]:
+        """The adapted linear layers of one decoder layer, in module order. Raises UsageError for an unknown target."""
+        names = [name for name, _, _, _ in shape.linears]
+        if ALL_LINEAR in self.targets:
+            return tuple(names)
+        short = {name.rsplit(".", 1)[-1]: name for name in names}
+        unknown = [target for target in self.targets if target not in short]
+        if unknown:
+            raise UsageError(f"{shape.name} has no layer {unknown[0]!r} (layers: {', '.join(short)})")
+        return tuple(name for name in names if name.rsplit(".", 1)[-1] in self.targets)

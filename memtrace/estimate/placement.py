@@ -1,0 +1,149 @@
+"""Run a predicted stream through the allocator model: blocks, segments, and the three curves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.allocator.config import AllocatorConfig
+from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
+from memtrace.allocator.simulator import Allocator
+from memtrace.allocator.state import State
+from memtrace.allocator.whatif.addresses import AddressSpace, Hints, Policy
+from memtrace.allocator.whatif.flat import Request, request, run
+from memtrace.estimate.engine.step import Stream
+from memtrace.estimate.engine.tape import EMPTY_CACHE
+
+I8 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEvent:
+    """A segment came from the driver (or, ``freed``, went back) just before stream event ``event``."""
+
+    event: int
+    freed: bool
+    address: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where everything lies: ``address`` and ``block_bytes`` by allocation, the curves by stream event (after it).
+
+    ``refused_event``: the event whose request did not fit under the limit; the arrays end there. None if all fitted.
+    """
+
+    address: list[int]
+    block_bytes: list[int]
+    segments: list[SegmentEvent]
+    requested: I8
+    allocated: I8
+    reserved: I8
+    refused_event: int | None
+
+
+class _Refused(Exception):
+    """The limit was reached."""
+
+
+class _Driver:
+    """Hands out addresses as the CUDA driver does, up to a limit on reserved bytes, and writes down every segment.
+
+    Addresses matter: among equal free blocks the allocator takes the lowest.
+    """
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self.limit_bytes = limit_bytes
+        self._space = AddressSpace(Policy.DRIVER, Hints({}, {}), ())
+        self.log: list[SegmentEvent] = []
+        self.event = 0
+
+    def admits(self, total_bytes: int, segment_bytes: int) -> bool:
+        return self.limit_bytes is None or total_bytes + segment_bytes <= self.limit_bytes
+
+    def wants_garbage(self, total_bytes: int, victims: list[int]) -> bool:
+        return False
+
+    def place(self, number: int, size: int) -> int | None:
+        address = self._space.place(size, self.event)
+        self.log.append(SegmentEvent(self.event, False, address, size))
+        return address
+
+    def reserve(self, state: State, number: int, size: int) -> tuple[int, int]:
+        raise NotImplementedError("a predicted run uses ordinary segments")
+
+    def map(self, number: int, address: int, size: int) -> bool:
+        raise NotImplementedError("a predicted run uses ordinary segments")
+
+    def segment_freed(self, number: int, address: int, size: int) -> None:
+        self.log.append(SegmentEvent(self.event, True, address, size))
+        self._space.give_back(address)
+
+    def unmapped(self, number: int, address: int, size: int) -> None:
+        raise NotImplementedError("a predicted run uses ordinary segments")
+
+    def complete_pending(self, state: State) -> None:
+        pass
+
+    def may_release(self, state: State, pool: int) -> bool:
+        return True
+
+
+def place(stream: Stream, limit_bytes: int | None = None) -> Placement:
+    """Blocks and segments of ``stream`` under PyTorch's default allocator settings."""
+    config = AllocatorConfig(limit_bytes=limit_bytes)
+    driver = _Driver(limit_bytes)
+    allocator = Allocator(config, driver)
+    state = allocator.state
+    small, large = state.list_of(0, True, 0), state.list_of(0, False, 0)
+    by_size: dict[int, Request] = {}
+    requests: list[Request | None] = []
+    for size in stream.sizes:
+        asked = by_size.get(size)
+        if asked is None:
+            rounded = round_size(size, config)
+            asked = by_size[size] = request(state, small if rounded <= SMALL_LIMIT_BYTES else large, rounded, config)
+        requests.append(asked)
+    address, blocks = [0] * len(requests), [0] * len(requests)
+    sequence = [None if e == EMPTY_CACHE else requests[e] if e >= 0 else requests[~e] for e in stream.events]
+    flushes = [event for event, entry in enumerate(stream.events) if entry == EMPTY_CACHE][::-1]
+    position = [event for event, entry in enumerate(stream.events) if 0 <= entry < EMPTY_CACHE]
+
+    def miss(handle: int, number: int, size: int) -> None:
+        driver.event = position[handle]
+        served = allocator.malloc(number, size, searched=True)
+        if served is None:
+            raise _Refused
+        address[handle], blocks[handle] = served
+
+    def step(_number: int) -> None:
+        driver.event = flushes.pop()
+        allocator.flush()
+
+    refused = None
+    try:
+        run(state, stream.events, sequence, address, blocks, miss, step)
+    except _Refused:
+        refused = driver.event
+    return _curves(stream, address, blocks, driver.log, refused)
+
+
+def _curves(
+    stream: Stream, address: list[int], blocks: list[int], log: list[SegmentEvent], refused: int | None
+) -> Placement:
+    events = np.array(stream.events[:refused], dtype=np.int64)
+    index = np.where(events >= 0, events, ~events)
+    sign = np.where(events >= 0, 1, -1)
+    no_operation = events == EMPTY_CACHE
+    index[no_operation] = 0
+    sign[no_operation] = 0
+    requested = np.cumsum(np.array(stream.sizes, dtype=np.int64)[index] * sign)
+    allocated = np.cumsum(np.array(blocks, dtype=np.int64)[index] * sign)
+    change = np.zeros(len(events) + 1, dtype=np.int64)
+    for entry in log:
+        change[min(entry.event, len(events))] += -entry.size if entry.freed else entry.size
+    reserved = np.cumsum(change)[: len(events)]
+    return Placement(address, blocks, log, requested, allocated, reserved, refused)

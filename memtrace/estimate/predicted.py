@@ -1,0 +1,268 @@
+"""A predicted run as a snapshot in PyTorch's format, of builtin containers only, marked as predicted.
+
+Every reader of snapshots opens it. What no recording could hold stands in the extra key ``memtrace``: the mark
+``predicted``, the configuration, phase marks, and a label for every allocation.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from memtrace._version import __version__
+from memtrace.estimate.against import Prediction
+from memtrace.estimate.engine.step import Stream
+from memtrace.estimate.engine.tape import EMPTY_CACHE, Mark
+from memtrace.estimate.estimate import Estimate
+from memtrace.estimate.placement import Placement, SegmentEvent
+from memtrace.estimate.prediction import live_at
+from memtrace.estimate.presets import GpuPreset
+from memtrace.writing import whole_file
+
+START_US = 1_700_000_000_000_000  # an arbitrary moment: a predicted run has no clock, its events are 1 µs apart
+Frames = list[dict[str, Any]]
+_FILES = (
+    ("embed_tokens", "torch/nn/functional.py", "embedding"),
+    ("lm_head", "torch/nn/modules/linear.py", "forward"),
+    ("loss", "transformers/loss/loss_utils.py", "ForCausalLMLoss"),
+    ("from_pretrained", "transformers/modeling_utils.py", "caching_allocator_warmup"),
+)
+
+
+def write_snapshot(estimate: Estimate, path: Path) -> None:
+    """Write the predicted run to ``path`` (a pickle). Raises UsageError if the file can't be written."""
+    write_document(snapshot(estimate), path)
+
+
+def write_document(written: dict[str, Any], path: Path) -> None:
+    """Write a snapshot to ``path`` (a pickle). Raises UsageError if the file can't be written."""
+    with whole_file(path) as file:
+        pickle.dump(written, file, protocol=4)
+
+
+def snapshot(estimate: Estimate) -> dict[str, Any]:
+    """The predicted run as PyTorch's ``_snapshot()`` would return it."""
+    writer = SnapshotWriter(estimate.stream, estimate.placement, estimate.shape.family)
+    config = {"model": asdict(estimate.shape), "options": plain(asdict(estimate.options))}
+    return document(writer, estimate, estimate.gpu, config)
+
+
+def document(writer: SnapshotWriter, peaks: Prediction, gpu: GpuPreset, config: dict[str, Any]) -> dict[str, Any]:
+    """The run that ``writer`` writes, in PyTorch's format, with memtrace's extra key."""
+    trace = writer.trace()
+    return {
+        "segments": writer.segments(),
+        "device_traces": [trace],
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": "",
+            "max_split_size": -1,
+            "garbage_collection_threshold": 0.0,
+            "expandable_segments": False,
+            "pinned_num_register_threads": 1,
+            "release_lock_on_cudamalloc": False,
+            "pinned_use_cuda_host_register": False,
+            "graph_capture_record_stream_reuse": False,
+            "roundup_power2_divisions": {str(1 << i): 0 for i in range(16)},
+        },
+        "external_annotations": writer.annotations,
+        "memtrace": {
+            "version": 1,
+            "predicted": True,
+            "by": f"memtrace {__version__}",
+            "gpu": gpu.name,
+            "capability": list(gpu.device.capability),
+            "device_total_bytes": gpu.total_bytes,
+            "phases": writer.phases,
+            "labels": writer.labels,
+            "oom": None,
+            "stats": {
+                "requested_bytes.all.peak": peaks.peak_requested_bytes,
+                "allocated_bytes.all.peak": peaks.peak_allocated_bytes,
+                "reserved_bytes.all.peak": peaks.peak_reserved_bytes,
+            },
+            "config": config,
+        },
+    }
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with lists instead of tuples."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+class SnapshotWriter:
+    """Turns stream events into trace entries; collects labels and phase marks on the way."""
+
+    def __init__(self, stream: Stream, placement: Placement, family: str) -> None:
+        self.stream = stream
+        self.placement = placement
+        self.module = f"transformers/models/{family}/modeling_{family}.py"
+        self.entries: list[dict[str, Any]] = []
+        self.labels: list[dict[str, Any]] = []
+        self.phases: list[dict[str, Any]] = []
+        self.annotations: list[dict[str, Any]] = []
+        self._frames: dict[tuple[str, str, int, str], Frames] = {}
+        self._open: dict[int, dict[str, Any]] = {}
+
+    def trace(self) -> list[dict[str, Any]]:
+        """All entries of the device's trace, oldest first."""
+        stream, placement = self.stream, self.placement
+        marks: dict[int, list[Mark]] = {}
+        for mark in stream.marks:
+            marks.setdefault(mark.event, []).append(mark)
+        growth: dict[int, list[SegmentEvent]] = {}
+        for change in placement.segments:
+            growth.setdefault(change.event, []).append(change)
+        phase = "load"
+        for event, entry in enumerate(stream.events):
+            for mark in marks.get(event, ()):
+                self._phase(mark, phase)
+                phase = mark.name
+            index = entry if entry >= 0 else ~entry
+            frames = [] if entry == EMPTY_CACHE else self.stack(index, phase)
+            for segment in growth.get(event, ()):
+                action = "segment_free" if segment.freed else "segment_alloc"
+                self._add(action, segment.address, segment.size, frames)
+            if entry == EMPTY_CACHE:
+                continue
+            address, size = placement.address[index], stream.sizes[index]
+            if entry >= 0:
+                self._label(index, address)
+                self._add("alloc", address, size, frames, self._where(index))
+            else:
+                self._open.pop(index)["until_time_us"] = self._now()
+                self._add("free_requested", address, size, frames)
+                self._add("free_completed", address, size, frames)
+        return self.entries
+
+    def _phase(self, mark: Mark, before: str) -> None:
+        """A phase mark; optimizer steps also as the ranges that PyTorch annotates."""
+        self.phases.append({"time_us": self._now(), "name": mark.name, "step": mark.step})
+        if (mark.name == "optimizer") != (before == "optimizer"):
+            stage = "START" if mark.name == "optimizer" else "END"
+            self.annotations.append(
+                {"stage": stage, "name": "Optimizer.step#predicted.step", "device": 0, "time_us": self._now()}
+            )
+
+    def _now(self) -> int:
+        return START_US + len(self.entries)
+
+    def _add(self, action: str, address: int, size: int, frames: Frames, metadata: str = "") -> None:
+        self.entries.append(
+            {
+                "action": action,
+                "addr": address,
+                "size": size,
+                "stream": 0,
+                "time_us": self._now(),
+                "compile_context": "N/A",
+                "user_metadata": metadata,
+                "frames": frames,
+            }
+        )
+
+    def _label(self, index: int, address: int) -> None:
+        category, _, subcategory = self.stream.labels[index].partition("/")
+        label = {
+            "address": address,
+            "bytes": self.stream.sizes[index],
+            "category": category,
+            "subcategory": subcategory,
+            "name": self._where(index),
+            "from_time_us": self._now(),
+            "until_time_us": None,
+        }
+        self.labels.append(label)
+        self._open[index] = label
+
+    def _where(self, index: int) -> str:
+        stream = self.stream
+        layer = f"layers.{stream.layers[index]}." if stream.layers[index] >= 0 else ""
+        return f"{layer}{stream.sites[index] or 'model'}: {stream.ops[index]}"
+
+    def stack(self, index: int, phase: str) -> Frames:
+        """A stack like the one a recording would show: none on autograd's thread, else module code, no line numbers."""
+        stream = self.stream
+        key = (phase, stream.sites[index], stream.layers[index], stream.ops[index])
+        frames = self._frames.get(key)
+        if frames is None:
+            frames = self._frames[key] = self._make_stack(*key)
+        return frames
+
+    def _make_stack(self, phase: str, site: str, layer: int, op: str) -> Frames:
+        if phase in ("backward",):
+            return []
+        if phase in ("optimizer", "zero_grad"):
+            return [_frame("torch/optim/optimizer.py", "step" if phase == "optimizer" else "zero_grad")]
+        frames = [_frame(file, name) for start, file, name in _FILES if site == start]
+        if phase == "load":
+            return [*frames, _frame("transformers/modeling_utils.py", "from_pretrained")]
+        if site.endswith(".lora"):
+            frames.append(_frame("peft/tuners/lora/bnb.py", f"forward [{site.removesuffix('.lora')}]"))
+        elif "_proj" in site:
+            frames.append(_frame("bitsandbytes/nn/modules.py", f"forward [{site}]"))
+        elif site:
+            frames.append(_frame(self.module, f"forward [{site}: {op}]"))
+        if layer >= 0:
+            frames.append(_frame(self.module, f"forward [layers.{layer}]"))
+        if phase == "recompute":
+            frames.append(_frame("torch/utils/checkpoint.py", "recompute_fn"))
+        return [*frames, _frame(self.module, "forward")]
+
+    def segments(self) -> list[dict[str, Any]]:
+        """The final segments with their blocks."""
+        stream, placement = self.stream, self.placement
+        live = sorted(live_at(stream, len(stream.events) - 1), key=lambda index: placement.address[index])
+        sizes: dict[int, int] = {}
+        for entry in placement.segments:
+            if entry.freed:
+                sizes.pop(entry.address, None)
+            else:
+                sizes[entry.address] = entry.size
+        position, found = 0, []
+        for address in sorted(sizes):
+            end = address + sizes[address]
+            inside = []
+            while position < len(live) and placement.address[live[position]] < end:
+                inside.append(live[position])
+                position += 1
+            found.append(self._segment(address, sizes[address], inside))
+        return found
+
+    def _segment(self, address: int, total: int, inside: list[int]) -> dict[str, Any]:
+        stream, placement = self.stream, self.placement
+        blocks: list[dict[str, Any]] = []
+        cursor = address
+        for index in inside:
+            start, size = placement.address[index], placement.block_bytes[index]
+            if start > cursor:
+                blocks.append(_block(cursor, start - cursor, 0, "inactive", []))
+            blocks.append(_block(start, size, stream.sizes[index], "active_allocated", self.stack(index, "end")))
+            cursor = start + size
+        if cursor < address + total:
+            blocks.append(_block(cursor, address + total - cursor, 0, "inactive", []))
+        used = sum(placement.block_bytes[index] for index in inside)
+        return {
+            "device": 0,
+            "address": address,
+            "total_size": total,
+            "allocated_size": used,
+            "active_size": used,
+            "requested_size": sum(stream.sizes[index] for index in inside),
+            "stream": 0,
+            "segment_type": "small" if total == 2 << 20 else "large",
+            "segment_pool_id": (0, 0),
+            "is_expandable": False,
+            "frames": [],
+            "blocks": blocks,
+        }
+
+
+def _block(address: int, size: int, requested: int, state: str, frames: Frames) -> dict[str, Any]:
+    return {"address": address, "size": size, "requested_size": requested, "state": state, "frames": frames}
+
+
+def _frame(filename: str, name: str) -> dict[str, Any]:
+    return {"filename": filename, "line": 0, "name": name}

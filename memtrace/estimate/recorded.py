@@ -1,0 +1,213 @@
+"""The setup that a recording carries in its extra key ``memtrace``, and the estimate beside that recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memtrace.errors import MemtraceError
+from memtrace.estimate.against import Against, Measured, compare
+from memtrace.estimate.estimate import estimate
+from memtrace.estimate.options import ALL_LINEAR, RunOptions
+from memtrace.estimate.presets import GpuPreset, gpu_names, gpu_preset
+from memtrace.estimate.shapes import ModelShape, shape_from_config
+
+if TYPE_CHECKING:
+    from memtrace.analysis import Analysis
+    from memtrace.answers.report import Report
+
+_OPTIMIZERS = {
+    "AdamW": "adamw_torch",
+    "AdamW8bit": "adamw_8bit",
+    "AdamW32bit": "adamw_bnb",
+    "PagedAdamW8bit": "paged_adamw_8bit",
+    "PagedAdamW32bit": "paged_adamw_32bit",
+    "PagedAdamW": "paged_adamw_32bit",
+    "SGD": "sgd",
+}
+_RUN_KEYS = {  # of the run that memtrace built, as recorded → option
+    "seq_len": "sequence",
+    "batch": "batch",
+    "accumulate": "accumulation",
+    "autocast": "autocast",
+    "prepare_kbit": "prepare_kbit",
+    "adapter_dtype": "adapter_dtype",
+    "keep_logits": "keep_logits",
+    "loss": "loss",
+    "chunk_tokens": "chunk_tokens",
+    "reentrant": "reentrant",
+    "attn": "attention",
+    "checkpointing": "checkpointing",
+    "dropout": "dropout",
+    "rank": "rank",
+    "quant": "quant",
+    "optim": "optimizer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Model and options of a recording; ``notes`` say what had to be inferred."""
+
+    shape: ModelShape
+    options: RunOptions
+    notes: tuple[str, ...]
+
+
+def measured_of(budget: Report) -> Measured:
+    """What a report at the peak says, for a comparison."""
+    outside = budget.outside_allocator or {}
+    return Measured(
+        file=budget.file,
+        peak_requested_bytes=budget.peaks["requested_bytes"],
+        peak_allocated_bytes=budget.peaks["allocated_bytes"],
+        peak_reserved_bytes=budget.peaks["reserved_bytes"],
+        categories=budget.categories,
+        nominal_bytes=outside.get("device_total_bytes"),
+        outside_bytes=outside.get("this_process_bytes"),
+    )
+
+
+def against_own_estimate(analysis: Analysis, at_peak: Report) -> tuple[Against, Setup] | None:
+    """The estimate of the setup that the recording carries, against the recording. None where it carries none.
+
+    Also None for a model that the estimate doesn't cover, and for a run that was itself only predicted.
+    """
+    extra = analysis.timeline.snapshot.memtrace
+    if extra.get("predicted") and not _mapping(extra.get("config")).get("dry_run"):
+        return None
+    try:
+        setup = setup_of(analysis)
+        if setup is None:
+            return None
+        found = estimate(setup.shape, setup.options, _gpu(extra))
+    except (MemtraceError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
+        return None  # not covered, or not a configuration as memtrace writes it
+    return compare(found, measured_of(at_peak)), setup
+
+
+def setup_of(analysis: Analysis) -> Setup | None:
+    """The setup in the recording's configuration. Raises UsageError for a model or option that isn't covered."""
+    config = _mapping(analysis.timeline.snapshot.memtrace.get("config"))
+    if isinstance(config.get("options"), Mapping):
+        return _of_prediction(config)
+    models = [entry for entry in config.get("models") or [] if isinstance(entry, Mapping)]
+    adapted = [entry for entry in models if entry.get("peft") and isinstance(entry.get("config"), Mapping)]
+    if not adapted:
+        return None
+    return _of_objects(analysis, adapted[0], config)
+
+
+def _of_prediction(config: Mapping[str, Any]) -> Setup:
+    """Written by ``memtrace estimate --trace`` and ``memtrace dryrun --trace``."""
+    known = {entry.name for entry in fields(RunOptions)}
+    options = {key: value for key, value in config["options"].items() if key in known}
+    options["targets"] = tuple(options.get("targets") or (ALL_LINEAR,))
+    return Setup(shape_from_config(_mapping(config.get("model")), "recorded"), RunOptions(**options), ())
+
+
+def _of_objects(analysis: Analysis, model: Mapping[str, Any], config: Mapping[str, Any]) -> Setup | None:
+    """Written by the recorder: what the model, adapter and optimizer objects told, and the run if memtrace built it."""
+    settings = _mapping(model["config"])
+    shape = shape_from_config(settings, str(settings.get("_name_or_path") or "recorded"))
+    adapter = _mapping(next(iter(model["peft"].values())))
+    quantization = _mapping(settings.get("quantization_config"))
+    values: dict[str, Any] = {
+        "rank": adapter.get("r", 16),
+        "dropout": adapter.get("lora_dropout", 0.0),
+        "targets": _targets(adapter.get("target_modules"), shape),
+        "checkpointing": bool(model.get("gradient_checkpointing")),
+        "quant": _quant(quantization),
+        "embeddings_require_grad": bool(model.get("gradient_checkpointing")),
+    }
+    attention = settings.get("_attn_implementation") or settings.get("attn_implementation")
+    if attention in ("sdpa", "eager"):
+        values["attention"] = attention
+    for optimizer in config.get("optimizers") or []:
+        name = _OPTIMIZERS.get(str(_mapping(optimizer).get("class")))
+        if name is not None:
+            fused = bool(_mapping(_mapping(optimizer).get("defaults")).get("fused"))
+            values["optimizer"] = "adamw_torch_fused" if name == "adamw_torch" and fused else name
+    run = _mapping(config.get("run"))
+    notes: list[str] = []
+    values |= {option: run[key] for key, option in _RUN_KEYS.items() if key in run}
+    if "sequence" not in values:
+        values |= _widths(analysis, shape, int(values["rank"]))
+        values["autocast"] = _autocast(analysis, config)
+        tokens = _tokens(analysis, shape, 4 if values["prepare_kbit"] else 2)
+        if tokens is None:
+            return None
+        values["sequence"] = tokens
+        notes.append(f"batch and length aren't recorded: {tokens:,} tokens by the embedding's output, as one sequence")
+    return Setup(shape, RunOptions(**values), tuple(notes))
+
+
+def _targets(recorded: Any, shape: ModelShape) -> tuple[str, ...]:
+    if isinstance(recorded, str):
+        return (recorded,)
+    names = tuple(str(name).rsplit(".", 1)[-1] for name in recorded or (ALL_LINEAR,))
+    every = {name.rsplit(".", 1)[-1] for name, *_ in shape.linears}
+    return (ALL_LINEAR,) if set(names) == every else names
+
+
+def _quant(config: Mapping[str, Any]) -> str:
+    if config.get("load_in_8bit"):
+        return "int8"
+    if config.get("load_in_4bit"):
+        return "nf4-dq" if config.get("bnb_4bit_use_double_quant") else "nf4"
+    return "none"
+
+
+def _widths(analysis: Analysis, shape: ModelShape, rank: int) -> dict[str, Any]:
+    """Precision of the embedding and of the adapters, by the labels that the recorder wrote."""
+    labels = [entry for entry in analysis.timeline.snapshot.memtrace.get("labels") or [] if isinstance(entry, Mapping)]
+    named = [(str(entry.get("name", "")), entry.get("bytes")) for entry in labels]
+    embedding = {size for name, size in named if name.endswith("embed_tokens.weight")}
+    queries = {size for name, size in named if ".q_proj.lora_A." in name and name.endswith(".weight")}
+    return {
+        "prepare_kbit": 4 * shape.vocabulary * shape.hidden in embedding,
+        "adapter_dtype": "bf16" if 2 * rank * shape.hidden in queries else "fp32",
+    }
+
+
+def _autocast(analysis: Analysis, config: Mapping[str, Any]) -> bool:
+    """Whether the forward pass ran under autocast: as the recorder saw it, or by the decorator on its stack."""
+    stacks = analysis.timeline.snapshot.stacks
+    return bool(config.get("autocast")) or stacks.called("amp/autocast_mode.py", "decorate_autocast")
+
+
+def _tokens(analysis: Analysis, shape: ModelShape, width: int) -> int | None:
+    """Tokens of the largest micro-batch: the largest output of an embedding look-up."""
+    timeline = analysis.timeline
+    table = timeline.allocations
+    row_bytes = shape.hidden * width
+    largest = 0
+    candidates = np.flatnonzero((table.requested_bytes % row_bytes == 0) & (table.requested_bytes > 0))
+    for row in candidates.tolist():
+        size = int(table.requested_bytes[row])
+        if size // row_bytes <= largest:
+            continue
+        frames = timeline.snapshot.stacks.stack(int(table.stack[row]))
+        if any(f.name == "from_pretrained" for f in frames):
+            continue  # the table itself
+        if any(f.name == "embedding" and f.filename.endswith("nn/functional.py") for f in frames[:3]):
+            largest = size // row_bytes
+    return largest or None
+
+
+def _gpu(extra: Mapping[str, Any]) -> GpuPreset | None:
+    """The preset of the recording's GPU; else kernels of the first preset of its generation, with its own memory."""
+    name = str(extra.get("gpu") or "").lower().replace(" ", "").replace("-", "")
+    for known in sorted(gpu_names(), key=len, reverse=True):
+        if known.split("-")[0] in name:
+            preset = gpu_preset(known)
+            total = extra.get("device_total_bytes")
+            return replace(preset, total_bytes=int(total)) if isinstance(total, int) else preset
+    return None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,188 @@
+"""What detectors look at: one device at one event, with the questions they share answered once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.allocator.config import AllocatorConfig, from_snapshot
+from memtrace.analysis import Analysis
+from memtrace.answers.report import Moment, moment_of
+from memtrace.attribution.categories import Category
+from memtrace.attribution.frame_tags import Tag
+from memtrace.attribution.phases import Phase
+from memtrace.explain.answer import Capacity
+from memtrace.explain.dims import Dims, dims_of
+from memtrace.explain.passes import Pass, SamePoint, find_passes, same_points
+from memtrace.explain.verdict import Verdict
+from memtrace.history.timeline import At, Timeline
+from memtrace.snapshot.model import Action
+
+I8 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+MATERIAL_SHARE = 0.02
+"""A cause below this share of the memory in use is not worth a line."""
+
+
+class Case:
+    """One device at one event. Masks and arrays have one entry a row of ``Timeline.allocations``; sizes are bytes."""
+
+    def __init__(self, analysis: Analysis, at: At, verdict: Verdict) -> None:
+        self.analysis, self.at, self.verdict = analysis, at, verdict
+        self.timeline: Timeline = analysis.timeline
+        self.attribution = analysis.attribution
+        self.facts = analysis.attribution.facts
+        self.table = analysis.timeline.allocations
+        self.size = self.table.requested_bytes
+        self.requested_bytes, self.allocated_bytes, self.reserved_bytes = self.timeline.curve_at(at.event)
+        self.is_oom = verdict.refusal is not None
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """What the process could have had, if a request was refused."""
+        return self.verdict.capacity
+
+    @cached_property
+    def config(self) -> AllocatorConfig:
+        """The recorded allocator settings."""
+        return from_snapshot(self.timeline.snapshot.settings)
+
+    @cached_property
+    def moment(self) -> Moment:
+        """Phase and step of the event."""
+        return moment_of(self.analysis, self.at.event)
+
+    @cached_property
+    def phase(self) -> Phase:
+        """Phase of the event."""
+        phases = self.facts.phases
+        if self.at.event < 0 or not len(phases):
+            return Phase.UNKNOWN
+        return Phase(int(phases.phase[int(phases.span_of(np.array([self.at.event]))[0])]))
+
+    @cached_property
+    def live(self) -> Bool:
+        """Rows that hold memory at the event, pending frees left out."""
+        rows = self.timeline.live_rows(self.at.event)
+        mask = np.zeros(len(self.table), dtype=np.bool_)
+        mask[rows[~self.timeline.pending(rows, self.at.event)]] = True
+        return mask
+
+    @cached_property
+    def passes(self) -> tuple[Pass, ...]:
+        """Training passes of the recording."""
+        return find_passes(self.facts.phases)
+
+    @cached_property
+    def here(self) -> Pass | None:
+        """The pass that the event lies in."""
+        return next((p for p in self.passes if p.start <= self.at.event < p.end), None)
+
+    @cached_property
+    def points(self) -> list[SamePoint]:
+        """The same point of earlier passes, latest first."""
+        return same_points(self.analysis, self.at.event)
+
+    @cached_property
+    def dims(self) -> Dims | None:
+        """Dimensions of the pass that the event lies in, else of the first pass that shows them."""
+        wanted = [self.here] if self.here is not None else list(self.passes[:2])
+        return next((d for p in wanted if p and (d := dims_of(self.analysis, p.start, p.end))), None)
+
+    @cached_property
+    def module(self) -> NDArray[np.object_]:
+        """Module that each row's stack serves ("" unknown)."""
+        return np.array([*self.attribution.sites.module, ""], dtype=object)[self.table.stack]
+
+    @cached_property
+    def event_tags(self) -> Tag:
+        """Tags of the stack that asked for memory at the event, or last before it."""
+        trace, event = self.timeline.trace, self.at.event
+        asks = np.flatnonzero(np.isin(trace.action[: event + 1], (Action.ALLOC, Action.OOM)))
+        return Tag(int(self.facts.stacks.tags[trace.stack[asks[-1]]])) if len(asks) else Tag(0)
+
+    @cached_property
+    def in_evaluation(self) -> bool:
+        """Whether the event lies in a forward pass that no backward pass is to follow: the phases or the stack say so,
+        or the head has run more often in a row than before any backward pass."""
+        if self.phase in (Phase.EVALUATION, Phase.GENERATION) or self.event_tags & (Tag.EVALUATE | Tag.GENERATE):
+            return True
+        if self.phase is not Phase.FORWARD or self.here is None:
+            return False
+        heads = self.kind(Category.TEMPORARY, "logits") & (self.module == "head")
+        born = self.facts.born
+        ran = [int((heads & (born >= p.start) & (born < self._forward_end(p))).sum()) for p in self.passes]
+        mine = self.passes.index(self.here)
+        return mine > 0 and ran[mine] > max(ran[:mine])
+
+    def _forward_end(self, one: Pass) -> int:
+        phases = self.facts.phases
+        later = next((i for i in one.spans if phases.phase[i] != Phase.FORWARD), None)
+        return one.end if later is None else int(phases.start[later])
+
+    def kind(self, category: Category, *subcategories: str) -> Bool:
+        """Rows of a category, or of the named subcategories of it."""
+        rules = self.attribution.rules
+        wanted = [r.category is category and (not subcategories or r.subcategory in subcategories) for r in rules]
+        return np.array(wanted)[self.attribution.rule]
+
+    def total(self, mask: Bool) -> int:
+        """Requested bytes of the rows."""
+        return int(self.size[mask].sum())
+
+    def live_total(self, mask: Bool) -> int:
+        """Requested bytes of those rows that are live at the event."""
+        return self.total(mask & self.live)
+
+    def is_material(self, size_bytes: int, share: float = MATERIAL_SHARE) -> bool:
+        """Whether a size is worth a finding: a share of what is in use at the event."""
+        return size_bytes > 0 and size_bytes >= share * max(self.allocated_bytes, 1)
+
+    def share(self, size_bytes: int) -> str:
+        """``12 %`` of what is allocated at the event."""
+        return f"{100 * size_bytes / max(self.allocated_bytes, 1):.0f} %"
+
+    def saving(self, mask: Bool, share: float = 1.0) -> int:
+        """By how much the state in question shrinks if the rows were ``share`` smaller.
+
+        For an OOM: at the refusal. Else the highest requested level over the span in question is taken again without
+        them, since the peak may move elsewhere.
+        """
+        if self.is_oom:
+            return round(self.live_total(mask) * share)
+        count = len(self.timeline)
+        if not count:
+            return round(self.live_total(mask) * share)
+        until = np.where(self.facts.died < count, self.facts.died, -1)
+        delta = np.zeros(count, dtype=np.int64)
+        born = self.facts.born
+        inside, freed = mask & (born >= 0), mask & (until >= 0)
+        np.add.at(delta, born[inside], self.size[inside])
+        np.subtract.at(delta, until[freed], self.size[freed])
+        part = np.cumsum(delta) + self.total(mask & (born < 0))
+        first, stop = self.timeline.span
+        level = self.timeline.requested_bytes[first:stop]
+        return max(0, int(level.max()) - round(float((level - share * part[first:stop]).max())))
+
+    def frame_of(self, mask: Bool) -> str:
+        """Label of the call site that made most of the rows' bytes; "" if none was recorded."""
+        rows = np.flatnonzero(mask)
+        if not len(rows):
+            return ""
+        stacks, inverse = np.unique(self.table.stack[rows], return_inverse=True)
+        sums = np.zeros(len(stacks), dtype=np.int64)
+        np.add.at(sums, inverse, self.size[rows])
+        return self.attribution.sites.label(int(stacks[np.argmax(sums)]))
+
+    def has_function(self, names: Iterable[str]) -> Bool:
+        """Rows whose stack contains a function of one of these names."""
+        wanted = frozenset(names)
+        table = self.timeline.snapshot.stacks
+        hit = np.array([frame.name in wanted for frame in table.frames] or [False])
+        found = np.zeros(len(table) + 1, dtype=np.bool_)
+        for stack in range(len(table)):
+            found[stack] = bool(hit[table.frame_ids(stack)].any())
+        return found[self.table.stack]

@@ -1,0 +1,69 @@
+"""Attention that makes matrices of tokens by tokens, and key/value caches in training."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memtrace.attribution.categories import Category
+from memtrace.attribution.frame_tags import Tag
+from memtrace.attribution.phases import Phase
+from memtrace.explain.advice import attention_backends, formula, rule
+from memtrace.explain.answer import Finding
+from memtrace.explain.case import Case
+from memtrace.units import format_bytes as size
+
+
+def attention_matrices(case: Case) -> Finding | None:
+    """Scores and weights of attention, and gradients as large, are a material part at the event."""
+    matrices = case.kind(Category.TEMPORARY, "attention_matrix")
+    if not matrices.any():
+        return None
+    gradients = case.kind(Category.TEMPORARY, "backward") & np.isin(case.size, np.unique(case.size[matrices]))
+    rows = matrices | gradients
+    live = case.live_total(rows)
+    asked = case.verdict.refusal.asked_bytes if case.verdict.refusal is not None else 0
+    is_next = bool(asked) and bool(case.event_tags & Tag.ATTENTION) and asked >= int(case.size[matrices].max())
+    if not case.is_material(live) and not (is_next and case.is_material(live + asked)):
+        return None
+    eager = bool((matrices & case.facts.has(Tag.ATTENTION_EAGER)).any())
+    count = int((rows & case.live).sum())
+    evidence = f"{count} tensors larger than attention's output are live, up to {size(int(case.size[matrices].max()))}"
+    if is_next:
+        evidence += f"; the refused {size(asked)} is one more"
+    if eager:
+        evidence += "; the eager implementation made them"
+        advice = [formula(f"from_pretrained(…, {attention_backends(case)})", case.saving(rows))]
+    else:
+        evidence += "; the fused implementation fell back to plain matrices"
+        advice = [
+            formula(
+                "keep hidden states in 16 bits (bf16=True, no 32-bit upcast of the model) and masks causal, so that "
+                "a fused attention kernel applies",
+                case.saving(rows),
+            )
+        ]
+    advice.append(rule("a smaller max_length: these grow with its square"))
+    return Finding(
+        "attention_matrices",
+        "Attention matrices of tokens × tokens",
+        live,
+        evidence + ".",
+        tuple(advice),
+        case.frame_of(matrices & case.live),
+    )
+
+
+def kv_cache_in_training(case: Case) -> Finding | None:
+    """Keys and values kept by a cache during a training pass, which has no use for them."""
+    cached = case.kind(Category.ACTIVATIONS, "kv_cache") & case.live
+    total = case.total(cached)
+    if case.phase not in (Phase.FORWARD, Phase.BACKWARD) or not case.is_material(total):
+        return None
+    return Finding(
+        "kv_cache_in_training",
+        "A key/value cache is filled during training",
+        total,
+        f"{int(cached.sum())} tensors made by the cache are live in a training pass.",
+        (formula("model.config.use_cache = False (use_cache=False in TrainingArguments)", case.saving(cached)),),
+        case.frame_of(cached),
+    )

@@ -1,0 +1,63 @@
+"""Evaluation and generation: forward passes without a backward pass, whose outputs pile up."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memtrace.attribution.categories import Category
+from memtrace.attribution.frame_tags import Tag
+from memtrace.attribution.phases import Phase
+from memtrace.explain.advice import formula, rule
+from memtrace.explain.answer import Finding
+from memtrace.explain.case import Case
+from memtrace.units import format_bytes as size
+
+
+def eval_peak(case: Case) -> Finding | None:
+    """The event lies in an evaluation or generation; its bytes are what was made there and is alive."""
+    tags = case.event_tags
+    generating = case.phase is Phase.GENERATION or bool(tags & Tag.GENERATE)
+    if not case.in_evaluation:
+        return None
+    facts = case.facts
+    began = _began(case)
+    made = case.live & (facts.born >= began)
+    made &= ~case.kind(Category.LORA) & ~case.kind(Category.BASE_WEIGHTS, "quantized", "unquantized", "quant_state")
+    total = case.total(made)
+    if not case.is_material(total):
+        return None
+    logits = made & case.kind(Category.TEMPORARY, "logits")
+    count = int(logits.sum())
+    what = "generation" if generating else "evaluation"
+    evidence = f"the event lies in {what}; {size(total)} made since it began are alive"
+    advice = []
+    if count > 1:
+        evidence += f", {size(case.total(logits))} of it in {count} tensors of logits"
+        advice.append(
+            formula(
+                "prediction_loss_only=True in TrainingArguments, or a preprocess_logits_for_metrics that keeps only "
+                "what the metrics need",
+                case.saving(logits),
+            )
+        )
+        advice.append(rule("eval_accumulation_steps=1 moves outputs to the CPU after every batch"))
+    advice.append(rule("a smaller per_device_eval_batch_size; torch.no_grad() around a loop of your own"))
+    if generating:
+        advice.append(rule("fewer sequences at once or a smaller max_new_tokens: the key/value cache grows with both"))
+    return Finding(
+        "eval_peak",
+        f"The {'generation' if generating else 'evaluation'} needs more than training",
+        total,
+        evidence + ".",
+        tuple(advice),
+        case.frame_of(made),
+    )
+
+
+def _began(case: Case) -> int:
+    """First event of the evaluation that the event lies in: after the last backward pass or optimizer step."""
+    phases = case.facts.phases
+    span = int(phases.span_of(np.array([case.at.event]))[0])
+    while span > 0 and phases.phase[span - 1] not in (Phase.BACKWARD, Phase.OPTIMIZER, Phase.LOAD):
+        span -= 1
+    return int(phases.start[max(span, 0)])

@@ -1,0 +1,67 @@
+"""Optimizer states: their precision, and that they appear only with the first step."""
+
+from __future__ import annotations
+
+from memtrace.attribution.categories import Category
+from memtrace.attribution.phases import Phase
+from memtrace.explain.advice import formula, rule
+from memtrace.explain.answer import Finding
+from memtrace.explain.case import Case
+from memtrace.explain.passes import grown_since
+from memtrace.units import format_bytes as size
+
+_STATES = "lora/optimizer_state"
+
+
+def optimizer_full_precision(case: Case) -> Finding | None:
+    """States as large as two (or one) full copies of what is trained."""
+    states = case.live_total(case.kind(Category.LORA, "optimizer_state"))
+    params = case.live_total(case.kind(Category.LORA, "params"))
+    if not params or states < 0.9 * params or not case.is_material(states):
+        return None
+    copies = states / params
+    # 8-bit AdamW keeps two bytes an element and two fp32 scales for each 256; parameters have four bytes an element
+    # (or two, where nothing shows four: then the saving is half as sure, and the smaller one is said).
+    element = 4 if case.dims is not None and case.dims.element_bytes == 4 else 2
+    small = round(params / element * (2 + 8 / 256))
+    return Finding(
+        "optimizer_full_precision",
+        "Optimizer states in full precision",
+        states,
+        f"states are {copies:.1f} times as large as the {size(params)} of trained parameters.",
+        (
+            formula('optim="adamw_8bit" (bitsandbytes; tensors under 4,096 elements stay in 32 bits)', states - small),
+            rule('optim="paged_adamw_8bit" keeps the states in pageable memory outside the allocator'),
+        ),
+        case.frame_of(case.kind(Category.LORA, "optimizer_state") & case.live),
+    )
+
+
+def optimizer_on_first_step(case: Case) -> Finding | None:
+    """Memory ran out because states were being made, or had been made since the same point of the first pass."""
+    if not case.is_oom:
+        return None
+    states = case.kind(Category.LORA, "optimizer_state") & case.live
+    total = case.total(states)
+    first = case.moment.step == 0
+    if case.phase is Phase.OPTIMIZER and first and case.is_material(total, 0.01):
+        what = f"{size(total)} of states had been made when the first optimizer step ran out of memory"
+    elif case.moment.step == 1 and case.points:
+        grown = grown_since(case.analysis, case.at.event, case.points[-1]).get(_STATES, 0)
+        if not case.is_material(grown, 0.01):
+            return None
+        total = grown
+        what = f"{size(grown)} of states appeared with the first optimizer step, after the first pass had fitted"
+    else:
+        return None
+    return Finding(
+        "optimizer_on_first_step",
+        "Optimizer states appear with the first step",
+        total,
+        what + ".",
+        (
+            formula('optim="paged_adamw_8bit": states in pageable memory outside the allocator', total),
+            rule("a pass that fits before the first step says nothing about the later ones: leave room for the states"),
+        ),
+        case.frame_of(states),
+    )

@@ -1,0 +1,273 @@
+"""``explain``: from a snapshot, a log, or both to one :class:`Explanation`.
+
+With both, the snapshot decides (it is measured) and the log supplies what a snapshot lacks: limit, card, processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from memtrace.analysis import Analysis, is_truncated
+from memtrace.attribution.categories import Category
+from memtrace.attribution.frame_tags import Tag
+from memtrace.attribution.phases import Phase
+from memtrace.explain.answer import Explanation, When
+from memtrace.explain.capacity import Known, Refusal, device_total_bytes, refusals
+from memtrace.explain.case import Case
+from memtrace.explain.detectors import detect, ranked
+from memtrace.explain.log_figures import LogFigures, log_figures
+from memtrace.explain.log_findings import findings_of_log
+from memtrace.explain.log_moment import moment_in_log
+from memtrace.explain.log_verdict import LogVerdict, verdict_from_log
+from memtrace.explain.passes import grown_since
+from memtrace.explain.sizes import asked_at, possibilities, possible_models
+from memtrace.explain.verdict import judge
+from memtrace.history.timeline import At, choose_event
+from memtrace.oomlog import LogReading, OomMessage
+from memtrace.units import format_bytes as size
+from memtrace.units import format_delta
+
+_GREW_SHARE = 0.01
+
+
+def explain_log(reading: LogReading, files: Sequence[str] = (), lines: Sequence[str] = ()) -> Explanation:
+    """The answer from a log alone. ``lines``: the log up to the message that :func:`principal` picks, if at hand."""
+    log = verdict_from_log(reading.messages, reading.summaries)
+    return Explanation(
+        oom=log.oom.contract() if log.oom is not None else None,
+        verdict=log.verdict,
+        confidence=log.confidence,
+        when=moment_in_log(list(lines)) if log.oom is not None else None,
+        because=log.because,
+        findings=findings_of_log(log),
+        ooms=tuple(message.contract() for message in reading.messages),
+        capacity=None,
+        pieces=None,
+        needed_bytes=None,
+        sizes=possible_models(log.oom),
+        worth_saying=(*log.worth_saying, *_record_it(log)),
+        files=tuple(files),
+        warnings=_log_warnings(reading),
+    )
+
+
+def _record_it(log: LogVerdict) -> tuple[str, ...]:
+    """What to do next where a text can't tell what held the memory."""
+    if log.oom is None or not log.oom.is_gpu_oom or log.verdict not in ("budget", "fragmentation", "unknown"):
+        return ()
+    return ("A text does not say what held the memory; memtrace run SCRIPT records it, and explain reads that too.",)
+
+
+def explain_snapshot(
+    analysis: Analysis,
+    at: At | None = None,
+    *,
+    capacity_bytes: int | None = None,
+    reading: LogReading | None = None,
+    files: Sequence[str] = (),
+) -> Explanation:
+    """The answer from a snapshot, and a log where there is one.
+
+    ``at`` defaults to the last OOM, else the peak. ``capacity_bytes`` is what the process may reserve at most.
+    Raises nothing of its own: what can't be told is None, "unknown" or absent.
+    """
+    timeline = analysis.timeline
+    at = at or choose_event(timeline, None)
+    refusal = next((r for r in refusals(timeline) if r.event == at.event), None)
+    warnings = list(analysis.caveats)
+    message = None
+    if reading is not None:
+        warnings += _log_warnings(reading)
+        message = _matching(reading.messages, refusal, timeline.curve_at(at.event)[1])
+        if message is None and refusal is not None and any(m.is_gpu_oom for m in reading.messages):
+            warnings.append("no message of the log has this refusal's figures: its limit and card are not used")
+    figures = log_figures(message) if message is not None else None
+    verdict = judge(analysis, at.event, _known(capacity_bytes, figures))
+    case = Case(analysis, at, verdict)
+    explanation = Explanation(
+        oom=_oom(case, refusal, message),
+        verdict=verdict.verdict,
+        confidence=verdict.confidence,
+        when=_when(case),
+        because=(*verdict.because[:1], *asked_at(case), *verdict.because[1:], *_about(case)),
+        findings=detect(case),
+        ooms=tuple(message.contract() for message in reading.messages) if reading is not None else (),
+        capacity=verdict.capacity,
+        pieces=verdict.pieces,
+        needed_bytes=verdict.needed_bytes,
+        sizes=possibilities(case),
+        worth_saying=(),
+        files=tuple(files) or (timeline.snapshot.source,),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+    return explanation if reading is None else _with_log(explanation, reading, message, refusal)
+
+
+def _with_log(
+    explanation: Explanation, reading: LogReading, message: OomMessage | None, refusal: Refusal | None
+) -> Explanation:
+    """Add what the log knows; where the snapshot saw no refusal, the log's verdict stands."""
+    judged = reading.messages if message is None else (message,)
+    log = verdict_from_log(judged, reading.summaries)
+    if refusal is None and log.oom is not None:
+        explanation = replace(
+            explanation,
+            oom=log.oom.contract(),
+            verdict=log.verdict,
+            confidence=log.confidence,
+            because=(*log.because, "The snapshot holds no refusal; its findings are about its own peak."),
+        )
+    if message is None and refusal is not None:
+        return explanation
+    known = {finding.id for finding in explanation.findings}
+    more = [finding for finding in findings_of_log(log) if finding.id not in known | {"reserved_in_pieces"}]
+    findings = ranked([*explanation.findings, *more], explanation.verdict)
+    return replace(explanation, findings=findings, worth_saying=log.worth_saying)
+
+
+def _log_warnings(reading: LogReading) -> tuple[str, ...]:
+    return ("the log holds more messages than are kept; the first ones are shown",) if reading.stopped_early else ()
+
+
+def _matching(messages: Sequence[OomMessage], refusal: Refusal | None, allocated: int) -> OomMessage | None:
+    """The message of the log that describes this refusal: every figure it prints agrees."""
+    if refusal is None:
+        return None
+    for message in messages:
+        if not message.is_gpu_oom or message.tried_bytes is None:
+            continue
+        expected = {
+            "tried_bytes": refusal.need_bytes,
+            "allocated_bytes": allocated,
+            "reserved_bytes": refusal.reserved_bytes,
+            "reserved_unallocated_bytes": refusal.reserved_bytes - allocated,
+        }
+        spans = {name: message.interval(name) for name in expected}
+        if all(span is None or span[0] <= expected[name] <= span[1] for name, span in spans.items()):
+            return message
+    return None
+
+
+def _known(capacity_bytes: int | None, figures: LogFigures | None) -> Known:
+    if figures is None:
+        return Known(capacity_bytes)
+    limit = figures.limit
+    if limit is not None and figures.total is not None and limit.low >= figures.total.high:
+        limit = None
+    return Known(capacity_bytes, limit, figures.total, figures.free)
+
+
+def _oom(case: Case, refusal: Refusal | None, message: OomMessage | None) -> Mapping[str, object] | None:
+    """The contract's ``oom`` object: measured figures, with the log's for what a snapshot does not hold."""
+    if refusal is None:
+        return None
+    text = message.contract() if message is not None else {}
+    capacity = case.capacity
+    limit = capacity.low_bytes if capacity is not None and capacity.kind == "limit" and capacity.is_exact else None
+    return {
+        "is_gpu_oom": True,
+        "backend": text.get("backend") or "cuda",
+        "device": case.timeline.device.device,
+        "tried_bytes": refusal.need_bytes,
+        "total_bytes": device_total_bytes(case.timeline, Known()) or text.get("total_bytes"),
+        "free_bytes": refusal.device_free_bytes if refusal.device_free_bytes is not None else text.get("free_bytes"),
+        "allocated_bytes": case.allocated_bytes,
+        "reserved_bytes": case.reserved_bytes,
+        "reserved_unallocated_bytes": case.reserved_bytes - case.allocated_bytes,
+        "limit_bytes": limit if limit is not None else text.get("limit_bytes"),
+        "process_bytes": text.get("process_bytes"),
+        "component": text.get("component"),
+        "asked_bytes": refusal.asked_bytes,
+    }
+
+
+def _when(case: Case) -> When | None:
+    if case.at.event < 0 and not len(case.timeline):
+        return None
+    phase = case.moment.phase
+    if case.event_tags & Tag.GENERATE:
+        phase = Phase.GENERATION.label
+    elif case.in_evaluation and case.phase is not Phase.GENERATION:
+        phase = Phase.EVALUATION.label
+    grew: dict[str, int] = {}
+    if case.points:
+        change = grown_since(case.analysis, case.at.event, case.points[0])
+        grew = {key: n for key, n in change.items() if abs(n) >= _GREW_SHARE * max(case.allocated_bytes, 1)}
+    return When(phase, case.moment.step, _first_step(case), case.at.event, case.at.kind, grew)
+
+
+def _tokens_that_fit(case: Case) -> float | None:
+    """Share of the batch's tokens for which the pass would have fitted; None where that isn't the question.
+
+    What grows with tokens is taken to be all that is neither stored weights, trained, nor a workspace.
+    """
+    verdict, capacity = case.verdict, case.capacity
+    if verdict.verdict != "budget" or capacity is None or verdict.needed_bytes is None or verdict.pieces is None:
+        return None
+    if case.phase not in (Phase.FORWARD, Phase.BACKWARD) or case.in_evaluation:
+        return None
+    fixed = case.kind(Category.LORA) | case.kind(Category.RUNTIME)
+    fixed |= case.kind(Category.BASE_WEIGHTS, "quantized", "unquantized", "quant_state", "buffer")
+    fixed_bytes = case.live_total(fixed)
+    growing = verdict.pieces.allocated_bytes + verdict.needed_bytes - fixed_bytes
+    share = (capacity.low_bytes - fixed_bytes) / growing if growing > 0 else 0.0
+    return share if 0 < share < 1 else None
+
+
+def _first_step(case: Case) -> bool | None:
+    """Whether the event lies in the program's first step; None before any step or where the recording began later."""
+    step = case.moment.step
+    if step is None:
+        return None
+    if step > 0:
+        return False
+    truncated = is_truncated(case.timeline)
+    if truncated is False:
+        return True
+    # Optimizer states older than the recording mean earlier steps; workspaces made in a pass that was recorded from
+    # its embedding on mean there was none.
+    born = case.facts.born
+    if (case.kind(Category.LORA, "optimizer_state") & (born < 0)).any():
+        return False
+    first = case.passes[0] if case.passes else None
+    if truncated or first is None:
+        return None
+    inside = (born >= first.start) & (born < first.end)
+    workspace = (case.kind(Category.RUNTIME, "cublas_workspace") & inside).any()
+    return True if workspace and (inside & (case.module == "embedding")).any() else None
+
+
+def _about(case: Case) -> list[str]:
+    """Sentences on the moment: the peak where nothing was refused, growth since the pass before, earlier refusals."""
+    found = []
+    if not case.is_oom:
+        what = {"peak": "Use was highest", "reserved-peak": "Reserved memory was highest"}.get(
+            case.at.kind, "Looked at"
+        )
+        where = f"at event {case.at.event:,}" if case.at.event >= 0 else "before the first event"
+        if not len(case.timeline):
+            what, where = "Live", "in the final state"
+        found.append(f"{what} {where}: {size(case.allocated_bytes)} allocated, {size(case.reserved_bytes)} reserved.")
+    held = {str(c): case.live_total(case.kind(c)) for c in Category}
+    top = sorted(((n, name) for name, n in held.items() if case.is_material(n)), reverse=True)[:3]
+    if top:
+        found.append("Most of it: " + ", ".join(f"{name} {size(n)}" for n, name in top) + ".")
+    if (share := _tokens_that_fit(case)) is not None:
+        found.append(
+            f"At most about {share:.0%} of this batch's tokens would fit as things are: activations and logits grow "
+            "with them."
+        )
+    if case.is_oom and len(case.timeline.oom_events) > 1:
+        found.append(f"{len(case.timeline.oom_events)} requests were refused in this recording; this is the last.")
+    if case.points and case.is_oom:
+        change = grown_since(case.analysis, case.at.event, case.points[0])
+        total = sum(change.values())
+        if abs(total) >= _GREW_SHARE * max(case.allocated_bytes, 1) and change:
+            key, most = next(iter(change.items()))
+            step = case.points[0].earlier.step
+            found.append(
+                f"Since the same point of the pass before (step {step}): {format_delta(total)}, most of it {key} "
+                f"({format_delta(most)})."
+            )
+    return found

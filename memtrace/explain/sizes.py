@@ -1,0 +1,101 @@
+"""What a refused request may have been, by its size: always a possibility, never a finding."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memtrace.attribution.categories import Category
+from memtrace.explain.case import Case
+from memtrace.explain.published import published_model
+from memtrace.oomlog import OomMessage
+from memtrace.units import format_bytes as size
+
+_KINDS: tuple[tuple[Category, str, str], ...] = (
+    (Category.TEMPORARY, "logits", "the logits"),
+    (Category.TEMPORARY, "loss", "a tensor of the loss"),
+    (Category.TEMPORARY, "attention_matrix", "an attention matrix"),
+    (Category.BASE_WEIGHTS, "dequant", "a dequantised weight"),
+    (Category.ACTIVATIONS, "saved", "an activation"),
+    (Category.ACTIVATIONS, "recompute", "a recomputed activation"),
+    (Category.ACTIVATIONS, "checkpoint_input", "a layer's input"),
+    (Category.LORA, "optimizer_state", "an optimizer state"),
+    (Category.LORA, "grads", "a gradient"),
+)
+_SMALLEST_BYTES = 1 << 20
+_MODEL_BYTES = 1 << 30
+
+
+def asked_at(case: Case) -> tuple[str, ...]:
+    """The sentence on who made the refused request; none where no stack tells."""
+    refusal = case.verdict.refusal
+    if refusal is None:
+        return ()
+    stack = int(case.timeline.trace.stack[case.at.event])
+    label = case.attribution.sites.label(stack)
+    if not label:
+        return ()
+    module = case.attribution.sites.module[stack]
+    place = f"{label} ({module})" if module else label
+    return (f"{size(refusal.asked_bytes)} was asked for at {place}.",)
+
+
+def possibilities(case: Case) -> tuple[str, ...]:
+    """Sentences on the refused request: what was of that size before, how it divides by the tokens."""
+    refusal = case.verdict.refusal
+    if refusal is None or refusal.asked_bytes < _SMALLEST_BYTES:
+        return ()
+    asked = refusal.asked_bytes
+    found = []
+    alike = _alike(case, asked)
+    if alike:
+        found.append(f"{asked:,} bytes is the size of {' or '.join(alike)}, so it may be one more.")
+    elif (weight := _dequantised(case, asked)) is not None:
+        found.append(weight)
+    per_token = _per_token(case, asked)
+    if per_token is not None:
+        found.append(per_token)
+    return tuple(found)
+
+
+def possible_models(message: OomMessage | None) -> tuple[str, ...]:
+    """From a log: the published model whose weights are as large as the request, if the printed digits leave one."""
+    found = message.interval("tried_bytes") if message is not None and message.is_gpu_oom else None
+    if found is None or found[0] < _MODEL_BYTES:
+        return ()
+    # What is printed is the driver's share of the request, rounded up to 2 MiB.
+    known = published_model(found[0] - (2 << 20), found[1])
+    if known is None:
+        return ()
+    name, bits = known
+    return (f"{size(round(sum(found) / 2))} is the size of {name} in {bits} bits, so it may be a whole model.",)
+
+
+def _alike(case: Case, asked: int) -> list[str]:
+    rounded = -(-case.size // 512) * 512
+    same = rounded == asked
+    names = []
+    for category, sub, name in _KINDS:
+        rows = same & case.kind(category, sub)
+        if rows.any():
+            names.append(f"{name} ({int(rows.sum())} before)")
+    return names[:2]
+
+
+def _dequantised(case: Case, asked: int) -> str | None:
+    packed = np.unique(case.size[case.kind(Category.BASE_WEIGHTS, "quantized") & case.facts.stays])
+    for factor, what in ((4, "16-bit copy of a 4-bit weight"), (8, "32-bit copy of a 4-bit weight")):
+        if (packed * factor == asked).any():
+            return f"{asked:,} bytes is the {what} that is stored here: it may be a dequantised weight."
+    return None
+
+
+def _per_token(case: Case, asked: int) -> str | None:
+    dims = case.dims
+    if dims is None or dims.tokens < 16 or asked % dims.tokens:
+        return None
+    a_token = asked // dims.tokens
+    widths = {a_token // element: element for element in (4, 2) if a_token % element == 0}
+    if not widths or min(widths) < 16:
+        return None
+    text = " or ".join(f"{width:,} values of {8 * element} bits" for width, element in widths.items())
+    return f"It is {dims.tokens:,} tokens × {a_token:,} bytes: {text} a token."

@@ -1,0 +1,234 @@
+"""Segments and blocks at any event: what lies where, and which bytes are free between them.
+
+Segments follow from the driver events; live blocks from the allocation table; whatever is left of a segment is free.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.allocator.replay.segments import InitialSegments
+from memtrace.history.timeline import Timeline
+from memtrace.snapshot.model import Action, PoolId
+
+I8 = NDArray[np.int64]
+I4 = NDArray[np.int32]
+Bool = NDArray[np.bool_]
+U1 = NDArray[np.uint8]
+
+
+class State(IntEnum):
+    """What a block is at the event."""
+
+    FREE = 0
+    ALLOCATED = 1
+    PENDING_FREE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One device's memory at one event; segments by address, blocks by address within them.
+
+    ``first_block[i]:first_block[i+1]`` are the blocks of segment ``i``. ``row`` is the block's row in
+    ``Timeline.allocations`` (-1 for a free block).
+    """
+
+    event: int
+    address: I8
+    total_bytes: I8
+    stream: I8
+    is_small: Bool
+    is_expandable: Bool
+    pool: I4
+    pools: tuple[PoolId, ...]
+    first_block: I8
+    block_address: I8
+    block_bytes: I8
+    block_state: U1
+    row: I8
+    segment: I4
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Sum of the segments."""
+        return int(self.total_bytes.sum())
+
+    def free_bytes(self) -> I8:
+        """Free bytes of each segment, pending ones not counted."""
+        return self._per_segment(self.block_state == State.FREE)
+
+    def used_bytes(self) -> I8:
+        """Allocated bytes (whole blocks) of each segment."""
+        return self._per_segment(self.block_state == State.ALLOCATED)
+
+    def pending_bytes(self) -> I8:
+        """Bytes of each segment whose free has not completed."""
+        return self._per_segment(self.block_state == State.PENDING_FREE)
+
+    def largest_free_bytes(self) -> I8:
+        """Largest free block of each segment; 0 where it has none."""
+        largest = np.zeros(len(self), dtype=np.int64)
+        free = self.block_state == State.FREE
+        np.maximum.at(largest, self.segment[free], self.block_bytes[free])
+        return largest
+
+    def _per_segment(self, chosen: Bool) -> I8:
+        total = np.zeros(len(self), dtype=np.int64)
+        np.add.at(total, self.segment[chosen], self.block_bytes[chosen])
+        return total
+
+
+@dataclass(slots=True)
+class Range:
+    """A mapped range while segment events are applied."""
+
+    address: int
+    size: int
+    stream: int
+    is_small: bool
+    is_expandable: bool
+    pool: int
+
+
+def first_ranges(initial: InitialSegments) -> list[Range]:
+    """What was mapped before the trace, by address."""
+    ranges = [
+        Range(*fields)
+        for fields in zip(
+            initial.address.tolist(), initial.total_size.tolist(), initial.stream.tolist(),
+            initial.is_small.tolist(), initial.is_expandable.tolist(), initial.pool.tolist(), strict=True,
+        )
+    ]  # fmt: skip
+    ranges.sort(key=lambda r: r.address)
+    return ranges
+
+
+def move_ranges(ranges: list[Range], timeline: Timeline, first: int, stop: int) -> None:
+    """Apply the driver events from ``first`` to before ``stop`` in place; neighbouring maps of one stream and pool
+    become one range."""
+    trace, replay = timeline.trace, timeline.replay
+    starts = [r.address for r in ranges]
+    action = trace.action[first:stop]
+    wanted = (action >= Action.SEGMENT_ALLOC) & (action <= Action.SEGMENT_UNMAP)
+    for e in (np.flatnonzero(wanted) + first).tolist():
+        kind, address, size = int(trace.action[e]), int(trace.address[e]), int(trace.size[e])
+        if kind in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
+            stream = trace.streams[int(trace.stream[e])]
+            new = Range(
+                address, size, stream, bool(replay.is_small[e]), kind == Action.SEGMENT_MAP, int(replay.pool[e])
+            )
+            at = bisect_left(starts, address)
+            if kind == Action.SEGMENT_MAP:
+                at = _merge(ranges, starts, at, new)
+            ranges.insert(at, new)
+            starts.insert(at, new.address)
+        else:
+            _cut(ranges, starts, address, size)
+
+
+def _alike(a: Range, b: Range) -> bool:
+    return a.is_expandable and b.is_expandable and (a.stream, a.is_small, a.pool) == (b.stream, b.is_small, b.pool)
+
+
+def _merge(ranges: list[Range], starts: list[int], at: int, new: Range) -> int:
+    """Absorb mapped neighbours of ``new``; returns where it belongs."""
+    if at < len(ranges) and ranges[at].address == new.address + new.size and _alike(ranges[at], new):
+        new.size += ranges[at].size
+        del ranges[at], starts[at]
+    if at > 0 and ranges[at - 1].address + ranges[at - 1].size == new.address and _alike(ranges[at - 1], new):
+        at -= 1
+        new.address, new.size = ranges[at].address, new.size + ranges[at].size
+        del ranges[at], starts[at]
+    return at
+
+
+def _cut(ranges: list[Range], starts: list[int], address: int, size: int) -> None:
+    """Remove [address, address + size): a whole segment, or pages out of a mapped range."""
+    at = bisect_right(starts, address) - 1
+    if at < 0:
+        return
+    old = ranges[at]
+    end, old_end = address + size, old.address + old.size
+    if address >= old_end:
+        return
+    del ranges[at], starts[at]
+    if end < old_end:
+        ranges.insert(at, Range(end, old_end - end, old.stream, old.is_small, old.is_expandable, old.pool))
+        starts.insert(at, end)
+    if old.address < address:
+        ranges.insert(
+            at, Range(old.address, address - old.address, old.stream, old.is_small, old.is_expandable, old.pool)
+        )
+        starts.insert(at, old.address)
+
+
+def layout_at(timeline: Timeline, event: int) -> Layout:
+    """The layout just after ``event`` (-1: before the trace).
+
+    Where the replay is not exact, blocks that would overlap are cut at the next one's start, and blocks outside every
+    segment are left out, so that the blocks always tile the segments.
+    """
+    ranges = first_ranges(timeline.replay.initial_segments)
+    move_ranges(ranges, timeline, 0, event + 1)
+    address = np.array([r.address for r in ranges], dtype=np.int64)
+    total = np.array([r.size for r in ranges], dtype=np.int64)
+    table = timeline.allocations
+    rows = timeline.live_rows(event)
+    rows = rows[np.argsort(table.address[rows], kind="stable")]
+    start = table.address[rows]
+    holder = np.searchsorted(address, start, side="right") - 1
+    inside = (
+        (holder >= 0) & (start < (address + total)[np.maximum(holder, 0)]) if len(ranges) else np.zeros(len(rows), bool)
+    )
+    # Two live rows at one address can only come from a damaged trace; the later one is the one that is there.
+    if len(rows) > 1:
+        inside[:-1] &= start[:-1] != start[1:]
+    rows, start, holder = rows[inside], start[inside], holder[inside]
+    end = np.minimum(start + table.block_bytes[rows], (address + total)[holder]) if len(rows) else start
+    if len(rows) > 1:
+        end[:-1] = np.minimum(end[:-1], start[1:])
+    state = np.where(timeline.pending(rows, event), State.PENDING_FREE, State.ALLOCATED).astype(np.uint8)
+
+    # Free space: from each segment's start or a block's end, to the next block's start or the segment's end.
+    gap_start = np.concatenate([address, end])
+    gap_segment = np.concatenate([np.arange(len(ranges), dtype=np.int64), holder])
+    order = np.argsort(gap_start, kind="stable")
+    gap_start, gap_segment = gap_start[order], gap_segment[order]
+    order = np.argsort(gap_segment, kind="stable")
+    gap_start, gap_segment = gap_start[order], gap_segment[order]
+    next_start = np.searchsorted(start, gap_start, side="left")
+    segment_end = (address + total)[gap_segment] if len(ranges) else gap_start
+    padded = np.append(start, np.iinfo(np.int64).max)
+    gap_end = np.minimum(padded[next_start], segment_end)
+    is_gap = gap_end > gap_start
+    gap_start, gap_end, gap_segment = gap_start[is_gap], gap_end[is_gap], gap_segment[is_gap]
+
+    block_address = np.concatenate([start, gap_start])
+    segment = np.concatenate([holder, gap_segment]).astype(np.int32)
+    order = np.argsort(block_address, kind="stable")
+    segment = segment[order]
+    first_block = np.searchsorted(segment, np.arange(len(ranges) + 1)).astype(np.int64)
+    return Layout(
+        event=event,
+        address=address,
+        total_bytes=total,
+        stream=np.array([r.stream for r in ranges], dtype=np.int64),
+        is_small=np.array([r.is_small for r in ranges], dtype=np.bool_),
+        is_expandable=np.array([r.is_expandable for r in ranges], dtype=np.bool_),
+        pool=np.array([r.pool for r in ranges], dtype=np.int32),
+        pools=timeline.pools,
+        first_block=first_block,
+        block_address=block_address[order],
+        block_bytes=np.concatenate([end - start, gap_end - gap_start])[order],
+        block_state=np.concatenate([state, np.zeros(len(gap_start), np.uint8)])[order],
+        row=np.concatenate([rows, np.full(len(gap_start), -1, np.int64)])[order],
+        segment=segment,
+    )

@@ -1,0 +1,137 @@
+"""``with memtrace.record("run.pickle") as recording:`` for programs that name what they record."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from memtrace.errors import MissingDependencyError
+from memtrace.record import backend as backend_module
+from memtrace.record import messages, recorder
+from memtrace.record.ooms import is_oom
+from memtrace.record.recorder import DEFAULT_MAX_ENTRIES, Recorder, RecordOptions
+from memtrace.record.signals import SignalWatch
+
+
+def options_for(path: str | os.PathLike[str], **rest: Any) -> RecordOptions:
+    """Options for a recording whose final file is ``path``."""
+    wanted = Path(path)
+    return RecordOptions(folder=wanted.parent, stem=wanted.stem, suffix=wanted.suffix or ".pickle", **rest)
+
+
+class Recording(contextlib.AbstractContextManager["Recording"]):
+    """A recording in progress. Made by :func:`record`; every method does nothing where recording is not possible."""
+
+    def __init__(self, inner: Recorder | None, owns: bool) -> None:
+        self.recorder = inner
+        self._owns = owns
+        self._signals = SignalWatch(inner) if inner is not None and owns else None
+
+    def __enter__(self) -> Recording:
+        if self.recorder is not None and self._owns:
+            with messages.guarded("starting the recording"):
+                self.recorder.begin()
+            if self._signals is not None:
+                self._signals.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(error)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the recording: write the file, or announce the out-of-memory error that ended the program."""
+        if self.recorder is None or not self._owns or self.recorder.finished:
+            return
+        if self._signals is not None:
+            self._signals.remove()
+        conclude(self.recorder, error)
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """``with recording.phase("validation"):`` marks a phase by name."""
+        return self.recorder.phase(name) if self.recorder is not None else contextlib.nullcontext()
+
+    def step(self) -> None:
+        """Count a step, instead of one a call of ``optimizer.step``."""
+        if self.recorder is not None:
+            self.recorder.step()
+
+    def count_steps_by_hand(self) -> None:
+        """Leave the counting to :meth:`step` from the beginning."""
+        if self.recorder is not None:
+            self.recorder.log.counted_by_program = True
+
+    def dump(self, path: str | os.PathLike[str] | None = None) -> Path | None:
+        """Write the state and history so far; returns the file, ``None`` where that failed (and was said)."""
+        return self.recorder.dump(path) if self.recorder is not None else None
+
+    @property
+    def file(self) -> Path | None:
+        """The file written last."""
+        return self.recorder.last_file if self.recorder is not None else None
+
+
+def record(
+    path: str | os.PathLike[str],
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    stacks: str = "python",
+    max_entries: int = DEFAULT_MAX_ENTRIES,
+    steps: tuple[int, int] | None = None,
+    deep: bool = False,
+    force: bool = False,
+    required: bool = False,
+) -> Recording:
+    """Record GPU memory until the ``with`` block ends, and write a snapshot that any viewer opens.
+
+    ``path`` is the snapshot: the state at the end of the block, or at the out-of-memory error that ended it. A file
+    of that name is never replaced unless ``force``; a number is added instead. ``model`` and ``optimizer`` (or lists
+    of them) are found without help too; naming them makes phases exact from the first call on. ``stacks="all"`` adds
+    C++ frames. ``max_entries`` bounds the ring of events; ``steps=(10, 12)`` records steps 10 and 11 alone. ``deep``
+    stamps module names on allocations. Where recording is not possible, one line says why and the block runs
+    unrecorded, unless ``required``, which raises :class:`memtrace.errors.MissingDependencyError`.
+    """
+    running = recorder.active()
+    if running is not None:
+        messages.say("already recording; this record() adds its phases and steps to that recording")
+        return Recording(running, owns=False)
+    rest = {"stacks": stacks, "max_entries": max_entries, "steps": steps, "deep": deep, "force": force}
+    options = options_for(path, **rest)
+    try:
+        backend_module.get().require()
+    except MissingDependencyError as error:
+        if required:
+            raise
+        messages.say(f"not recording: {error}")
+        return Recording(None, owns=False)
+    return Recording(Recorder(options, model, optimizer), owns=True)
+
+
+def conclude(inner: Recorder, error: BaseException | None) -> None:
+    """Write what remains to be written when a recorded program or block ends, and switch everything off."""
+    with messages.guarded("ending the recording"):
+        ooms = inner.ooms
+        if ooms.last is not None and (is_oom(error) or ooms.pending(inner.log.completed)):
+            ooms.failed(error)
+        else:
+            ooms.set_aside(inner)
+            _write_end(inner)
+    inner.end()
+
+
+def _write_end(inner: Recorder) -> None:
+    window = inner.options.steps
+    if inner.started_us is None:
+        if window is not None:
+            messages.say(f"the program ended in step {inner.log.step}, before step {window[0]}: nothing was recorded")
+        return
+    if inner.recording:
+        kind = "" if window is None else f"-steps{window[0]}-{window[1]}"
+        inner.save(kind, "end")
+    if inner.last_file is not None:
+        messages.say(f"recorded to {inner.last_file}; next: memtrace report {inner.last_file}")

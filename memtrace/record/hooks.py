@@ -1,0 +1,180 @@
+"""Follow an unchanged program: where its forward, backward and optimizer steps begin and end.
+
+The outermost modules that the program calls are found with PyTorch's global module hooks. Those slow every module call
+down, so they go as soon as the models are known; from then on only the classes of the found models are watched, which
+costs a few microseconds a step. Optimizers are followed through the global step hooks, the backward pass through
+``torch.autograd.backward``. Everything is undone by :meth:`AutoHooks.remove`.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from memtrace.record import messages
+from memtrace.record.backend import import_torch
+from memtrace.record.phases import BACKWARD, BETWEEN, EVALUATION, FORWARD, OPTIMIZER, PhaseLog
+
+_DISCOVERY_CALLS = 16  # outermost calls after which discovery ends where no optimizer ever steps
+
+
+class AutoHooks:
+    """``on_model(model)``, ``before_step(optimizer)`` and ``after_step(optimizer)`` are called as things happen."""
+
+    def __init__(
+        self,
+        log: PhaseLog,
+        on_model: Callable[[Any], None],
+        before_step: Callable[[Any], None],
+        after_step: Callable[[Any], None],
+    ) -> None:
+        self.log = log
+        self.on_model, self.before_step, self.after_step = on_model, before_step, after_step
+        self._local = threading.local()
+        self._compiling: Callable[[], bool] = lambda: False
+        self._handles: list[Any] = []
+        self._discovery: list[Any] = []
+        self._classes: dict[type, Any] = {}
+        self._backward: tuple[Any, Any] | None = None
+        self._calls = 0
+
+    def install(self) -> None:
+        """Begin to follow the program."""
+        torch = import_torch()
+        from torch.nn.modules import module as modules
+        from torch.optim import optimizer as optimizers
+
+        self._compiling = getattr(getattr(torch, "compiler", None), "is_compiling", self._compiling)
+        self._discovery = [
+            modules.register_module_forward_pre_hook(self._first_call),
+            modules.register_module_forward_hook(self._first_call_ends, always_call=True),
+        ]
+        self._handles = [
+            optimizers.register_optimizer_step_pre_hook(self._optimizer_begins),
+            optimizers.register_optimizer_step_post_hook(self._optimizer_ends),
+        ]
+        original = torch.autograd.backward
+
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if self.log.name == BACKWARD:  # reentrant checkpointing
+                return original(*args, **kwargs)
+            self.log.enter(BACKWARD)
+            result = original(*args, **kwargs)
+            self.log.completed += 1
+            self.log.enter(BETWEEN)  # not after an error: the phase stays what it was when it failed
+            return result
+
+        torch.autograd.backward = backward
+        self._backward = (original, backward)
+
+    def remove(self) -> None:
+        """Undo everything; safe to call twice."""
+        self._end_discovery()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        for cls, own_call in self._classes.items():
+            if own_call is None:
+                del cls.__call__
+            else:
+                setattr(cls, "__call__", own_call)  # noqa: B010
+        self._classes = {}
+        if self._backward is not None:
+            torch = import_torch()
+            if torch.autograd.backward is self._backward[1]:
+                torch.autograd.backward = self._backward[0]
+            self._backward = None
+
+    def _end_discovery(self) -> None:
+        for handle in self._discovery:
+            handle.remove()
+        self._discovery = []
+
+    # the outermost module
+    def watch(self, model: Any) -> None:
+        """Follow a model that is known to be an outermost one."""
+        self.on_model(model)
+        cls = type(model)
+        if cls in self._classes:
+            return
+        own_call = cls.__dict__.get("__call__")
+        hooks = self
+
+        def plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if own_call is not None:
+                return own_call(module, *args, **kwargs)
+            parent: Any = super(cls, module)
+            return parent.__call__(*args, **kwargs)  # looked up now: others may patch it meanwhile
+
+        @functools.wraps(cls.__call__)
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if hooks._compiling() or not hooks._begins():
+                return plain_call(module, *args, **kwargs)
+            try:
+                result = plain_call(module, *args, **kwargs)
+            finally:
+                hooks._local.inside = False
+            hooks._ends()
+            return result
+
+        try:
+            setattr(cls, "__call__", __call__)  # noqa: B010
+        except (TypeError, AttributeError):  # an extension class that refuses
+            return
+        self._classes[cls] = own_call
+
+    def _begins(self) -> bool:
+        """Note the start of an outermost call; false inside one, and inside autograd (a recomputation)."""
+        if getattr(self._local, "inside", False):
+            return False
+        torch = import_torch()
+        if torch._C._current_graph_task_id() != -1:
+            return False
+        self._local.inside = True
+        self.log.autocast |= bool(torch.is_autocast_enabled())
+        self.log.enter(FORWARD if torch.is_grad_enabled() else EVALUATION)
+        return True
+
+    def _ends(self) -> None:
+        if self.log.name == EVALUATION:
+            self.log.enter(BETWEEN)
+        self.log.completed += 1
+        self._calls += 1
+        if self._calls >= _DISCOVERY_CALLS and self._discovery:
+            self._end_discovery()
+
+    def _first_call(self, module: Any, _args: Any) -> None:
+        if self._compiling() or getattr(self._local, "inside", False):
+            return
+        with messages.guarded("looking at a module"):
+            if hasattr(module, "_orig_mod"):  # torch.compile: what it traces should hold no hooks
+                self._end_discovery()
+                self.watch(module)
+                self.log.enter(FORWARD)
+            elif next(module.parameters(), None) is not None and self._begins():
+                self._local.module = module
+                self.watch(module)
+
+    def _first_call_ends(self, module: Any, _args: Any, output: Any) -> None:
+        if not self._compiling() and getattr(self._local, "module", None) is module:
+            self._local.module = None
+            self._local.inside = False
+            if output is not None:  # None after an error, too: hooks are called all the same
+                self._ends()
+
+    # the optimizer
+    def _optimizer_begins(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        with messages.guarded("looking at the gradients"):
+            self.before_step(optimizer)
+        self.log.enter(OPTIMIZER)
+
+    def _optimizer_ends(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self.log.completed += 1
+        self.log.enter(BETWEEN)
+        with messages.guarded("counting a step"):
+            self.after_step(optimizer)
+        if self._discovery:
+            self._end_discovery()

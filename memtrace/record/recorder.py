@@ -1,0 +1,335 @@
+"""The recorder: PyTorch's memory history, switched on and off, dumped with everything memtrace adds to it.
+
+One process has at most one recorder at work. Whatever goes wrong inside it ends in one line on stderr, never in the
+program's way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memtrace.errors import UsageError
+from memtrace.record import backend as backend_module
+from memtrace.record import facts, files, messages
+from memtrace.record.deep import DeepNames
+from memtrace.record.hooks import AutoHooks
+from memtrace.record.labels import LabelBook
+from memtrace.record.ooms import OomBook
+from memtrace.record.phases import PhaseLog, now_us
+from memtrace.record.steplog import StepLog
+
+DEFAULT_MAX_ENTRIES = 400_000  # about eight steps of a 7B QLoRA run; some 50 MB on disk, a few hundred in memory
+STACKS = ("python", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """Where and what to record. ``steps`` is a window [first, end) of steps counted from 0.
+
+    ``step_log`` also keeps the levels of every step, in the window or not; it resets PyTorch's peak statistics then.
+    """
+
+    folder: Path
+    stem: str
+    suffix: str = ".pickle"
+    stacks: str = "python"
+    max_entries: int = DEFAULT_MAX_ENTRIES
+    steps: tuple[int, int] | None = None
+    deep: bool = False
+    force: bool = False
+    step_log: bool = False
+
+    def __post_init__(self) -> None:
+        if self.stacks not in STACKS:
+            raise UsageError(f"stacks must be {' or '.join(STACKS)}, not {self.stacks!r}")
+        if self.max_entries < 1:
+            raise UsageError(f"max_entries must be at least 1, not {self.max_entries}")
+        if self.steps is not None and not 0 <= self.steps[0] < self.steps[1]:
+            raise UsageError(f"steps must be FIRST:END with 0 <= FIRST < END, not {self.steps[0]}:{self.steps[1]}")
+
+
+class Recorder:
+    """Records one process. Made by :func:`memtrace.record`, by the launcher or by the trainer callback."""
+
+    def __init__(self, options: RecordOptions, model: Any = None, optimizer: Any = None) -> None:
+        self.options = options
+        self.backend = backend_module.get()
+        self.log = PhaseLog()
+        self.labels = LabelBook(self.backend.device_type)
+        self.ooms = OomBook()
+        self.steps = StepLog(self.backend) if options.step_log else None
+        self.hooks = AutoHooks(self.log, self._know_model, self._before_step, self._after_step)
+        self.deep = DeepNames(self.backend) if options.deep else None
+        self.is_child = False  # forked or spawned by the process that memtrace was started in
+        self.process = os.getpid()
+        self.stacks = options.stacks
+        self.started_us: int | None = None
+        self.recording = self.finished = self.window_done = False
+        self.last_file: Path | None = None
+        self._model, self._optimizer = model, optimizer
+        self._folder: Path | None = None
+        self._hooked = False
+        self._remembered: set[int] = set()  # optimizers whose first step was looked at
+        self._config: dict[str, Any] = {}
+        self._lock = threading.RLock()
+
+    # life
+    def follow(self) -> None:
+        """Follow the program's models and optimizers (needs PyTorch, but no GPU yet)."""
+        if not self._hooked and not self.finished:
+            self._hooked = True
+            self.hooks.install()
+            if self.deep is not None:
+                self.deep.install()
+            for model in _several(self._model):
+                self.hooks.watch(model)
+            for optimizer in _several(self._optimizer):
+                self.labels.add_optimizer(optimizer)
+
+    def begin(self) -> None:
+        """Record from now on, or from the window's first step on. The GPU must be usable."""
+        with self._lock:
+            if self.finished:
+                return
+            self.follow()
+            self._folder, problem = files.writable_folder(self.options.folder)
+            if problem is not None:
+                messages.say(f"{problem}; recordings go to {self._folder}")
+            _observe(self.backend, self)
+            self._move_window()
+
+    def _start_history(self) -> None:
+        self.recording = True
+        self.started_us = now_us()
+        self.stacks = self.backend.start(self.options.stacks, self.options.max_entries)
+        if self.stacks != self.options.stacks:
+            messages.say("C++ stacks can't be unwound here; recording Python stacks only")
+
+    def _stop_history(self) -> None:
+        if self.recording:
+            self.recording = False
+            self.backend.stop()
+
+    def end(self) -> None:
+        """Switch recording off, remove every hook. Safe to call twice."""
+        with self._lock:
+            self.finished = True
+            _unobserve(self)
+            if self._hooked:
+                self._hooked = False
+                self.hooks.remove()
+                if self.deep is not None:
+                    self.deep.remove()
+            with messages.guarded("switching the recording off"):
+                self._stop_history()
+            if self.steps is not None:
+                self.steps.close()
+                with messages.guarded("writing the step log"):
+                    self._write_steps()
+
+    # steps and phases
+    def _know_model(self, model: Any) -> None:
+        self.labels.add_model(model)
+        if self.steps is not None:
+            self.steps.follow(model)
+
+    def _write_steps(self) -> None:
+        if self.steps is not None and len(self.steps) and self._folder is not None:
+            wanted = self.path(".steps").with_suffix(".jsonl")
+            partial = wanted.with_name(f".{wanted.name}.{os.getpid()}.partial")
+            self.steps.write(partial)
+            files.rename(partial, wanted, self.options.force)
+
+    def _note_step(self) -> None:
+        if self.steps is not None:
+            self.steps.note(self.log.step - 1)
+        self._move_window()
+
+    def _before_step(self, optimizer: Any) -> None:
+        self.labels.add_optimizer(optimizer)
+        if self.recording:
+            self.labels.note_gradients(optimizer, now_us())
+
+    def _after_step(self, optimizer: Any) -> None:
+        if self.recording and id(optimizer) not in self._remembered:
+            self._remembered.add(id(optimizer))
+            self._remember()
+        if self.log.next_step(by_program=False):
+            self._note_step()
+
+    def _remember(self) -> None:
+        """Look at models and optimizers while they are alive: a script's objects are often gone at its end."""
+        models, optimizers = self.labels.models(), self.labels.optimizers()
+        self.labels.remember(models, optimizers, now_us())
+        self._config = facts.run_config(models, optimizers)
+
+    def _config_of(self, models: list[Any], optimizers: list[Any]) -> dict[str, Any]:
+        """What the living objects tell, else what they told after the first step."""
+        config = facts.run_config(models, optimizers)
+        earlier = self._config.get("models", [])
+        if any("config" in model for model in earlier) and not any("config" in model for model in config["models"]):
+            config["models"] = earlier  # what is left of a model may outlive it, layers that a cache holds, say
+        config["models"] = config["models"] or earlier
+        config["optimizers"] = config["optimizers"] or self._config.get("optimizers", [])
+        config["autocast"] = self.log.autocast
+        return config
+
+    def step(self) -> None:
+        """Count a step. The automatic count, one a call of ``optimizer.step``, stops with the first call."""
+        if self.log.next_step(by_program=True):
+            self._note_step()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark a phase of the program by name; the phase before it goes on afterwards."""
+        before = self.log.name
+        self.log.enter(name)
+        yield
+        self.log.enter(before)  # not after an error: the phase stays what it was when it failed
+
+    def _move_window(self) -> None:
+        """Start or stop the history where the window of steps says so."""
+        if self.finished or self.window_done:
+            return
+        window = self.options.steps
+        if window is None or window[0] <= self.log.step < window[1]:
+            if not self.recording:
+                with messages.guarded("starting the recording"):
+                    self._start_history()
+        elif self.log.step >= window[1]:
+            self.window_done = True
+            if self.recording:
+                self.save(f"-steps{window[0]}-{window[1]}", "steps")
+                with messages.guarded("switching the recording off"):
+                    self._stop_history()
+
+    # dumps
+    def path(self, kind: str = "") -> Path:
+        """Wanted name of a file: folder, stem, rank where there are several, kind."""
+        rank, world_size = facts.rank_and_world_size()
+        mark = f"-rank{rank}" if world_size > 1 else ""
+        if self.is_child and not facts.distributed_is_up():
+            mark += f"-pid{os.getpid()}"
+        return (self._folder or self.options.folder) / f"{self.options.stem}{mark}{kind}{self.options.suffix}"
+
+    def dump(self, path: str | os.PathLike[str] | None = None) -> Path | None:
+        """Write the state and history so far; returns the file, or ``None`` after one line on stderr."""
+        return self.save("-request", "request", Path(path) if path is not None else None)
+
+    def save(self, kind: str, reason: str, path: Path | None = None, force: bool | None = None) -> Path | None:
+        """Take and write a snapshot; never raises."""
+        with self._lock, messages.guarded("taking a snapshot"):
+            snapshot = self.take(reason)
+            return self.write(snapshot, path or self.path(kind), force)
+        return None
+
+    def take(self, reason: str, device: int | None = None, oom: dict[str, Any] | None = None) -> dict[str, Any]:
+        """PyTorch's snapshot with the extra key ``memtrace``."""
+        device = self.backend.current_device() if device is None else device
+        extra = facts.process_facts(self.backend, device)
+        snapshot = self.backend.snapshot()
+        traces = snapshot.get("device_traces", [])
+        since = min((trace[0].get("time_us", 0) for trace in traces if trace), default=0)
+        problems: list[str] = []
+        models: list[Any] = _attempt(problems, [], self.labels.models)
+        optimizers: list[Any] = _attempt(problems, [], self.labels.optimizers)
+        labels = _attempt(problems, [], lambda: self.labels.collect(models, optimizers, since))
+        config: dict[str, Any] = _attempt(problems, {}, lambda: self._config_of(models, optimizers))
+        overflowed = any(len(trace) >= self.options.max_entries for trace in traces)
+        extra |= {
+            "reason": reason,
+            "phases": self.log.rows(since),
+            "labels": labels,
+            "oom": oom,
+            "config": config,
+            "recording": {
+                "stacks": self.stacks if self.recording else None,
+                "max_entries": self.options.max_entries,
+                "started_us": self.started_us,
+                "overflowed": overflowed,
+                "deep": self.options.deep,
+            },
+            "problems": problems,
+        }
+        if self.steps is not None:
+            extra["steps"] = self.steps.rows()
+        snapshot["memtrace"] = extra
+        if overflowed:
+            messages.say(
+                f"the ring of {self.options.max_entries} events overflowed: the oldest are lost; "
+                "record fewer steps (--steps) or more events (--max-entries)"
+            )
+        return snapshot
+
+    def write(self, snapshot: dict[str, Any], path: Path, force: bool | None = None) -> Path | None:
+        """Write one snapshot; on failure one line on stderr and ``None``."""
+        try:
+            written = files.write_snapshot(snapshot, path, self.options.force if force is None else force)
+        except OSError as error:
+            messages.say(f"cannot write {path}: {error.strerror or error}; nothing was left behind")
+            return None
+        self.last_file = written
+        return written
+
+    def on_oom(self, device: int, requested_bytes: int, in_use_bytes: int, free_bytes: int) -> None:
+        """The allocator's observer: save the state before anything unwinds. Never raises."""
+        with messages.guarded("saving the state of an out-of-memory error"), self._lock:
+            if not self.finished and os.getpid() == self.process:
+                self.ooms.happened(self, device, requested_bytes, in_use_bytes, free_bytes)
+
+    def forked(self) -> None:
+        """Forget the parent's state in a forked child; its own CUDA start-up may begin a recording of its own."""
+        self._lock = threading.RLock()
+        self.is_child, self.process = True, os.getpid()
+        self.recording = self.window_done = False
+        self.started_us = None
+        self.ooms = OomBook()
+        self.last_file = None
+
+
+def _several(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _attempt(problems: list[str], default: Any, job: Callable[[], Any]) -> Any:
+    """Other people's objects are asked here: what fails is noted in the file instead of losing the file."""
+    try:
+        return job()
+    except Exception as error:
+        problems.append(f"{type(error).__name__}: {error}")
+        return default
+
+
+_observing: list[Recorder] = []
+_observed_backends: list[Any] = []
+
+
+def _observe(backend: Any, recorder: Recorder) -> None:
+    """PyTorch can't detach an observer, so one is attached for good and passes on to whoever records."""
+    _observing.append(recorder)
+    if backend not in _observed_backends:
+        _observed_backends.append(backend)
+        backend.attach_oom_observer(_on_oom)
+
+
+def _on_oom(device: int, requested_bytes: int, in_use_bytes: int, free_bytes: int) -> None:
+    for recorder in list(_observing):
+        recorder.on_oom(device, requested_bytes, in_use_bytes, free_bytes)
+
+
+def active() -> Recorder | None:
+    """The recorder at work in this process."""
+    return _observing[-1] if _observing else None
+
+
+def _unobserve(recorder: Recorder) -> None:
+    if recorder in _observing:
+        _observing.remove(recorder)

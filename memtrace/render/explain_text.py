@@ -1,0 +1,216 @@
+"""An explanation as text that fits one screen (20 lines of 80 columns), and as Markdown for an issue thread."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from memtrace._version import __version__
+from memtrace.explain.answer import Advice, Explanation, Finding, When
+from memtrace.render.words import verdict_name
+from memtrace.units import format_bytes, format_delta
+
+WIDTH = 80
+LINES = 20
+_INDENT = 15
+_WHY_LINES = 7
+_SINCE = "Since the same point of the pass before"
+
+_MEANING = {
+    "fragmentation": "there was room, but in pieces",
+    "budget": "more was needed than there is",
+    "limit": "it would have fitted and was refused all the same",
+    "not_this_process": "others hold the card's memory",
+    "not_gpu_memory": "this is not about GPU memory",
+    "not_pytorch": "not PyTorch's allocator ran out",
+    "no_oom": "nothing was refused",
+    "unknown": "the input does not tell why",
+}
+
+
+def _when_text(when: When) -> str:
+    parts = [f"{when.phase.replace('_', ' ')}"] if when.phase != "unknown" else []
+    if when.step is not None:
+        nth = {True: " (the first)", False: "", None: " of the recording"}[when.first_step]
+        parts.append(f"step {when.step}{nth}")
+    where = "" if when.kind in ("oom", "log") else {"peak": "peak in ", "end": "end in "}.get(when.kind, "at ")
+    return where + ", ".join(parts) if parts else ""
+
+
+def _headline(answer: Explanation) -> str:
+    parts = [f"{verdict_name(answer.verdict)}, {answer.confidence}: {_MEANING.get(answer.verdict, '')}"]
+    if answer.when is not None and (text := _when_text(answer.when)):
+        parts.append(text)
+    return " · ".join(parts)
+
+
+def _size(finding: Finding) -> str:
+    if finding.bytes is None:
+        return ""
+    return format_bytes(finding.bytes) + ("/step" if finding.per_step else "")
+
+
+def _saving(advice: Advice) -> str:
+    return f"saves {format_bytes(advice.saves_bytes)} ({advice.basis})" if advice.saves_bytes is not None else ""
+
+
+def _wrap(text: str, first: str, rest: str, most: int | None = None) -> list[str]:
+    """Greedy lines of at most ``WIDTH`` columns, at most ``most`` of them.
+
+    Code stays such that it can be copied: a word goes to a line of its own before it is broken, is broken where Python
+    lets a line end, and is left out whole where the last line can't hold all of it.
+    """
+    lines, line, empty = [], first, True
+    inside: list[bool] = [False]  # whether a line begins within a word
+    for word in text.split():
+        whole = word
+        while word:
+            room = WIDTH - len(line) - (0 if empty else 1)
+            if len(word) <= room:
+                line += word if empty else f" {word}"
+                word, empty = "", False
+                continue
+            at = 0
+            if len(word) > WIDTH - len(rest):
+                at = _break(word, room) or (max(room, 1) if empty else 0)
+                if at:
+                    line += word[:at] if empty else f" {word[:at]}"
+                    word = word[at:]
+            lines.append(line)
+            inside.append(word is not whole)
+            line, empty = rest, True
+    lines.append(line)
+    if most is None or len(lines) <= most:
+        return lines
+    last = most - 1
+    while last and inside[last + 1] and inside[last]:
+        last -= 1
+    kept = lines[last]
+    if inside[last + 1]:  # what was begun is left out
+        kept = kept[: kept.rstrip().rfind(" ")]
+        if last and not kept.strip(" →"):
+            last -= 1
+            kept = lines[last]
+    while len(kept) > WIDTH - 2:
+        kept = kept[: kept.rindex(" ")] if " " in kept.strip() else kept[: WIDTH - 2]
+    return [*lines[:last], f"{kept.rstrip()} …"]
+
+
+def _break(word: str, room: int) -> int:
+    """Where in the first ``room`` characters of a long word a line may end: after an opening bracket, or after a comma
+    inside brackets; 0 where nowhere."""
+    depth, at = 0, 0
+    for place, mark in enumerate(word[: max(room, 0)], 1):
+        depth += (mark in "([{") - (mark in ")]}")
+        if mark in "([{" or (mark == "," and depth > 0):
+            at = place
+    return at
+
+
+def _head(finding: Finding) -> str:
+    head = f"{_size(finding):>{_INDENT - 2}}  {finding.id}"
+    if finding.advice and (saving := _saving(finding.advice[0])):
+        head += f" · {saving}"
+    return head[:WIDTH]
+
+
+def _brief(finding: Finding) -> str:
+    """One line for a finding that has no more room: without a saving, the id alone would say too little."""
+    head = _head(finding)
+    if finding.advice and _saving(finding.advice[0]):
+        return head
+    return _wrap(f"{finding.id} · {finding.title}", head[: -len(finding.id)], "", 1)[0]
+
+
+def _block(finding: Finding, most: int | None) -> list[str]:
+    pad = " " * _INDENT
+    best = finding.advice[0] if finding.advice else None
+    lines = [_head(finding), *_wrap(finding.title, pad, pad, 1)]
+    for advice in finding.advice if most is None else finding.advice[:1]:
+        note = f" [{_saving(advice)}]" if most is None and _saving(advice) and advice is not best else ""
+        lines += _wrap(advice.change + note, f"{pad}→ ", f"{pad}  ", most)
+    if most is None:
+        lines += _wrap(finding.evidence, f"{pad}because ", f"{pad}  ")
+    return lines
+
+
+def _why(answer: Explanation, most: int | None = None) -> list[str]:
+    """The sentences, wrapped; with ``most``, as many whole ones as that many lines hold (the first in any case)."""
+    lines: list[str] = []
+    for sentence in [*answer.because, *answer.worth_saying, *answer.sizes]:
+        wrapped = _wrap(sentence, "  ", "  ")
+        if most is not None and lines and len(lines) + len(wrapped) > most:
+            break
+        lines += wrapped
+    return lines if most is None else lines[: LINES - 4]
+
+
+def render_explanation(answer: Explanation, everything: bool = False) -> list[str]:
+    """Lines of at most 80 columns: 20 at most, or with ``everything`` as many as it takes."""
+    head = _wrap(_headline(answer), "", "  ", 2)
+    warnings = [f"warning: {line}" for line in answer.warnings]
+    if everything:
+        lines = [*head, *_why(answer)]
+        for finding in answer.findings:
+            lines += ["", *_block(finding, None)]
+        for warning in warnings:
+            lines += _wrap(warning, "", "  ")
+        return lines
+    foot = _wrap(warnings[0], "", "  ", 1) if warnings else []
+    room = LINES - len(head) - len(foot) - 1
+    # At least the first two findings are shown, however much there is to say before them.
+    blocks = [_block(finding, 3 if number == 0 else 2) for number, finding in enumerate(answer.findings)]
+    reserved = sum(len(block) for block in blocks[:2])
+    why = _why(answer, max(3, min(_WHY_LINES if blocks else room, room - reserved)))
+    room -= len(why)
+    shown: list[str] = []
+    count = 0
+    for block in blocks:
+        if len(block) > room:
+            break
+        shown += block
+        room -= len(block)
+        count += 1
+    # Those that don't fit whole get a line each, as far as there is room.
+    rest = answer.findings[count:]
+    shown += [_brief(finding) for finding in rest[:room]]
+    left = [finding.id for finding in rest[room:]]
+    more = []
+    if left:
+        more = _wrap(f"and {len(left)} more (--all): {', '.join(left)}", "", "  ", 1)
+    elif answer.findings or len(why) < len(_why(answer)):
+        more = ["all of it, with the evidence: --all; as Markdown for an issue thread: --md"]
+    return [*head, *why, *shown, *more, *foot]
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown leaves as it is: dunder names are not bold, ``<module>`` is no tag."""
+    return text.replace("__", r"\_\_").replace("<", "&lt;").replace("*", r"\*")
+
+
+def render_markdown(answer: Explanation) -> list[str]:
+    """The whole answer as Markdown; nothing in it but file names and what stacks name."""
+    lines = [f"### {_headline(answer)}", ""]
+    if answer.files:
+        names = ", ".join(f"`{PurePath(file).name}`" for file in answer.files)
+        lines += [f"From {names} by memtrace {__version__}.", ""]
+    lines += [f"- {_plain(sentence)}" for sentence in [*answer.because, *answer.worth_saying, *answer.sizes]]
+    said = any(_SINCE in sentence for sentence in answer.because)
+    if answer.when is not None and answer.when.grew_bytes and not said:
+        grown = ", ".join(f"{key} {format_delta(n)}" for key, n in list(answer.when.grew_bytes.items())[:5])
+        lines.append(f"- {_SINCE}: {grown}.")
+    if answer.findings:
+        lines += ["", "| finding | bytes | best change saves |", "| --- | ---: | --- |"]
+        for finding in answer.findings:
+            saving = _saving(finding.advice[0]).removeprefix("saves ") if finding.advice else ""
+            lines.append(f"| `{finding.id}` | {_size(finding)} | {saving} |")
+    for finding in answer.findings:
+        lines += ["", f"**{finding.title}** (`{finding.id}`{', ' + _size(finding) if finding.bytes else ''})", ""]
+        where = f" Made at `{finding.frame}`." if finding.frame else ""
+        lines.append(f"{_plain(finding.evidence[:1].upper() + finding.evidence[1:])}{where}")
+        lines.append("")
+        for advice in finding.advice:
+            saving = f" (**{_saving(advice)}**)" if _saving(advice) else ""
+            lines.append(f"- {_plain(advice.change)}{saving}")
+    if answer.warnings:
+        lines += ["", *[f"> {warning}" for warning in answer.warnings]]
+    return lines

@@ -1,0 +1,134 @@
+"""Ranks as text: one row each, how uneven they are, the odd one out, and the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from rich.text import Text
+
+from memtrace.analysis import PREDICTED
+from memtrace.attribution.categories import Category
+from memtrace.ranks.compare import RankComparison
+from memtrace.render.text import columns, heading, warning_lines
+from memtrace.render.words import verdict_name
+from memtrace.units import format_bytes, printable
+
+_SHORT = {
+    Category.BASE_WEIGHTS: "base",
+    Category.LORA: "lora",
+    Category.ACTIVATIONS: "activations",
+    Category.TEMPORARY: "temporary",
+    Category.RUNTIME: "runtime",
+    Category.FRAGMENTATION: "fragmentation",
+    Category.UNATTRIBUTED: "unattributed",
+}
+_STEPS = 12
+
+
+def render_ranks(answer: RankComparison, width: int = 100) -> list[Text]:
+    """The sentence, a row a rank at the compared moment, imbalance, steps, and what could not be read.
+
+    A row that is wider than ``width`` becomes two, one in a table of levels and one in a table of categories.
+    """
+    lines = [Text(answer.sentence, style="bold")]
+    if answer.odd is not None:
+        lines += [Text(f"  {reason}") for reason in answer.odd.why[1:]]
+    if answer.ranks:
+        lines += [Text(), Text(f"{_where(answer)}; ranks numbered by {answer.numbered_by}", style="dim")]
+        lines += _tables(answer, width)
+    if len(answer.ranks) > 1:
+        lines += [Text(), *_imbalance(answer)]
+        if len(answer.steps) > 1:
+            lines += [Text(), *_steps(answer)]
+    if answer.failed:
+        lines.append(Text())
+        lines += [
+            Text.assemble(("unread   ", "red bold"), f"{failure.file}: {failure.error}") for failure in answer.failed
+        ]
+    predicted = [str(rank.rank) for rank in answer.ranks if rank.predicted]
+    if predicted:
+        lines += warning_lines([f"rank {', '.join(predicted)}: {PREDICTED}"])
+    inexact = [str(rank.rank) for rank in answer.ranks if not rank.exact]
+    if inexact:
+        lines += warning_lines(
+            [f"rank {', '.join(inexact)}: the allocator could not be reproduced; sizes are estimates"]
+        )
+    return lines
+
+
+def _where(answer: RankComparison) -> str:
+    if answer.compared_step is None:
+        return "categories at each rank's own event"
+    return f"categories at each rank's peak in step {answer.compared_step} ({answer.aligned_by})"
+
+
+def _present(answer: RankComparison) -> list[Category]:
+    return [c for c in Category if any(standing.categories.get(str(c)) for standing in answer.compared)]
+
+
+def _tables(answer: RankComparison, width: int) -> list[Text]:
+    outside = any(rank.outside_bytes is not None for rank in answer.ranks)
+    levels = [["file", "peak", "reserved", *(["outside"] if outside else [])]]
+    shown = _present(answer)
+    categories = [[_SHORT[c] for c in shown]]
+    names = short_names([rank.file for rank in answer.ranks])
+    for name, rank, standing in zip(names, answer.ranks, answer.compared, strict=True):
+        extra = [] if not outside else ["?" if rank.outside_bytes is None else format_bytes(rank.outside_bytes)]
+        peaks = (format_bytes(rank.peaks[f"{level}_bytes"]) for level in ("allocated", "reserved"))
+        levels.append([printable(name), *peaks, *extra])
+        categories.append([format_bytes(standing.categories.get(str(c), 0)) for c in shown])
+    numbers = ["rank", *(str(rank.rank) for rank in answer.ranks)]
+    verdicts = ["verdict", *(verdict_name(rank.verdict) for rank in answer.ranks)]
+    of_levels, of_categories = [False, *[True] * (len(levels[0]) - 1)], [True] * len(shown)
+    whole = _rows(numbers, [a + b for a, b in zip(levels, categories, strict=True)], verdicts)
+    lines = columns(whole, [True, *of_levels, *of_categories, False])
+    if max(map(len, lines)) <= width:
+        return _styled(answer, lines)
+    first = columns(_rows(numbers, levels, verdicts), [True, *of_levels, False])
+    second = columns(_rows(numbers, categories), [True, *of_categories])
+    return [*_styled(answer, first), Text(), *_styled(answer, second)]
+
+
+def short_names(files: Sequence[str]) -> list[str]:
+    """As much of the end of each path as tells all of them apart: the file's name, or with folders before it."""
+    parts = [PurePath(file).parts for file in files]
+    longest = max(map(len, parts), default=1)
+    kept = next((n for n in range(1, longest) if len({own[-n:] for own in parts}) == len(set(parts))), longest)
+    return [str(PurePath(*own[-kept:])) for own in parts]
+
+
+def _rows(numbers: list[str], cells: list[list[str]], last: list[str] | None = None) -> list[list[str]]:
+    ends = [[cell] for cell in last] if last else [[] for _ in numbers]
+    return [[number, *row, *end] for number, row, end in zip(numbers, cells, ends, strict=True)]
+
+
+def _styled(answer: RankComparison, lines: list[str]) -> list[Text]:
+    odd = None if answer.odd is None else answer.odd.rank
+    styles = ["bold", *("yellow" if rank.rank == odd else "" for rank in answer.ranks)]
+    return [Text(line, style=style) for line, style in zip(lines, styles, strict=True)]
+
+
+def _imbalance(answer: RankComparison) -> list[Text]:
+    rows = [["imbalance", "lowest", "median", "highest", "spread"]]
+    for name, spread in answer.imbalance.items():
+        if spread.max_bytes:
+            sizes = (spread.min_bytes, spread.median_bytes, spread.max_bytes, spread.spread_bytes)
+            rows.append([name, *map(format_bytes, sizes)])
+    lines = columns(rows, [False, True, True, True, True])
+    return [heading(lines[0]), *map(Text, lines[1:])]
+
+
+def _steps(answer: RankComparison) -> list[Text]:
+    """The steps with the widest spread, in order."""
+    widest = sorted(answer.steps, key=lambda row: -row.spread_bytes)[:_STEPS]
+    rows = [["step", "lowest peak", "highest peak", "spread", "highest on"]]
+    for row in sorted(widest, key=lambda row: row.step):
+        known = [peak for peak in row.peaks_bytes if peak is not None]
+        missing = len(row.peaks_bytes) - len(known)
+        note = f"rank {row.highest_rank}" + (f" ({missing} without this step)" if missing else "")
+        rows.append([str(row.step), *map(format_bytes, (min(known), max(known), row.spread_bytes)), note])
+    lines = columns(rows, [True, True, True, True, False])
+    more = len(answer.steps) - len(widest)
+    rest = [Text(f"  {more} more steps with less spread", style="dim")] if more else []
+    return [heading(lines[0]), *map(Text, lines[1:]), *rest]

@@ -1,0 +1,116 @@
+"""The segment/block layout as a text map: one line a segment, one letter a share of it."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from rich.text import Text
+
+from memtrace.answers.segment_map import SegmentMap, SegmentView
+from memtrace.attribution.categories import Category
+from memtrace.render.report_text import when
+from memtrace.render.text import STYLE, heading
+from memtrace.render.words import pool_name, stream_name
+from memtrace.units import counted, format_bytes, format_count
+
+LETTER: dict[str, str] = {
+    Category.BASE_WEIGHTS: "W",
+    Category.LORA: "L",
+    Category.ACTIVATIONS: "A",
+    Category.TEMPORARY: "t",
+    Category.RUNTIME: "r",
+    Category.UNATTRIBUTED: "?",
+}
+_FREE, _PENDING = "·", "x"
+_HEAD_WIDTH = 48
+
+
+def render_segments(answer: SegmentMap, width: int = 80, most: int | None = 40) -> list[Text]:
+    """Segments grouped by pool and stream, most free bytes first.
+
+    ``most`` rows of each group, in which segments that look alike share one; None: a row for every segment.
+    """
+    legend = Text.assemble(when(answer.at), ": ")
+    for category, letter in LETTER.items():
+        legend.append(f"{letter} {category}  ", STYLE[category])
+    legend.append(f"{_FREE} free  {_PENDING} pending free")
+    lines = [legend]
+    key = _group
+    for (pool, stream), members in groupby(sorted(answer.segments, key=key), key=key):
+        segments = sorted(members, key=lambda s: (-s.free_bytes, s.address))
+        total, free = sum(s.total_bytes for s in segments), sum(s.free_bytes for s in segments)
+        lines.append(Text())
+        lines.append(
+            heading(
+                f"{pool_name(pool)}, {stream_name(stream)}: {counted(len(segments), 'segment')}, "
+                f"{format_bytes(total)}, {format_bytes(free)} free"
+            )
+        )
+        rows, rest = _rows(segments, width, most)
+        lines += rows
+        if rest:
+            lines.append(
+                Text(
+                    f"  … {format_count(len(rest))} more, {format_bytes(sum(s.free_bytes for s in rest))} free (--all)",
+                    style="dim",
+                )
+            )
+    return lines
+
+
+def _group(segment: SegmentView) -> tuple[str, int]:
+    return segment.pool, segment.stream
+
+
+def _rows(segments: list[SegmentView], width: int, most: int | None) -> tuple[list[Text], list[SegmentView]]:
+    """(rows, segments that are not shown)."""
+    groups: dict[tuple[object, ...], list[SegmentView]] = {}
+    pictures: dict[tuple[object, ...], Text] = {}
+    for position, segment in enumerate(segments):
+        cells = _cells(segment, max(16, width - _HEAD_WIDTH))
+        alike = (segment.total_bytes, segment.free_bytes, cells.plain, position if most is None else None)
+        groups.setdefault(alike, []).append(segment)
+        pictures.setdefault(alike, cells)
+        if most is not None and len(groups) > most:
+            groups.pop(alike)
+            return [_row(groups[key], pictures[key]) for key in groups], segments[position:]
+    return [_row(groups[key], pictures[key]) for key in groups], []
+
+
+def _row(alike: list[SegmentView], cells: Text) -> Text:
+    first = alike[0]
+    count = f"×{len(alike)}" if len(alike) > 1 else ""
+    sizes = f"{format_bytes(first.total_bytes):>10} {format_bytes(first.free_bytes):>10} free "
+    return Text.assemble(f"  0x{first.address:x} {count:<4}{sizes}", cells)
+
+
+def _cells(segment: SegmentView, cells: int) -> Text:
+    """What is where in a segment, a letter a cell."""
+    line = Text()
+    per_cell = segment.total_bytes / cells
+    # Each cell shows whatever holds most of it, so that small blocks don't hide a hole, nor the other way round.
+    at, block, used_of_block = 0, 0, 0
+    for cell in range(cells):
+        end = round((cell + 1) * per_cell)
+        shares: dict[tuple[str, str], int] = {}
+        while at < end and block < len(segment.blocks):
+            view = segment.blocks[block]
+            take = min(view.block_bytes - used_of_block, end - at)
+            mark = _mark(view.state, view.category)
+            shares[mark] = shares.get(mark, 0) + take
+            at += take
+            used_of_block += take
+            if used_of_block == view.block_bytes:
+                block, used_of_block = block + 1, 0
+        if shares:
+            letter, style = max(shares, key=lambda mark: shares[mark])
+            line.append(letter, style)
+    return line
+
+
+def _mark(state: str, category: str | None) -> tuple[str, str]:
+    if state == "free" or category is None:
+        return _FREE, "dim"
+    if state == "pending_free":
+        return _PENDING, "red"
+    return LETTER[category], STYLE[category]
