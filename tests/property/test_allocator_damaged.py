@@ -9,10 +9,10 @@ from allocator_recordings import device, recording
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memtrace.allocator import replay_device
 from memtrace.allocator.bounds import lower_bounds
 from memtrace.allocator.config import from_snapshot
 from memtrace.allocator.replay.evidence import gather
+from memtrace.allocator.replay.replay import replay_device
 from memtrace.allocator.replay.selfcheck import recorded_limit, self_check
 from memtrace.allocator.whatif.program import extract
 from memtrace.allocator.whatif.whatif import simulate

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from allocator_recordings import FUZZ, GIB, device, fuzz_truth, manifest, recording, replayed
 
-from memtrace.allocator import replay_device
+from memtrace.allocator.replay.replay import replay_device
 from memtrace.snapshot.model import Action, Device
 from memtrace.snapshot.segment_columns import empty_segments
 

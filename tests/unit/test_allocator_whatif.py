@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from allocator_recordings import FUZZ, GIB, device, fuzz_truth, manifest, program, recording, replayed
 
-from memtrace.allocator import replay_device
 from memtrace.allocator.bounds import lower_bounds
 from memtrace.allocator.conf_text import parse_conf
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.export import as_snapshot
 from memtrace.allocator.replay.evidence import gather
+from memtrace.allocator.replay.replay import replay_device
 from memtrace.allocator.replay.selfcheck import Limit, recorded_limit, self_check, settle
 from memtrace.allocator.whatif.addresses import Policy
 from memtrace.allocator.whatif.program import Op

@@ -182,7 +182,7 @@ def test_budget_distortion_is_nominal_minus_usable() -> None:
 
 # ---- the predicted run as a snapshot ---------------------------------------------------------------------------------
 def test_predicted_snapshot_is_read_and_replayed_exactly(tmp_path: Path) -> None:
-    from memtrace.allocator import replay_device
+    from memtrace.allocator.replay.replay import replay_device
     from memtrace.analysis import analyse
     from memtrace.answers.report import report
     from memtrace.history.timeline import build, choose_event

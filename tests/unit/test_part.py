@@ -17,12 +17,11 @@ from memtrace.analysis import Analysis
 from memtrace.answers.curves import category_curves, pick_events
 from memtrace.answers.report import report
 from memtrace.answers.segment_map import segment_map
-from memtrace.cache import index
+from memtrace.cache import checkpoints, index
 from memtrace.cache.index import index_path, open_recording
 from memtrace.cache.part import open_part
 from memtrace.errors import MemtraceError, NoAnswerError, UsageError
 from memtrace.export.table import allocation_columns, curve_columns
-from memtrace.history import checkpoints
 from memtrace.history.layout import layout_at
 from memtrace.history.timeline import choose_event
 from memtrace.ranges import restrict

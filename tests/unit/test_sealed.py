@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memtrace import sealed
+from memtrace.cache import sealed
 from memtrace.cache.sealed import Broken, Sealed, sealed_bytes, write_sealed
 from memtrace.snapshot.store import Stored, Unfit, pack
 
