@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
 from memtrace.answers.fragmentation import Fragmentation, measure
-from memtrace.attribution.categories import SUBCATEGORIES, Category
+from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.classify import unattributed_reason
 from memtrace.history.timeline import At, Timeline, choose_event
 
@@ -95,7 +95,7 @@ def category_bytes(analysis: Analysis, rows: I8) -> dict[str, int]:
     result: dict[str, int] = {}
     for rule, total in zip(attribution.rules, sums.tolist(), strict=True):
         if total:
-            key = f"{rule.category}/{rule.subcategory}"
+            key = str(rule.purpose)
             result[key] = result.get(key, 0) + total
     return result
 
@@ -113,18 +113,18 @@ def report(analysis: Analysis, at: At | None = None) -> Report:
     live_bytes = int(timeline.allocations.requested_bytes[rows].sum())
     reserved = reserved if timeline.replay.exact else max(reserved, live_bytes)
     unused = {
-        "rounding": fragmentation.rounding_bytes,
-        "unsplit_tail": fragmentation.unsplit_tail_bytes,
-        "cached_segments": fragmentation.cached_segments_bytes,
-        "pending_free": fragmentation.pending_free_bytes,
+        Purpose.ROUNDING: fragmentation.rounding_bytes,
+        Purpose.UNSPLIT_TAIL: fragmentation.unsplit_tail_bytes,
+        Purpose.CACHED_SEGMENTS: fragmentation.cached_segments_bytes,
+        Purpose.PENDING_FREE: fragmentation.pending_free_bytes,
     }
-    unused["holes"] = reserved - live_bytes - sum(unused.values())
-    by_sub |= {f"{Category.FRAGMENTATION}/{name}": size for name, size in unused.items() if size}
+    unused[Purpose.HOLES] = reserved - live_bytes - sum(unused.values())
+    by_sub |= {str(purpose): size for purpose, size in unused.items() if size}
     categories = {str(category): 0 for category in Category}
     for key, size in by_sub.items():
         categories[key.split("/")[0]] += size
     peaks = timeline.peaks()
-    lost = rows[attribution.category_mask(Category.UNATTRIBUTED)[rows]]
+    lost = rows[attribution.rows_of(Category.UNATTRIBUTED)[rows]]
     return Report(
         file=timeline.snapshot.source,
         device=timeline.device.device,
@@ -150,10 +150,8 @@ def report(analysis: Analysis, at: At | None = None) -> Report:
     )
 
 
-def _definition_order(item: tuple[str, int]) -> tuple[int, int]:
-    category, _, sub = item[0].partition("/")
-    names = list(SUBCATEGORIES[Category(category)])
-    return list(Category).index(Category(category)), names.index(sub) if sub in names else len(names)
+def _definition_order(item: tuple[str, int]) -> int:
+    return list(Purpose).index(Purpose(item[0]))
 
 
 def moment_of(analysis: Analysis, event: int) -> Moment:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.allocator.whatif.program import Program
-from memtrace.attribution.categories import SUBCATEGORIES, Category
+from memtrace.attribution.categories import Category
 from memtrace.attribution.classify import Attribution
 from memtrace.attribution.sites import frame_label
 from memtrace.errors import NoAnswerError, UsageError
@@ -57,7 +57,7 @@ def select(attribution: Attribution, what: str) -> Bool:
     rules = attribution.rules
     for test in (
         [rule.category == wanted for rule in rules],
-        [f"{rule.category}/{rule.subcategory}" == wanted for rule in rules],
+        [rule.purpose == wanted for rule in rules],
         [rule.subcategory == wanted for rule in rules],
     ):
         rows = np.array(test, dtype=np.bool_)[attribution.rule]
@@ -71,7 +71,7 @@ def select(attribution: Attribution, what: str) -> Bool:
         shown = [any(frames[f] for f in stacks.frame_ids(i).tolist()) for i in range(len(stacks))]
     rows = np.array([*shown, False], dtype=np.bool_)[stack]  # stack -1: the entry added at the end
     if not rows.any():
-        known = ", ".join(f"{category}" for category in Category if category in SUBCATEGORIES)
+        known = ", ".join(Category)
         raise NoAnswerError(
             f"no allocation is of {what!r}: no category or subcategory ({known}, temporary/logits, …) and no call site"
         )

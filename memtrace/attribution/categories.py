@@ -1,4 +1,4 @@
-"""The six budget categories, their subcategories and one line on each. Every output uses these names."""
+"""The six budget categories, their subcategories and one line on each. Everything that speaks of either uses these."""
 
 from __future__ import annotations
 
@@ -27,47 +27,90 @@ MEANING: dict[Category, str] = {
     Category.UNATTRIBUTED: "live, but nothing recorded says what for",
 }
 
-SUBCATEGORIES: dict[Category, dict[str, str]] = {
-    Category.BASE_WEIGHTS: {
-        "quantized": "weights stored in 4 or 8 bits",
-        "quant_state": "scales, code tables and offsets of the quantised weights",
-        "unquantized": "weights stored in 16 or 32 bits",
-        "buffer": "buffers of the model (rotary tables, say)",
-        "dequant": "16- or 32-bit copies of quantised weights made for a product",
-        "loading": "copies that exist only while the model is loaded or converted",
-    },
-    Category.LORA: {
-        "params": "trainable parameters (adapters, or all weights in full fine-tuning)",
-        "grads": "gradients of trainable parameters, gradient buckets included",
-        "optimizer_state": "moments and other states of the optimizer",
-    },
-    Category.ACTIVATIONS: {
-        "saved": "made in the forward pass and still held when the backward pass begins",
-        "checkpoint_input": "inputs of checkpointed blocks",
-        "recompute": "made again by gradient checkpointing and held for the block's backward pass",
-        "kv_cache": "keys and values kept between forward passes",
-    },
-    Category.TEMPORARY: {
-        "logits": "outputs of the language-model head and copies of them",
-        "loss": "the loss and its intermediate tensors",
-        "attention_matrix": "scores or weights of attention, tokens × tokens",
-        "forward": "freed before the forward pass (or the recomputation) ends",
-        "backward": "gradients of activations and other tensors of the backward pass",
-        "optimizer": "freed before the optimizer step ends",
-        "other": "inputs, metrics, anything short-lived outside the phases",
-    },
-    Category.RUNTIME: {
-        "cublas_workspace": "workspaces of cuBLAS and cuBLASLt",
-        "communication": "buffers of collective communication",
-    },
-    Category.FRAGMENTATION: {
-        "rounding": "requests rounded up to a multiple of the block size",
-        "unsplit_tail": "rest of a block too small to be split off",
-        "holes": "free blocks in segments that are partly in use",
-        "cached_segments": "whole segments that are free and kept for reuse",
-        "pending_free": "freed by the program, but another stream may still use it",
-    },
-    Category.UNATTRIBUTED: {"unattributed": "nothing recorded says what it is for"},
+
+class Purpose(StrEnum):
+    """What an allocation was for: ``category/subcategory``, the words of every output and of the tests' truth."""
+
+    QUANTIZED = "base_weights/quantized"
+    QUANT_STATE = "base_weights/quant_state"
+    UNQUANTIZED = "base_weights/unquantized"
+    BUFFER = "base_weights/buffer"
+    DEQUANT = "base_weights/dequant"
+    LOADING = "base_weights/loading"
+
+    PARAMS = "lora/params"
+    GRADS = "lora/grads"
+    OPTIMIZER_STATE = "lora/optimizer_state"
+
+    SAVED = "activations/saved"
+    CHECKPOINT_INPUT = "activations/checkpoint_input"
+    RECOMPUTE = "activations/recompute"
+    KV_CACHE = "activations/kv_cache"
+
+    LOGITS = "temporary/logits"
+    LOSS = "temporary/loss"
+    ATTENTION_MATRIX = "temporary/attention_matrix"
+    FORWARD = "temporary/forward"
+    BACKWARD = "temporary/backward"
+    OPTIMIZER = "temporary/optimizer"
+    OTHER = "temporary/other"
+
+    CUBLAS_WORKSPACE = "runtime/cublas_workspace"
+    COMMUNICATION = "runtime/communication"
+
+    ROUNDING = "fragmentation/rounding"
+    UNSPLIT_TAIL = "fragmentation/unsplit_tail"
+    HOLES = "fragmentation/holes"
+    CACHED_SEGMENTS = "fragmentation/cached_segments"
+    PENDING_FREE = "fragmentation/pending_free"
+
+    UNATTRIBUTED = "unattributed/unattributed"
+
+    @property
+    def category(self) -> Category:
+        """The part before the stroke."""
+        return Category(self.partition("/")[0])
+
+    @property
+    def subcategory(self) -> str:
+        """The part behind the stroke."""
+        return self.partition("/")[2]
+
+
+PURPOSE_MEANING: dict[Purpose, str] = {
+    Purpose.QUANTIZED: "weights stored in 4 or 8 bits",
+    Purpose.QUANT_STATE: "scales, code tables and offsets of the quantised weights",
+    Purpose.UNQUANTIZED: "weights stored in 16 or 32 bits",
+    Purpose.BUFFER: "buffers of the model (rotary tables, say)",
+    Purpose.DEQUANT: "16- or 32-bit copies of quantised weights made for a product",
+    Purpose.LOADING: "copies that exist only while the model is loaded or converted",
+    Purpose.PARAMS: "trainable parameters (adapters, or all weights in full fine-tuning)",
+    Purpose.GRADS: "gradients of trainable parameters, gradient buckets included",
+    Purpose.OPTIMIZER_STATE: "moments and other states of the optimizer",
+    Purpose.SAVED: "made in the forward pass and still held when the backward pass begins",
+    Purpose.CHECKPOINT_INPUT: "inputs of checkpointed blocks",
+    Purpose.RECOMPUTE: "made again by gradient checkpointing and held for the block's backward pass",
+    Purpose.KV_CACHE: "keys and values kept between forward passes",
+    Purpose.LOGITS: "outputs of the language-model head and copies of them",
+    Purpose.LOSS: "the loss and its intermediate tensors",
+    Purpose.ATTENTION_MATRIX: "scores or weights of attention, tokens × tokens",
+    Purpose.FORWARD: "freed before the forward pass (or the recomputation) ends",
+    Purpose.BACKWARD: "gradients of activations and other tensors of the backward pass",
+    Purpose.OPTIMIZER: "freed before the optimizer step ends",
+    Purpose.OTHER: "inputs, metrics, anything short-lived outside the phases",
+    Purpose.CUBLAS_WORKSPACE: "workspaces of cuBLAS and cuBLASLt",
+    Purpose.COMMUNICATION: "buffers of collective communication",
+    Purpose.ROUNDING: "requests rounded up to a multiple of the block size",
+    Purpose.UNSPLIT_TAIL: "rest of a block too small to be split off",
+    Purpose.HOLES: "free blocks in segments that are partly in use",
+    Purpose.CACHED_SEGMENTS: "whole segments that are free and kept for reuse",
+    Purpose.PENDING_FREE: "freed by the program, but another stream may still use it",
+    Purpose.UNATTRIBUTED: "nothing recorded says what it is for",
+}
+
+SUBCATEGORIES: dict[Category, dict[str, Purpose]] = {
+    category: {purpose.subcategory: purpose for purpose in Purpose if purpose.category is category}
+    for category in Category
 }
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.categories import Category, Evidence
+from memtrace.attribution.categories import Category, Evidence, Purpose
 from memtrace.attribution.facts import Facts, gather
 from memtrace.attribution.labels import label_rule, label_rules
 from memtrace.attribution.phases import Phases
@@ -23,9 +23,7 @@ from memtrace.history.timeline import Timeline
 U1 = NDArray[np.uint8]
 I2 = NDArray[np.int16]
 
-_UNATTRIBUTED = Rule(
-    "none", Category.UNATTRIBUTED, "unattributed", Evidence.NONE, lambda s: s.persistent, "no evidence speaks for it"
-)
+_UNATTRIBUTED = Rule("none", Purpose.UNATTRIBUTED, Evidence.NONE, lambda s: s.persistent, "no evidence speaks for it")
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,9 @@ class Attribution:
         """Category of each row."""
         return np.array([rule.category for rule in self.rules], dtype=object)[self.rule]
 
-    def category_mask(self, category: Category) -> NDArray[np.bool_]:
-        """Rows of a category."""
-        return np.array([rule.category is category for rule in self.rules])[self.rule]
+    def rows_of(self, *wanted: Category | Purpose) -> NDArray[np.bool_]:
+        """Rows of any of the categories and purposes."""
+        return np.array([rule.category in wanted or rule.purpose in wanted for rule in self.rules])[self.rule]
 
 
 def attribute(
@@ -86,12 +84,12 @@ def attribute(
     return Attribution(rules, rule, facts)
 
 
-def as_known(timeline: Timeline, rule: I2, labelled: Sequence[tuple[str, str]], phases: Phases) -> Attribution:
+def as_known(timeline: Timeline, rule: I2, labelled: Sequence[str], phases: Phases) -> Attribution:
     """An :class:`Attribution` again from what :func:`attribute` found without rules of the user's.
 
-    ``labelled`` are the (category, subcategory) of the labels that were found, in order.
+    ``labelled`` are the purposes of the labels that were found, in order.
     """
-    rules = (*(label_rule(Category(category), sub) for category, sub in labelled), *RULES, _UNATTRIBUTED)
+    rules = (*(label_rule(Purpose(purpose)) for purpose in labelled), *RULES, _UNATTRIBUTED)
     return Attribution(rules, rule, gather(timeline, phases))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence
+from memtrace.attribution.categories import Evidence, Purpose
 from memtrace.attribution.rules import Rule
 from memtrace.history.timeline import NEVER, Timeline
 
@@ -21,51 +21,47 @@ I8 = NDArray[np.int64]
 
 
 def label_rules(timeline: Timeline) -> list[tuple[Rule, Bool]]:
-    """One rule and its rows for each (category, subcategory) among the recorded labels; [] in other files."""
+    """One rule and its rows for each purpose among the recorded labels; [] in other files."""
     labels = timeline.snapshot.memtrace.get("labels")
     if not isinstance(labels, list) or not labels or not len(timeline.allocations):
         return []
     table = timeline.allocations
     order = np.argsort(table.address, kind="stable")
     address = table.address[order]
-    found: dict[tuple[Category, str], Bool] = {}
+    found: dict[Purpose, Bool] = {}
     for label in labels:
         parsed = _parse(label)
         if parsed is None:
             continue
-        category, subcategory, wanted, first_us, last_us = parsed
+        purpose, wanted, first_us, last_us = parsed
         low, high = np.searchsorted(address, [wanted, wanted + 1]).tolist()
         rows = order[low:high]
         if not len(rows):  # a view into an allocation: take the one that starts last before it
             rows = _holders(timeline, order, address, wanted)
         rows = rows[_overlaps(timeline, rows, first_us, last_us)]
         if len(rows):
-            mask = found.setdefault((category, subcategory), np.zeros(len(table), dtype=np.bool_))
+            mask = found.setdefault(purpose, np.zeros(len(table), dtype=np.bool_))
             mask[rows] = True
-    return [(label_rule(category, sub), mask) for (category, sub), mask in found.items()]
+    return [(label_rule(purpose), mask) for purpose, mask in found.items()]
 
 
-def label_rule(category: Category, subcategory: str) -> Rule:
+def label_rule(purpose: Purpose) -> Rule:
     """The rule that stands for a label."""
-    return Rule(f"label-{subcategory}", category, subcategory, Evidence.LABEL, lambda s: s.persistent, _WHY)
+    return Rule(f"label-{purpose.subcategory}", purpose, Evidence.LABEL, lambda s: s.persistent, _WHY)
 
 
 _WHY = "the recorder found this tensor among the model's parameters, gradients or optimizer states"
 
 
-def _parse(label: Any) -> tuple[Category, str, int, int | None, int | None] | None:
+def _parse(label: Any) -> tuple[Purpose, int, int | None, int | None] | None:
     if not isinstance(label, Mapping):
         return None
-    address, name, sub = label.get("address"), label.get("category"), label.get("subcategory")
-    if not isinstance(address, int) or not 0 <= address < 1 << 62 or name not in list(Category):
-        return None
-    category = Category(name)
-    if not isinstance(sub, str) or sub not in SUBCATEGORIES[category]:
+    address, name = label.get("address"), f"{label.get('category')}/{label.get('subcategory')}"
+    if not isinstance(address, int) or not 0 <= address < 1 << 62 or name not in list(Purpose):
         return None
     first, last = label.get("from_time_us"), label.get("until_time_us")
     return (
-        category,
-        sub,
+        Purpose(name),
         address,
         first if isinstance(first, int) else None,
         last if isinstance(last, int) else None,

@@ -14,120 +14,129 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.categories import Category, Evidence
+from memtrace.attribution.categories import Category, Evidence, Purpose
 from memtrace.attribution.signals import Signals
 
 Bool = NDArray[np.bool_]
-C, E = Category, Evidence
+P, E = Purpose, Evidence
 
 
 class Rule(NamedTuple):
     """One line of the table."""
 
     id: str
-    category: Category
-    subcategory: str
+    purpose: Purpose
     evidence: Evidence
     test: Callable[[Signals], Bool]
     why: str
 
+    @property
+    def category(self) -> Category:
+        """The purpose's category."""
+        return self.purpose.category
+
+    @property
+    def subcategory(self) -> str:
+        """The purpose's subcategory."""
+        return self.purpose.subcategory
+
 
 RULES: tuple[Rule, ...] = (
     # Workspaces: one a thread and stream, made by the first product, never given back.
-    Rule("cublas-frame", C.RUNTIME, "cublas_workspace", E.FRAME, lambda s: s.cublas_frames,
+    Rule("cublas-frame", P.CUBLAS_WORKSPACE, E.FRAME, lambda s: s.cublas_frames,
          "allocated inside cuBLAS' workspace function"),
-    Rule("cublas-once", C.RUNTIME, "cublas_workspace", E.SHAPE, lambda s: s.cublas_once,
+    Rule("cublas-once", P.CUBLAS_WORKSPACE, E.SHAPE, lambda s: s.cublas_once,
          "a workspace's size, made once beside a product's output and never freed, while the same code ran again without it"),
-    Rule("communication", C.RUNTIME, "communication", E.FRAME, lambda s: s.communication,
+    Rule("communication", P.COMMUNICATION, E.FRAME, lambda s: s.communication,
          "allocated inside a collective communication call"),
     # The optimizer
-    Rule("optimizer-state", C.LORA, "optimizer_state", E.LIFETIME, lambda s: s.in_optimizer & s.outlives_span,
+    Rule("optimizer-state", P.OPTIMIZER_STATE, E.LIFETIME, lambda s: s.in_optimizer & s.outlives_span,
          "made during the optimizer step and alive after it"),
-    Rule("optimizer-state-frame", C.LORA, "optimizer_state", E.FRAME,
+    Rule("optimizer-state-frame", P.OPTIMIZER_STATE, E.FRAME,
          lambda s: s.in_optimizer & s.state_frames & s.persistent,
          "made by the function that initialises optimizer states, in a step that the recording does not see end"),
-    Rule("optimizer-temporary", C.TEMPORARY, "optimizer", E.LIFETIME, lambda s: s.in_optimizer,
+    Rule("optimizer-temporary", P.OPTIMIZER, E.LIFETIME, lambda s: s.in_optimizer,
          "made during the optimizer step and freed before it ended"),
     # Gradients
-    Rule("gradient-bucket", C.LORA, "grads", E.FRAME, lambda s: s.bucket_frames,
+    Rule("gradient-bucket", P.GRADS, E.FRAME, lambda s: s.bucket_frames,
          "a bucket that data-parallel training gathers gradients in"),
-    Rule("gradient", C.LORA, "grads", E.LIFETIME, lambda s: s.gradients,
+    Rule("gradient", P.GRADS, E.LIFETIME, lambda s: s.gradients,
          "made in the backward pass, alive after it, and of a trainable parameter's size"),
     # Loading, before the first forward pass or inside loading functions
-    Rule("adapter", C.LORA, "params", E.FRAME, lambda s: s.adapter_frames & s.stays,
+    Rule("adapter", P.PARAMS, E.FRAME, lambda s: s.adapter_frames & s.stays,
          "made while adapters were created, and it stayed"),
-    Rule("trained-weight", C.LORA, "params", E.SHAPE, lambda s: s.trained_weights,
+    Rule("trained-weight", P.PARAMS, E.SHAPE, lambda s: s.trained_weights,
          "a weight for whose size every backward pass leaves a gradient"),
-    Rule("quantized", C.BASE_WEIGHTS, "quantized", E.FRAME, lambda s: s.quantized_storage,
+    Rule("quantized", P.QUANTIZED, E.FRAME, lambda s: s.quantized_storage,
          "made while weights were quantised: the packed weights"),
-    Rule("quant-state", C.BASE_WEIGHTS, "quant_state", E.FRAME, lambda s: s.quant_state,
+    Rule("quant-state", P.QUANT_STATE, E.FRAME, lambda s: s.quant_state,
          "made while weights were quantised, and it stayed: scales, codes, offsets"),
-    Rule("loaded-weight", C.BASE_WEIGHTS, "unquantized", E.FRAME, lambda s: s.load_frames & s.stays,
+    Rule("loaded-weight", P.UNQUANTIZED, E.FRAME, lambda s: s.load_frames & s.stays,
          "made by code that loads, moves or converts a model, and it stayed"),
-    Rule("loading-copy", C.BASE_WEIGHTS, "loading", E.FRAME, lambda s: s.load_frames,
+    Rule("loading-copy", P.LOADING, E.FRAME, lambda s: s.load_frames,
          "made by code that loads, moves or converts a model, and freed"),
-    Rule("weight-copy", C.BASE_WEIGHTS, "dequant", E.FRAME, lambda s: s.dequant_frames,
+    Rule("weight-copy", P.DEQUANT, E.FRAME, lambda s: s.dequant_frames,
          "made inside a dequantising function"),
-    Rule("weight-copy-shape", C.BASE_WEIGHTS, "dequant", E.SHAPE, lambda s: s.weight_copies,
+    Rule("weight-copy-shape", P.DEQUANT, E.SHAPE, lambda s: s.weight_copies,
          "made inside a product with quantised weights, at a call site that only makes sizes of weight copies"),
     # Outputs of the model
-    Rule("loss", C.TEMPORARY, "loss", E.FRAME, lambda s: s.loss_frames,
+    Rule("loss", P.LOSS, E.FRAME, lambda s: s.loss_frames,
          "made by a loss function, not by a module it runs"),
-    Rule("logits", C.TEMPORARY, "logits", E.FRAME, lambda s: s.head_frames,
+    Rule("logits", P.LOGITS, E.FRAME, lambda s: s.head_frames,
          "made by the head: the linear module that the model's outermost forward calls beside its layers"),
-    Rule("logits-copy", C.TEMPORARY, "logits", E.SHAPE, lambda s: s.head_copies,
+    Rule("logits-copy", P.LOGITS, E.SHAPE, lambda s: s.head_copies,
          "made outside the layers, and of the head's output's size in 16 or 32 bits"),
-    Rule("attention-matrix", C.TEMPORARY, "attention_matrix", E.SHAPE, lambda s: s.attention_matrices,
+    Rule("attention-matrix", P.ATTENTION_MATRIX, E.SHAPE, lambda s: s.attention_matrices,
          "made inside attention, and larger than its output: tokens by tokens"),
     # Forward passes and recomputation
-    Rule("kv-cache", C.ACTIVATIONS, "kv_cache", E.FRAME, lambda s: s.kv_cache,
+    Rule("kv-cache", P.KV_CACHE, E.FRAME, lambda s: s.kv_cache,
          "made by the key/value cache"),
-    Rule("recompute", C.ACTIVATIONS, "recompute", E.LIFETIME, lambda s: s.recomputed & s.held,
+    Rule("recompute", P.RECOMPUTE, E.LIFETIME, lambda s: s.recomputed & s.held,
          "made by gradient checkpointing's recomputation and alive when it ended"),
-    Rule("recompute-unfinished", C.ACTIVATIONS, "recompute", E.REPETITION, lambda s: s.recomputed & s.would_be_held,
+    Rule("recompute-unfinished", P.RECOMPUTE, E.REPETITION, lambda s: s.recomputed & s.would_be_held,
          "the recording stops in this recomputation; the same call site of the block before kept its tensor"),
-    Rule("recompute-temporary", C.TEMPORARY, "forward", E.LIFETIME, lambda s: s.recomputed,
+    Rule("recompute-temporary", P.FORWARD, E.LIFETIME, lambda s: s.recomputed,
          "made by gradient checkpointing's recomputation and freed before it ended"),
-    Rule("cast-for-good", C.BASE_WEIGHTS, "unquantized", E.LIFETIME, lambda s: s.cast_for_good,
+    Rule("cast-for-good", P.UNQUANTIZED, E.LIFETIME, lambda s: s.cast_for_good,
          "made in the first forward pass by a quantised module, never freed, and never made again"),
-    Rule("checkpoint-input", C.ACTIVATIONS, "checkpoint_input", E.LIFETIME, lambda s: s.checkpointed & s.held,
+    Rule("checkpoint-input", P.CHECKPOINT_INPUT, E.LIFETIME, lambda s: s.checkpointed & s.held,
          "made inside a checkpointed block and alive when the forward pass ended: the next block's input"),
-    Rule("activation", C.ACTIVATIONS, "saved", E.LIFETIME, lambda s: s.in_forward & s.held,
+    Rule("activation", P.SAVED, E.LIFETIME, lambda s: s.in_forward & s.held,
          "made in the forward pass and alive when the backward pass began"),
-    Rule("activation-unfinished", C.ACTIVATIONS, "saved", E.REPETITION, lambda s: s.in_forward & s.would_be_held,
+    Rule("activation-unfinished", P.SAVED, E.REPETITION, lambda s: s.in_forward & s.would_be_held,
          "the recording stops in this forward pass; the same call site of the layer before kept its tensor"),
-    Rule("forward-temporary", C.TEMPORARY, "forward", E.LIFETIME, lambda s: s.in_forward,
+    Rule("forward-temporary", P.FORWARD, E.LIFETIME, lambda s: s.in_forward,
          "made in the forward pass and freed before it ended"),
-    Rule("loss-gradient", C.TEMPORARY, "loss", E.SHAPE, lambda s: s.loss_gradients,
+    Rule("loss-gradient", P.LOSS, E.SHAPE, lambda s: s.loss_gradients,
          "made in the backward pass, and of the size of the logits or of the loss's own tensors"),
-    Rule("backward", C.TEMPORARY, "backward", E.LIFETIME, lambda s: s.in_backward,
+    Rule("backward", P.BACKWARD, E.LIFETIME, lambda s: s.in_backward,
          "made in the backward pass, and no gradient of a parameter"),
     # What was there before the recording began
-    Rule("early-gradient", C.LORA, "grads", E.SHAPE, lambda s: s.early_gradients,
+    Rule("early-gradient", P.GRADS, E.SHAPE, lambda s: s.early_gradients,
          "there before the recording (or made without a stack before its first pass), freed where gradients are, and of a trainable parameter's size"),
-    Rule("early-activation", C.ACTIVATIONS, "saved", E.LIFETIME, lambda s: s.early_activations,
+    Rule("early-activation", P.SAVED, E.LIFETIME, lambda s: s.early_activations,
          "there before the recording (or made without a stack before its first pass) and freed by the backward pass it began in or before"),
-    Rule("early-held", C.ACTIVATIONS, "saved", E.LIFETIME, lambda s: s.early_held,
+    Rule("early-held", P.SAVED, E.LIFETIME, lambda s: s.early_held,
          "there before the recording (or made without a stack before its first pass) and freed only after the backward pass: kept with the graph"),
-    Rule("early-scales", C.BASE_WEIGHTS, "quant_state", E.SHAPE, lambda s: s.early_scales,
+    Rule("early-scales", P.QUANT_STATE, E.SHAPE, lambda s: s.early_scales,
          "there before the recording (or made without a stack before its first pass), never freed, and as large as the scales of a stored weight, one for each"),
-    Rule("early-trainable", C.LORA, "params", E.SHAPE, lambda s: s.early_trainable,
+    Rule("early-trainable", P.PARAMS, E.SHAPE, lambda s: s.early_trainable,
          "there before the recording (or made without a stack before its first pass), never freed, and of a size for which backward passes leave gradients"),
-    Rule("early-adapter", C.LORA, "params", E.SHAPE, lambda s: s.early_adapters,
+    Rule("early-adapter", P.PARAMS, E.SHAPE, lambda s: s.early_adapters,
          "there before the recording (or made without a stack before its first pass), never freed, and one of a pair that fits a stored weight as an adapter of one rank"),
-    Rule("early-workspace", C.RUNTIME, "cublas_workspace", E.SHAPE, lambda s: s.early_workspaces,
+    Rule("early-workspace", P.CUBLAS_WORKSPACE, E.SHAPE, lambda s: s.early_workspaces,
          "there before the recording (or made without a stack before its first pass), never freed, and of exactly a workspace's size, which no weight here has"),
-    Rule("early-quantized", C.BASE_WEIGHTS, "quantized", E.SHAPE, lambda s: s.early_quantized,
+    Rule("early-quantized", P.QUANTIZED, E.SHAPE, lambda s: s.early_quantized,
          "there before the recording (or made without a stack before its first pass), never freed, and products make copies of four times its size"),
-    Rule("early-weight", C.BASE_WEIGHTS, "unquantized", E.LIFETIME, lambda s: s.early_persistent,
+    Rule("early-weight", P.UNQUANTIZED, E.LIFETIME, lambda s: s.early_persistent,
          "there before the recording (or made without a stack before its first pass) and never freed, with a training step in between"),
     # Loading without frames, and the rest
-    Rule("loaded-unseen", C.BASE_WEIGHTS, "unquantized", E.LIFETIME, lambda s: s.in_load & s.stays & s.among_loading,
+    Rule("loaded-unseen", P.UNQUANTIZED, E.LIFETIME, lambda s: s.in_load & s.stays & s.among_loading,
          "made without a stack while a model was loaded, and it stayed"),
-    Rule("loading-unseen", C.BASE_WEIGHTS, "loading", E.LIFETIME, lambda s: s.in_load & s.among_loading,
+    Rule("loading-unseen", P.LOADING, E.LIFETIME, lambda s: s.in_load & s.among_loading,
          "made and freed while the model was loaded"),
-    Rule("other", C.TEMPORARY, "other", E.LIFETIME, lambda s: s.short_lived,
+    Rule("other", P.OTHER, E.LIFETIME, lambda s: s.short_lived,
          "made outside the phases and freed again"),
-    Rule("other-frames", C.TEMPORARY, "other", E.FRAME, lambda s: s.other_frames,
+    Rule("other-frames", P.OTHER, E.FRAME, lambda s: s.other_frames,
          "made by the program outside the model, the optimizer and loading"),
 )  # fmt: skip

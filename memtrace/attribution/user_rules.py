@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence
+from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence, Purpose
 from memtrace.attribution.rules import Rule
 from memtrace.errors import SnapshotError, UsageError
 from memtrace.history.timeline import Timeline
@@ -35,8 +35,7 @@ class UserRule:
     id: str
     file: re.Pattern[str] | None
     function: re.Pattern[str] | None
-    category: Category
-    subcategory: str
+    purpose: Purpose
     why: str
 
 
@@ -76,8 +75,7 @@ def _read_rule(entry: object, where: str, number: int) -> UserRule:
         id=entry.get("id", f"user-{number + 1}"),
         file=_pattern(entry.get("file"), where),
         function=_pattern(entry.get("function"), where),
-        category=category,
-        subcategory=subcategory,
+        purpose=SUBCATEGORIES[category][subcategory],
         why=entry.get("why", "a rule of your own matches its stack"),
     )
 
@@ -91,7 +89,7 @@ def _pattern(text: str | None, where: str) -> re.Pattern[str] | None:
 
 def as_rule(rule: UserRule) -> Rule:
     """A row of the table that ``user_mask`` applies."""
-    return Rule(rule.id, rule.category, rule.subcategory, Evidence.FRAME, lambda s: s.persistent, rule.why)
+    return Rule(rule.id, rule.purpose, Evidence.FRAME, lambda s: s.persistent, rule.why)
 
 
 def user_mask(rule: UserRule, timeline: Timeline) -> NDArray[np.bool_]:

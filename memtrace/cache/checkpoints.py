@@ -50,11 +50,11 @@ class Checkpoints:
 class Known:
     """What is known of a device's trace once it was attributed by memtrace's own rules.
 
-    ``rule`` has one entry an allocation, ``labelled`` the (category, subcategory) of the labels that come first.
+    ``rule`` has one entry an allocation, ``labelled`` the purposes of the labels that come first.
     """
 
     rule: I2
-    labelled: tuple[tuple[str, str], ...]
+    labelled: tuple[str, ...]
     phases: Phases
     caveats: tuple[str, ...]
     checkpoints: Checkpoints
@@ -69,7 +69,7 @@ def know(analysis: Analysis) -> Known:
     attribution = analysis.attribution
     return Known(
         rule=attribution.rule,
-        labelled=tuple((str(r.category), r.subcategory) for r in attribution.rules if r.evidence is Evidence.LABEL),
+        labelled=tuple(str(r.purpose) for r in attribution.rules if r.evidence is Evidence.LABEL),
         phases=attribution.facts.phases,
         caveats=analysis.caveats,
         checkpoints=_checkpoints(analysis.timeline, attribution.rule),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from memtrace.attribution.categories import Category
 from memtrace.estimate.prediction import CATEGORIES, Fit
 from memtrace.units import format_delta
 
@@ -84,8 +85,8 @@ def budget_distortion(
     nominal_bytes: int, outside_bytes: int, categories: Mapping[str, int], runtime_bytes: int | None = None
 ) -> Distortion:
     """What stays for weights, adapters, activations and temporaries of ``nominal_bytes`` of device memory."""
-    fragmentation = categories.get("fragmentation", 0)
-    runtime = categories.get("runtime", 0) if runtime_bytes is None else runtime_bytes
+    fragmentation = categories.get(Category.FRAGMENTATION, 0)
+    runtime = categories.get(Category.RUNTIME, 0) if runtime_bytes is None else runtime_bytes
     usable = nominal_bytes - outside_bytes - fragmentation - runtime
     return Distortion(nominal_bytes, outside_bytes, fragmentation, runtime, usable)
 
@@ -121,13 +122,19 @@ def _gap(predicted: int, measured: int) -> CategoryGap:
     return CategoryGap(predicted, measured, predicted - measured)
 
 
-_CAUSES = {
-    "base_weights": "other quantisation, other precision of embedding and head, or another model was loaded beside it",
-    "lora": "other rank, target layers, adapter type or optimizer; or the peak lies in another phase of the step",
-    "activations": "other tokens a micro-batch, checkpointing, dropout or attention",
-    "temporary": "another loss, held logits, or the peak lies at another point of the step",
-    "runtime": "the recording began or ended before both threads had multiplied, or another library version",
-    "fragmentation": "another order of allocations, sequence lengths that vary, or earlier work in the same process",
+_CAUSES: dict[str, str] = {  # by category
+    Category.BASE_WEIGHTS: (
+        "other quantisation, other precision of embedding and head, or another model was loaded beside it"
+    ),
+    Category.LORA: (
+        "other rank, target layers, adapter type or optimizer; or the peak lies in another phase of the step"
+    ),
+    Category.ACTIVATIONS: "other tokens a micro-batch, checkpointing, dropout or attention",
+    Category.TEMPORARY: "another loss, held logits, or the peak lies at another point of the step",
+    Category.RUNTIME: "the recording began or ended before both threads had multiplied, or another library version",
+    Category.FRAGMENTATION: (
+        "another order of allocations, sequence lengths that vary, or earlier work in the same process"
+    ),
 }
 
 

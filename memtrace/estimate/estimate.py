@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memtrace.attribution.categories import Purpose
 from memtrace.estimate.affine import Affine, affine_form
 from memtrace.estimate.bounds import check_options, check_rank
 from memtrace.estimate.engine.step import Stream, simulate_run
@@ -60,7 +61,7 @@ def _terms(stream: Stream, live: list[int], last_layer: int) -> tuple[Term, ...]
     for index in live:
         label = stream.labels[index]
         name = term_name(label, stream.ops[index], stream.sites[index], stream.layers[index], last_layer)
-        if label == "activations/recompute":
+        if label == Purpose.RECOMPUTE:
             name = f"recomputed layer: {name}"
         entry = found.setdefault((name, label.partition("/")[0]), [0, 0])
         entry[0] += stream.sizes[index]

@@ -10,6 +10,7 @@ import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.rounding import round_size
+from memtrace.attribution.categories import Category, Purpose
 from memtrace.estimate.bounds import check_size
 from memtrace.estimate.engine.step import SIMULATED_MICRO_BATCHES, Stream
 from memtrace.estimate.engine.tape import EMPTY_CACHE
@@ -18,7 +19,7 @@ from memtrace.estimate.placement import Placement, place
 from memtrace.estimate.presets import DEFAULT_CAPACITY_BYTES, GpuPreset, gpu_preset
 
 PHASES = ("load", "forward", "loss", "recompute", "backward", "optimizer")
-CATEGORIES = ("base_weights", "lora", "activations", "temporary", "runtime", "fragmentation")
+CATEGORIES = tuple(category for category in Category if category is not Category.UNATTRIBUTED)
 #: Worst error of the reserved peak over the measured configurations; stated with every estimate.
 RESERVED_MARGIN_PERCENT = 3.0
 _PHASE_OF_MARK = {"inputs": "forward", "zero_grad": "optimizer"}
@@ -215,10 +216,10 @@ def subcategories_at(stream: Stream, placement: Placement, event: int, live: lis
         tails += block - rounded
     cached = _cached_bytes(placement, event, live)
     free = int(placement.reserved[event] - placement.allocated[event])
-    found["fragmentation/rounding"] = rounding
-    found["fragmentation/unsplit_tail"] = tails
-    found["fragmentation/holes"] = free - cached
-    found["fragmentation/cached_segments"] = cached
+    found[Purpose.ROUNDING] = rounding
+    found[Purpose.UNSPLIT_TAIL] = tails
+    found[Purpose.HOLES] = free - cached
+    found[Purpose.CACHED_SEGMENTS] = cached
     return found
 
 
@@ -238,7 +239,7 @@ def _cached_bytes(placement: Placement, event: int, live: list[int]) -> int:
 
 
 def categories_of(subcategories: dict[str, int]) -> dict[str, int]:
-    sums = dict.fromkeys(CATEGORIES, 0)
+    sums: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     for name, size in subcategories.items():
         sums[name.partition("/")[0]] += size
     return sums

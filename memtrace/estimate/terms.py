@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memtrace.attribution.categories import Category, Purpose
 from memtrace.estimate.symbols import Symbols
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -251,51 +252,51 @@ Formula = Callable[[Symbols], int | None]
 class TermSpec:
     """A term's category, its formula as text, and the function that evaluates it (None: read off the engine)."""
 
-    category: str
+    category: Category
     text: str
     function: Formula | None = None
 
 
 ENGINE = "live at the peak, from the engine"
 TERMS: dict[str, TermSpec] = {
-    "quantized weights": TermSpec("base_weights", "n/2", packed_weights),
-    "quantisation state": TermSpec("base_weights", "n/64 + 4·⌈n/16384⌉ + 1092 a matrix", quantisation_state),
-    "8-bit map": TermSpec("base_weights", "1024", quantisation_map),
-    "embedding": TermSpec("base_weights", "V·h·e", embedding),
-    "head": TermSpec("base_weights", "V·h·e", head),
-    "norms": TermSpec("base_weights", "(2L+1)·h·e", norms),
-    "biases": TermSpec("base_weights", "2·outputs·L", biases),
-    "weights": TermSpec("base_weights", "n·e", plain_weights),
-    "rotary buffers": TermSpec("base_weights", "4·d", rotary_buffers),
-    "loading copies": TermSpec("base_weights", ENGINE),
-    "dequantised weight": TermSpec("base_weights", "2n + n/8 of the layer at work", None),
-    "adapters": TermSpec("lora", "l·N", adapters),
-    "gradients": TermSpec("lora", "l·N", gradients),
-    "optimizer states": TermSpec("lora", "by optimizer and N", optimizer_state),
-    "cuBLAS workspaces": TermSpec("runtime", "one a thread", cublas_workspaces),
-    "cuBLASLt workspaces": TermSpec("runtime", "one a thread", cublaslt_workspaces),
-    "token ids": TermSpec("temporary", "8·t", token_ids),
-    "position ids": TermSpec("activations", "8·s", position_ids),
-    "rotary tables": TermSpec("activations", "2·s·d·e", rotary_tables),
-    "attention mask": TermSpec("activations", "e·b·s²", attention_mask),
-    "layer inputs": TermSpec("activations", "L·e·h·t", layer_inputs),
-    "embedding output": TermSpec("activations", "e·h·t"),
-    "final norm": TermSpec("activations", "4h·t + 4t", final_norm),
-    "norms' inputs": TermSpec("activations", "2·(4h+4)·t a layer", saved_norms),
-    "qkv inputs": TermSpec("activations", "(3·own(h) + 3·l·r + sh·e·h)·t a layer", saved_qkv),
-    "attention": TermSpec("activations", "q, k, v, output, row sums a layer", saved_attention),
-    "o input": TermSpec("activations", "(own(q) + l·r)·t a layer", saved_output),
-    "gate": TermSpec("activations", "(own(h) + l·r + sh·e·h + 2·e·f)·t a layer", saved_gate),
-    "up": TermSpec("activations", "(own(h) + l·r + e·f)·t a layer", saved_up),
-    "down input": TermSpec("activations", "(own(f) + l·r + sh·e·f)·t a layer", saved_down),
-    "other activations": TermSpec("activations", ENGINE),
-    "logits": TermSpec("temporary", "V·t·e"),
-    "log-probabilities": TermSpec("temporary", "4·V·t", log_probabilities),
-    "gradients of the loss": TermSpec("temporary", "8·V·t", loss_gradients),
-    "attention matrices": TermSpec("temporary", "4·a·s·t and copies"),
-    "forward in flight": TermSpec("temporary", ENGINE),
-    "gradients in flight": TermSpec("temporary", ENGINE),
-    "optimizer temporaries": TermSpec("temporary", "l·N", optimizer_temporaries),
+    "quantized weights": TermSpec(Category.BASE_WEIGHTS, "n/2", packed_weights),
+    "quantisation state": TermSpec(Category.BASE_WEIGHTS, "n/64 + 4·⌈n/16384⌉ + 1092 a matrix", quantisation_state),
+    "8-bit map": TermSpec(Category.BASE_WEIGHTS, "1024", quantisation_map),
+    "embedding": TermSpec(Category.BASE_WEIGHTS, "V·h·e", embedding),
+    "head": TermSpec(Category.BASE_WEIGHTS, "V·h·e", head),
+    "norms": TermSpec(Category.BASE_WEIGHTS, "(2L+1)·h·e", norms),
+    "biases": TermSpec(Category.BASE_WEIGHTS, "2·outputs·L", biases),
+    "weights": TermSpec(Category.BASE_WEIGHTS, "n·e", plain_weights),
+    "rotary buffers": TermSpec(Category.BASE_WEIGHTS, "4·d", rotary_buffers),
+    "loading copies": TermSpec(Category.BASE_WEIGHTS, ENGINE),
+    "dequantised weight": TermSpec(Category.BASE_WEIGHTS, "2n + n/8 of the layer at work", None),
+    "adapters": TermSpec(Category.LORA, "l·N", adapters),
+    "gradients": TermSpec(Category.LORA, "l·N", gradients),
+    "optimizer states": TermSpec(Category.LORA, "by optimizer and N", optimizer_state),
+    "cuBLAS workspaces": TermSpec(Category.RUNTIME, "one a thread", cublas_workspaces),
+    "cuBLASLt workspaces": TermSpec(Category.RUNTIME, "one a thread", cublaslt_workspaces),
+    "token ids": TermSpec(Category.TEMPORARY, "8·t", token_ids),
+    "position ids": TermSpec(Category.ACTIVATIONS, "8·s", position_ids),
+    "rotary tables": TermSpec(Category.ACTIVATIONS, "2·s·d·e", rotary_tables),
+    "attention mask": TermSpec(Category.ACTIVATIONS, "e·b·s²", attention_mask),
+    "layer inputs": TermSpec(Category.ACTIVATIONS, "L·e·h·t", layer_inputs),
+    "embedding output": TermSpec(Category.ACTIVATIONS, "e·h·t"),
+    "final norm": TermSpec(Category.ACTIVATIONS, "4h·t + 4t", final_norm),
+    "norms' inputs": TermSpec(Category.ACTIVATIONS, "2·(4h+4)·t a layer", saved_norms),
+    "qkv inputs": TermSpec(Category.ACTIVATIONS, "(3·own(h) + 3·l·r + sh·e·h)·t a layer", saved_qkv),
+    "attention": TermSpec(Category.ACTIVATIONS, "q, k, v, output, row sums a layer", saved_attention),
+    "o input": TermSpec(Category.ACTIVATIONS, "(own(q) + l·r)·t a layer", saved_output),
+    "gate": TermSpec(Category.ACTIVATIONS, "(own(h) + l·r + sh·e·h + 2·e·f)·t a layer", saved_gate),
+    "up": TermSpec(Category.ACTIVATIONS, "(own(h) + l·r + e·f)·t a layer", saved_up),
+    "down input": TermSpec(Category.ACTIVATIONS, "(own(f) + l·r + sh·e·f)·t a layer", saved_down),
+    "other activations": TermSpec(Category.ACTIVATIONS, ENGINE),
+    "logits": TermSpec(Category.TEMPORARY, "V·t·e"),
+    "log-probabilities": TermSpec(Category.TEMPORARY, "4·V·t", log_probabilities),
+    "gradients of the loss": TermSpec(Category.TEMPORARY, "8·V·t", loss_gradients),
+    "attention matrices": TermSpec(Category.TEMPORARY, "4·a·s·t and copies"),
+    "forward in flight": TermSpec(Category.TEMPORARY, ENGINE),
+    "gradients in flight": TermSpec(Category.TEMPORARY, ENGINE),
+    "optimizer temporaries": TermSpec(Category.TEMPORARY, "l·N", optimizer_temporaries),
 }
 
 
@@ -305,32 +306,32 @@ def term_name(label: str, op: str, site: str, layer: int, last_layer: int) -> st
     if fixed is not None:
         return fixed
     category, _, kind = label.partition("/")
-    if label == "base_weights/unquantized":
+    if label == Purpose.UNQUANTIZED:
         return _unquantized(op, site)
-    if label == "base_weights/loading":
+    if label == Purpose.LOADING:
         return "8-bit map" if op == "create_dynamic_map" else "loading copies"
-    if category == "runtime":
+    if category == Category.RUNTIME:
         return "cuBLASLt workspaces" if op.startswith("cublaslt") else "cuBLAS workspaces"
     if kind == "loss":
         return "log-probabilities" if op == "log_softmax" else "gradients of the loss"
     return _activation(op, site, layer, last_layer)
 
 
-_BY_LABEL = {
-    "base_weights/quantized": "quantized weights",
-    "base_weights/quant_state": "quantisation state",
-    "base_weights/buffer": "rotary buffers",
-    "base_weights/dequant": "dequantised weight",
-    "lora/params": "adapters",
-    "lora/grads": "gradients",
-    "lora/optimizer_state": "optimizer states",
-    "temporary/other": "token ids",
-    "temporary/logits": "logits",
-    "temporary/attention_matrix": "attention matrices",
-    "temporary/forward": "forward in flight",
-    "temporary/backward": "gradients in flight",
-    "temporary/optimizer": "optimizer temporaries",
-    "activations/checkpoint_input": "layer inputs",
+_BY_LABEL: dict[str, str] = {
+    Purpose.QUANTIZED: "quantized weights",
+    Purpose.QUANT_STATE: "quantisation state",
+    Purpose.BUFFER: "rotary buffers",
+    Purpose.DEQUANT: "dequantised weight",
+    Purpose.PARAMS: "adapters",
+    Purpose.GRADS: "gradients",
+    Purpose.OPTIMIZER_STATE: "optimizer states",
+    Purpose.OTHER: "token ids",
+    Purpose.LOGITS: "logits",
+    Purpose.ATTENTION_MATRIX: "attention matrices",
+    Purpose.FORWARD: "forward in flight",
+    Purpose.BACKWARD: "gradients in flight",
+    Purpose.OPTIMIZER: "optimizer temporaries",
+    Purpose.CHECKPOINT_INPUT: "layer inputs",
 }
 
 

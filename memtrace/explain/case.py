@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from memtrace.allocator.config import AllocatorConfig, from_snapshot
 from memtrace.analysis import Analysis
 from memtrace.answers.report import Moment, moment_of
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Capacity
@@ -112,7 +112,7 @@ class Case:
             return True
         if self.phase is not Phase.FORWARD or self.here is None:
             return False
-        heads = self.kind(Category.TEMPORARY, "logits") & (self.module == "head")
+        heads = self.kind(Purpose.LOGITS) & (self.module == "head")
         born = self.facts.born
         ran = [int((heads & (born >= p.start) & (born < self._forward_end(p))).sum()) for p in self.passes]
         mine = self.passes.index(self.here)
@@ -123,11 +123,9 @@ class Case:
         later = next((i for i in one.spans if phases.phase[i] != Phase.FORWARD), None)
         return one.end if later is None else int(phases.start[later])
 
-    def kind(self, category: Category, *subcategories: str) -> Bool:
-        """Rows of a category, or of the named subcategories of it."""
-        rules = self.attribution.rules
-        wanted = [r.category is category and (not subcategories or r.subcategory in subcategories) for r in rules]
-        return np.array(wanted)[self.attribution.rule]
+    def kind(self, *wanted: Category | Purpose) -> Bool:
+        """Rows of any of the categories and purposes."""
+        return self.attribution.rows_of(*wanted)
 
     def total(self, mask: Bool) -> int:
         """Requested bytes of the rows."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Purpose
 
 I8 = NDArray[np.int64]
 _VECTOR_BYTES = 64 << 10
@@ -26,12 +26,6 @@ class Dims:
     head_bytes: int | None
 
 
-def _rows(analysis: Analysis, category: Category, subcategory: str) -> NDArray[np.bool_]:
-    rules = analysis.attribution.rules
-    wanted = np.array([r.category is category and r.subcategory == subcategory for r in rules])
-    return wanted[analysis.attribution.rule]
-
-
 def dims_of(analysis: Analysis, low: int, high: int) -> Dims | None:
     """Dimensions of the pass between two events; None where its embedding output or the norms can't be found.
 
@@ -42,7 +36,7 @@ def dims_of(analysis: Analysis, low: int, high: int) -> Dims | None:
     inside = (facts.born >= low) & (facts.born < high)
     module = np.array([*analysis.attribution.sites.module, ""], dtype=object)[table.stack]
     embedded = table.requested_bytes[inside & (module == "embedding")]
-    weights = table.requested_bytes[_rows(analysis, Category.BASE_WEIGHTS, "unquantized") & facts.stays]
+    weights = table.requested_bytes[analysis.attribution.rows_of(Purpose.UNQUANTIZED) & facts.stays]
     vectors, counts = np.unique(weights[weights <= _VECTOR_BYTES], return_counts=True)
     if not len(embedded) or not len(vectors):
         return None
@@ -52,7 +46,7 @@ def dims_of(analysis: Analysis, low: int, high: int) -> Dims | None:
     if not candidates:
         return None
     tokens = hidden // candidates[0]
-    logits = table.requested_bytes[inside & _rows(analysis, Category.TEMPORARY, "logits") & (module == "head")]
+    logits = table.requested_bytes[inside & analysis.attribution.rows_of(Purpose.LOGITS) & (module == "head")]
     if not len(logits):
         return Dims(tokens, hidden, None, None, None)
     largest = int(logits.max())

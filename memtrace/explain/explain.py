@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from memtrace.analysis import Analysis, is_truncated
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Explanation, When
@@ -208,7 +208,7 @@ def _tokens_that_fit(case: Case) -> float | None:
     if case.phase not in (Phase.FORWARD, Phase.BACKWARD) or case.in_evaluation:
         return None
     fixed = case.kind(Category.LORA) | case.kind(Category.RUNTIME)
-    fixed |= case.kind(Category.BASE_WEIGHTS, "quantized", "unquantized", "quant_state", "buffer")
+    fixed |= case.kind(Purpose.QUANTIZED, Purpose.UNQUANTIZED, Purpose.QUANT_STATE, Purpose.BUFFER)
     fixed_bytes = case.live_total(fixed)
     growing = verdict.pieces.allocated_bytes + verdict.needed_bytes - fixed_bytes
     share = (capacity.low_bytes - fixed_bytes) / growing if growing > 0 else 0.0
@@ -228,13 +228,13 @@ def _first_step(case: Case) -> bool | None:
     # Optimizer states older than the recording mean earlier steps; workspaces made in a pass that was recorded from
     # its embedding on mean there was none.
     born = case.facts.born
-    if (case.kind(Category.LORA, "optimizer_state") & (born < 0)).any():
+    if (case.kind(Purpose.OPTIMIZER_STATE) & (born < 0)).any():
         return False
     first = case.passes[0] if case.passes else None
     if truncated or first is None:
         return None
     inside = (born >= first.start) & (born < first.end)
-    workspace = (case.kind(Category.RUNTIME, "cublas_workspace") & inside).any()
+    workspace = (case.kind(Purpose.CUBLAS_WORKSPACE) & inside).any()
     return True if workspace and (inside & (case.module == "embedding")).any() else None
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.unfinished import period
 
@@ -45,10 +45,8 @@ def layer_count(analysis: Analysis) -> int | None:
     """
     attribution, table = analysis.attribution, analysis.timeline.allocations
     stays = table.free_requested_event < 0
-    for category in (Category.LORA, Category.BASE_WEIGHTS):
-        subs = {"params"} if category is Category.LORA else {"quantized", "unquantized"}
-        wanted = np.array([r.category is category and r.subcategory in subs for r in attribution.rules])
-        rows = wanted[attribution.rule] & stays & (table.requested_bytes >= _MATRIX_BYTES)
+    for purposes in ((Purpose.PARAMS,), (Purpose.QUANTIZED, Purpose.UNQUANTIZED)):
+        rows = attribution.rows_of(*purposes) & stays & (table.requested_bytes >= _MATRIX_BYTES)
         sizes, counts = np.unique(table.requested_bytes[rows], return_counts=True)
         often = counts >= _LEAST_LAYERS
         sizes, counts = sizes[often], counts[often]

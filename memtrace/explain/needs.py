@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.explain.layers import Progress
 from memtrace.explain.passes import SamePoint, same_points
@@ -39,16 +39,14 @@ def _missing_states(analysis: Analysis, event: int) -> int | None:
     if span < 0 or phases.phase[span] != Phase.OPTIMIZER:
         return None
     size = analysis.timeline.allocations.requested_bytes
-    params, states = _rows(analysis, event, "params"), _rows(analysis, event, "optimizer_state")
+    params, states = _rows(analysis, event, Purpose.PARAMS), _rows(analysis, event, Purpose.OPTIMIZER_STATE)
     full = states & np.isin(size, np.unique(size[params]))
     if not params.any() or size[full].sum() < 0.5 * size[states].sum():
         return None
     return max(0, 2 * int(size[params].sum()) - int(size[full].sum()))
 
 
-def _rows(analysis: Analysis, event: int, subcategory: str) -> NDArray[np.bool_]:
-    rules = analysis.attribution.rules
-    wanted = np.array([r.category is Category.LORA and r.subcategory == subcategory for r in rules])
+def _rows(analysis: Analysis, event: int, purpose: Purpose) -> NDArray[np.bool_]:
     live = np.zeros(len(analysis.timeline.allocations), dtype=np.bool_)
     live[analysis.timeline.live_rows(event)] = True
-    return wanted[analysis.attribution.rule] & live
+    return analysis.attribution.rows_of(purpose) & live

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Purpose
 from memtrace.explain.case import Case
 from memtrace.explain.published import published_model
 from memtrace.oomlog import OomMessage
 from memtrace.units import format_bytes as size
 
-_KINDS: tuple[tuple[Category, str, str], ...] = (
-    (Category.TEMPORARY, "logits", "the logits"),
-    (Category.TEMPORARY, "loss", "a tensor of the loss"),
-    (Category.TEMPORARY, "attention_matrix", "an attention matrix"),
-    (Category.BASE_WEIGHTS, "dequant", "a dequantised weight"),
-    (Category.ACTIVATIONS, "saved", "an activation"),
-    (Category.ACTIVATIONS, "recompute", "a recomputed activation"),
-    (Category.ACTIVATIONS, "checkpoint_input", "a layer's input"),
-    (Category.LORA, "optimizer_state", "an optimizer state"),
-    (Category.LORA, "grads", "a gradient"),
+_KINDS: tuple[tuple[Purpose, str], ...] = (
+    (Purpose.LOGITS, "the logits"),
+    (Purpose.LOSS, "a tensor of the loss"),
+    (Purpose.ATTENTION_MATRIX, "an attention matrix"),
+    (Purpose.DEQUANT, "a dequantised weight"),
+    (Purpose.SAVED, "an activation"),
+    (Purpose.RECOMPUTE, "a recomputed activation"),
+    (Purpose.CHECKPOINT_INPUT, "a layer's input"),
+    (Purpose.OPTIMIZER_STATE, "an optimizer state"),
+    (Purpose.GRADS, "a gradient"),
 )
 _SMALLEST_BYTES = 1 << 20
 _MODEL_BYTES = 1 << 30
@@ -74,15 +74,15 @@ def _alike(case: Case, asked: int) -> list[str]:
     rounded = -(-case.size // 512) * 512
     same = rounded == asked
     names = []
-    for category, sub, name in _KINDS:
-        rows = same & case.kind(category, sub)
+    for purpose, name in _KINDS:
+        rows = same & case.kind(purpose)
         if rows.any():
             names.append(f"{name} ({int(rows.sum())} before)")
     return names[:2]
 
 
 def _dequantised(case: Case, asked: int) -> str | None:
-    packed = np.unique(case.size[case.kind(Category.BASE_WEIGHTS, "quantized") & case.facts.stays])
+    packed = np.unique(case.size[case.kind(Purpose.QUANTIZED) & case.facts.stays])
     for factor, what in ((4, "16-bit copy of a 4-bit weight"), (8, "32-bit copy of a 4-bit weight")):
         if (packed * factor == asked).any():
             return f"{asked:,} bytes is the {what} that is stored here: it may be a dequantised weight."

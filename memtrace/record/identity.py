@@ -10,13 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-QUANTIZED = ("base_weights", "quantized")
-QUANT_STATE = ("base_weights", "quant_state")
-UNQUANTIZED = ("base_weights", "unquantized")
-BUFFER = ("base_weights", "buffer")
-PARAMS = ("lora", "params")
-GRADS = ("lora", "grads")
-OPTIMIZER_STATE = ("lora", "optimizer_state")
+from memtrace.attribution.categories import Purpose
 
 # Quantised layers of other libraries (GPTQ, AWQ, EETQ, HQQ) keep their packed weights and constants as buffers.
 _PACKED_BUFFERS = frozenset({"qweight", "W_q", "weight_packed"})
@@ -33,8 +27,7 @@ class Label:
 
     address: int
     size_bytes: int
-    category: str
-    subcategory: str
+    purpose: Purpose
     name: str
     outside: bool = False
 
@@ -53,16 +46,16 @@ def storage_of(tensor: Any, device_type: str) -> tuple[int, int] | None:
     return (address, size) if address and size else None
 
 
-def _label(tensor: Any, kind: tuple[str, str], name: str, device_type: str) -> Iterator[Label]:
+def _label(tensor: Any, kind: Purpose, name: str, device_type: str) -> Iterator[Label]:
     found = storage_of(tensor, device_type)
     if found is not None:
-        yield Label(*found, *kind, name, bool(getattr(tensor, "is_paged", False)))
+        yield Label(*found, kind, name, bool(getattr(tensor, "is_paged", False)))
 
 
 def _quant_state(state: Any, name: str, device_type: str) -> Iterator[Label]:
     """The constants of a bitsandbytes ``QuantState``, nested ones included."""
     for part in ("absmax", "code", "offset"):
-        yield from _label(getattr(state, part, None), QUANT_STATE, f"{name}.{part}", device_type)
+        yield from _label(getattr(state, part, None), Purpose.QUANT_STATE, f"{name}.{part}", device_type)
     nested = getattr(state, "state2", None)
     if nested is not None:
         yield from _quant_state(nested, f"{name}.state2", device_type)
@@ -89,22 +82,28 @@ def model_labels(model: Any, device_type: str, optimized: frozenset[int] = froze
     """Parameters, quantisation constants and buffers of a model. ``optimized`` holds ids of optimizer parameters."""
     for name, parameter in model.named_parameters():
         packed = _is_packed(parameter)
-        kind = PARAMS if is_trainable(name, parameter, optimized) else UNQUANTIZED
+        kind = Purpose.PARAMS if is_trainable(name, parameter, optimized) else Purpose.UNQUANTIZED
         if packed:
-            kind = QUANTIZED
+            kind = Purpose.QUANTIZED
         yield from _label(parameter, kind, name, device_type)
         if packed:
             yield from _quant_state(getattr(parameter, "quant_state", None), f"{name}.quant_state", device_type)
-            yield from _label(getattr(parameter, "SCB", None), QUANT_STATE, f"{name}.SCB", device_type)
+            yield from _label(getattr(parameter, "SCB", None), Purpose.QUANT_STATE, f"{name}.SCB", device_type)
     for name, module in model.named_modules():
         # bitsandbytes' Linear8bitLt moves its constants to ``state`` in the first forward pass.
         state = getattr(module, "state", None)
         for part in ("SCB", "SCBt") if hasattr(state, "SCB") else ():
-            yield from _label(getattr(state, part, None), QUANT_STATE, f"{name}.state.{part}", device_type)
+            yield from _label(getattr(state, part, None), Purpose.QUANT_STATE, f"{name}.state.{part}", device_type)
         yield from _quant_state(getattr(module, "quant_state", None), f"{name}.quant_state", device_type)
     for name, buffer in model.named_buffers():
         last = name.rpartition(".")[2]
-        kind = QUANTIZED if last in _PACKED_BUFFERS else QUANT_STATE if last in _CONSTANT_BUFFERS else BUFFER
+        kind = (
+            Purpose.QUANTIZED
+            if last in _PACKED_BUFFERS
+            else Purpose.QUANT_STATE
+            if last in _CONSTANT_BUFFERS
+            else Purpose.BUFFER
+        )
         yield from _label(buffer, kind, name, device_type)
 
 
@@ -112,7 +111,7 @@ def gradient_labels(named: Iterable[tuple[str, Any]], device_type: str) -> Itera
     """The gradients that exist now."""
     for name, parameter in named:
         if parameter.grad is not None:
-            yield from _label(parameter.grad, GRADS, f"{name}.grad", device_type)
+            yield from _label(parameter.grad, Purpose.GRADS, f"{name}.grad", device_type)
 
 
 def optimizer_labels(optimizer: Any, names: dict[int, str], device_type: str) -> Iterator[Label]:
@@ -131,7 +130,7 @@ def _nested_labels(value: Any, name: str, device_type: str) -> Iterator[Label]:
         for index, item in enumerate(value):
             yield from _nested_labels(item, f"{name}.{index}", device_type)
     else:
-        yield from _label(value, OPTIMIZER_STATE, name, device_type)
+        yield from _label(value, Purpose.OPTIMIZER_STATE, name, device_type)
 
 
 def optimizer_parameters(optimizers: Iterable[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from memtrace.attribution.categories import Purpose
 from memtrace.record import identity
 from memtrace.record.backend import import_torch
 from memtrace.record.identity import Label
@@ -140,8 +141,8 @@ def _row(label: Label, from_us: int | None, until_us: int | None) -> dict[str, A
     row: dict[str, Any] = {
         "address": label.address,
         "bytes": label.size_bytes,
-        "category": label.category,
-        "subcategory": label.subcategory,
+        "category": label.purpose.category,
+        "subcategory": label.purpose.subcategory,
         "name": label.name,
         "from_time_us": from_us,
         "until_time_us": until_us,
@@ -153,9 +154,8 @@ def _row(label: Label, from_us: int | None, until_us: int | None) -> dict[str, A
 
 def _earlier(seen: _Gradients, names: dict[int, str]) -> list[dict[str, Any]]:
     """Rows of gradients that were alive just before one optimizer step."""
-    category, subcategory = identity.GRADS
     rows = []
     for address, size, parameter in zip(seen.address, seen.size_bytes, seen.parameter, strict=True):
         name = f"{names.get(parameter, 'parameter')}.grad"
-        rows.append(_row(Label(address, size, category, subcategory, name), seen.time_us, seen.time_us))
+        rows.append(_row(Label(address, size, Purpose.GRADS, name), seen.time_us, seen.time_us))
     return rows

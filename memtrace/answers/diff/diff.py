@@ -59,7 +59,7 @@ def _sites(analysis: Analysis, at: At) -> list[Side]:
     np.add.at(sums, inverse.reshape(-1), table.requested_bytes[rows])
     merged: dict[tuple[str, int, bool], list[int]] = {}
     for (rule, stack, is_early), total, count in zip(groups.tolist(), sums.tolist(), counts.tolist(), strict=True):
-        purpose = f"{attribution.rules[rule].category}/{attribution.rules[rule].subcategory}"
+        purpose = str(attribution.rules[rule].purpose)
         entry = merged.setdefault((purpose, stack, bool(is_early)), [0, 0])
         entry[0] += total
         entry[1] += count

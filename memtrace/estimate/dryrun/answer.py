@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from memtrace.attribution.categories import Purpose
 from memtrace.estimate.affine import Affine, affine_of
 from memtrace.estimate.against import Against
 from memtrace.estimate.answer import against_json, prediction_json
@@ -70,7 +71,7 @@ def _terms(stream: Stream, live: list[int]) -> tuple[Term, ...]:
     found: dict[tuple[str, str], list[int]] = {}
     for index in live:
         name = f"{stream.sites[index] or 'model'}: {stream.ops[index]}"
-        if stream.labels[index] == "activations/recompute":
+        if stream.labels[index] == Purpose.RECOMPUTE:
             name = f"recomputed layer: {name}"
         found.setdefault((name, stream.labels[index].partition("/")[0]), []).append(stream.sizes[index])
     terms = [

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from memtrace.attribution.categories import Purpose
 from memtrace.errors import MissingDependencyError, NoAnswerError, UsageError
 from memtrace.estimate.dryrun.observer import DEVICE, Observer
 from memtrace.estimate.dryrun.sites import Sites, site_of
@@ -119,7 +120,7 @@ class Loader:
         if self.quantizer is None or not self.quantizer.param_needs_quantization(model, name):
             value = torch.empty_like(old.data)
             module._parameters[short] = torch.nn.Parameter(value, requires_grad=self.quantizer is None)
-            self.observer.relabel_tensors([value], "base_weights/unquantized")
+            self.observer.relabel_tensors([value], Purpose.UNQUANTIZED)
             return
         value = torch.empty_like(old.data, dtype=torch.bfloat16)
         keywords = dict(old.__dict__)
@@ -142,12 +143,12 @@ def label_weights(observer: Observer, model: Any) -> None:
     for name, parameter in model.named_parameters():
         packed = not parameter.is_floating_point()
         if "lora_" in name:
-            observer.relabel_tensors([parameter], "lora/params")
+            observer.relabel_tensors([parameter], Purpose.PARAMS)
             continue
-        observer.relabel_tensors([parameter], "base_weights/quantized" if packed else "base_weights/unquantized")
+        observer.relabel_tensors([parameter], Purpose.QUANTIZED if packed else Purpose.UNQUANTIZED)
         if packed:
-            observer.relabel_tensors(_constants(parameter), "base_weights/quant_state")
-    observer.relabel_tensors(model.buffers(), "base_weights/buffer")
+            observer.relabel_tensors(_constants(parameter), Purpose.QUANT_STATE)
+    observer.relabel_tensors(model.buffers(), Purpose.BUFFER)
 
 
 def _constants(parameter: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import peft
 import torch
 
+from memtrace.attribution.categories import Purpose
 from memtrace.errors import MemtraceError, NoAnswerError
 from memtrace.estimate.dryrun.autocast import meta_autocast
 from memtrace.estimate.dryrun.build import Loader, empty_model, label_weights, quantizer_for, require_language_model
@@ -31,7 +32,7 @@ from memtrace.record import qlora
 
 _TENSOR = torch.tensor
 _GET_PEFT_MODEL = peft.get_peft_model
-GRADIENT, STATE = "lora/grads", "lora/optimizer_state"
+GRADIENT, STATE = Purpose.GRADS, Purpose.OPTIMIZER_STATE
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.engine import Grads, Storage, Tensor
 from memtrace.estimate.engine.ops import Ops
 
-ATTENTION_MATRIX = "temporary/attention_matrix"
+ATTENTION_MATRIX = Purpose.ATTENTION_MATRIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ saved before the output exists, results after it; gradients of later arguments a
 
 from __future__ import annotations
 
+from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.engine import Engine, Grads, Storage, Tensor
 
-GRADS = "lora/grads"
-PARAMS = "lora/params"
+GRADS = Purpose.GRADS
+PARAMS = Purpose.PARAMS
 
 
 class Elementwise(Engine):

@@ -7,6 +7,7 @@ bits, then cast to fp32).
 
 from __future__ import annotations
 
+from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.engine import Storage, Tensor
 from memtrace.estimate.engine.kernels import Device
 from memtrace.estimate.engine.lora import LoraLinear
@@ -17,10 +18,10 @@ from memtrace.estimate.model import Layer, Weights
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.shapes import ModelShape
 
-QUANTIZED = "base_weights/quantized"
-QUANT_STATE = "base_weights/quant_state"
-BUFFER = "base_weights/buffer"
-LORA_PARAMS = "lora/params"
+QUANTIZED = Purpose.QUANTIZED
+QUANT_STATE = Purpose.QUANT_STATE
+BUFFER = Purpose.BUFFER
+LORA_PARAMS = Purpose.PARAMS
 CHECKPOINT_BYTES = 2  # 16-bit checkpoints
 
 

@@ -5,14 +5,15 @@ Mirrors ``loss_utils.py`` (Transformers 5.17) and ``ChunkedLogProbFunction`` of 
 
 from __future__ import annotations
 
+from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.engine import Grads, Storage, Tensor
 from memtrace.estimate.engine.ops import Ops
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.shapes import ModelShape
 
-LOGITS = "temporary/logits"
-LOSS = "temporary/loss"
-LOSS_GRAD = "temporary/loss"
+LOGITS = Purpose.LOGITS
+LOSS = Purpose.LOSS
+LOSS_GRAD = Purpose.LOSS
 TILE_TOKENS = 4096  # TRL: tokens a tile
 TILE_COLUMNS = 32768  # TRL: vocabulary entries a tile
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.elementwise import GRADS, Elementwise
 from memtrace.estimate.engine.engine import Grads, Storage, Tensor
 from memtrace.estimate.engine.tape import Tape
 
-CUBLAS = "runtime/cublas_workspace"
+CUBLAS = Purpose.CUBLAS_WORKSPACE
 
 
 class Ops(Elementwise):

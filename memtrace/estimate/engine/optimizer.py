@@ -5,11 +5,12 @@ Mirrors ``torch/optim/adam.py`` 2.11 and ``bitsandbytes/optim/optimizer.py`` 0.5
 
 from __future__ import annotations
 
+from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.engine import Tensor
 from memtrace.estimate.engine.ops import Ops
 from memtrace.estimate.engine.tape import OPTIMIZER
 
-STATE = "lora/optimizer_state"
+STATE = Purpose.OPTIMIZER_STATE
 PAGED_ELEMENTS = 100_000  # paged optimizers put the states of larger matrices in managed memory
 MIN_8BIT_ELEMENTS = 4096  # smaller tensors keep fp32 states
 ABSMAX_BLOCK = 256

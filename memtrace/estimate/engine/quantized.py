@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.engine import Grads, Storage, Tensor
 from memtrace.estimate.engine.kernels import Device, fused_4bit_product
 from memtrace.estimate.engine.ops import Ops
 
-DEQUANT = "base_weights/dequant"
-UNQUANTIZED = "base_weights/unquantized"
+DEQUANT = Purpose.DEQUANT
+UNQUANTIZED = Purpose.UNQUANTIZED
 COMPUTE_BYTES = 2  # bnb_4bit_compute_dtype bfloat16 (float16 on older cards)
 BLOCK = 64  # NF4 block size
 ABSMAX_BLOCK = 256  # block size of the second quantisation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 
+from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.engine import Tensor
 from memtrace.estimate.engine.kernels import Device
 from memtrace.estimate.engine.load import Loader
@@ -16,7 +17,7 @@ from memtrace.estimate.model import Decoder, Weights
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.shapes import ModelShape
 
-INPUTS = "temporary/other"
+INPUTS = Purpose.OTHER
 #: Micro-batches of a step that are simulated. The third and later ones find the memory that the one before found (the
 #: gradients exist since the first, cached segments fit since the second), so that more of them change no phase's peak.
 SIMULATED_MICRO_BATCHES = 3

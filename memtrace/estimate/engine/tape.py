@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FORWARD = "temporary/forward"
-BACKWARD = "temporary/backward"
-OPTIMIZER = "temporary/optimizer"
-LOADING = "base_weights/loading"
-SAVED = "activations/saved"
-HELD = "activations/saved"  # alive when the forward ends, though autograd does not hold it
-CHECKPOINT_INPUT = "activations/checkpoint_input"
-RECOMPUTE = "activations/recompute"
+from memtrace.attribution.categories import Purpose
+
+FORWARD = Purpose.FORWARD
+BACKWARD = Purpose.BACKWARD
+OPTIMIZER = Purpose.OPTIMIZER
+LOADING = Purpose.LOADING
+SAVED = Purpose.SAVED
+HELD = Purpose.SAVED  # alive when the forward ends, though autograd does not hold it
+CHECKPOINT_INPUT = Purpose.CHECKPOINT_INPUT
+RECOMPUTE = Purpose.RECOMPUTE
 
 #: Index in ``events`` that stands for ``torch.cuda.empty_cache()``: releases cached segments, frees nothing.
 EMPTY_CACHE = 1 << 40

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.advice import attention_backends, formula, rule
@@ -15,10 +15,10 @@ from memtrace.units import format_bytes as size
 
 def attention_matrices(case: Case) -> Finding | None:
     """Scores and weights of attention, and gradients as large, are a material part at the event."""
-    matrices = case.kind(Category.TEMPORARY, "attention_matrix")
+    matrices = case.kind(Purpose.ATTENTION_MATRIX)
     if not matrices.any():
         return None
-    gradients = case.kind(Category.TEMPORARY, "backward") & np.isin(case.size, np.unique(case.size[matrices]))
+    gradients = case.kind(Purpose.BACKWARD) & np.isin(case.size, np.unique(case.size[matrices]))
     rows = matrices | gradients
     live = case.live_total(rows)
     asked = case.verdict.refusal.asked_bytes if case.verdict.refusal is not None else 0
@@ -55,7 +55,7 @@ def attention_matrices(case: Case) -> Finding | None:
 
 def kv_cache_in_training(case: Case) -> Finding | None:
     """Keys and values kept by a cache during a training pass, which has no use for them."""
-    cached = case.kind(Category.ACTIVATIONS, "kv_cache") & case.live
+    cached = case.kind(Purpose.KV_CACHE) & case.live
     total = case.total(cached)
     if case.phase not in (Phase.FORWARD, Phase.BACKWARD) or not case.is_material(total):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.advice import formula, rule
@@ -22,7 +22,7 @@ def checkpointing_inactive(case: Case) -> Finding | None:
     here = case.here
     if here is None or case.phase not in (Phase.FORWARD, Phase.BACKWARD) or case.in_evaluation:
         return None
-    saved = case.kind(Category.ACTIVATIONS, "saved") & case.live & (case.facts.born >= here.start)
+    saved = case.kind(Purpose.SAVED) & case.live & (case.facts.born >= here.start)
     inside = saved & ~np.isin(case.module, _OUTSIDE_LAYERS) & (case.table.stack >= 0)
     rows = np.flatnonzero(inside)
     if not len(rows):
@@ -49,7 +49,7 @@ def checkpointing_inactive(case: Case) -> Finding | None:
     )
     kept_inputs = case.dims.hidden_bytes * layers if case.dims is not None else 0
     # Every pass keeps as much: the peak may move to another one. What checkpointing keeps is left in.
-    everywhere = case.kind(Category.ACTIVATIONS, "saved") & np.isin(case.table.stack, np.unique(case.table.stack[kept]))
+    everywhere = case.kind(Purpose.SAVED) & np.isin(case.table.stack, np.unique(case.table.stack[kept]))
     stays = min(1.0, kept_inputs / total + 1 / max(layers, 1))
     saves = case.saving(everywhere if not case.is_oom else kept, 1 - stays)
     if enabled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.advice import formula, rule
@@ -22,11 +22,11 @@ def eval_peak(case: Case) -> Finding | None:
     facts = case.facts
     began = _began(case)
     made = case.live & (facts.born >= began)
-    made &= ~case.kind(Category.LORA) & ~case.kind(Category.BASE_WEIGHTS, "quantized", "unquantized", "quant_state")
+    made &= ~case.kind(Category.LORA) & ~case.kind(Purpose.QUANTIZED, Purpose.UNQUANTIZED, Purpose.QUANT_STATE)
     total = case.total(made)
     if not case.is_material(total):
         return None
-    logits = made & case.kind(Category.TEMPORARY, "logits")
+    logits = made & case.kind(Purpose.LOGITS)
     count = int(logits.sum())
     what = "generation" if generating else "evaluation"
     evidence = f"the event lies in {what}; {size(total)} made since it began are alive"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.sites import frame_label
 from memtrace.explain.advice import formula, rule
 from memtrace.explain.answer import Advice, Basis, Finding
@@ -67,7 +67,7 @@ def growth_across_steps(case: Case) -> Finding | None:
     rows, unit = found.rows, "step" if found.is_step else "pass"
     makers = _makers(case, rows)
     holder = _own_line(case, rows)
-    keeps_graph = bool((rows & (case.kind(Category.ACTIVATIONS) | case.kind(Category.TEMPORARY, "loss"))).any())
+    keeps_graph = bool((rows & (case.kind(Category.ACTIVATIONS) | case.kind(Purpose.LOSS))).any())
     evidence = (
         f"{len(grew)} of {len(found.per_round)} {unit}s left about {size(per_step)} behind ({size(total)} so far)"
     )

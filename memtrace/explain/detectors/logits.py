@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.explain.advice import formula, rule, uses_liger
 from memtrace.explain.answer import Finding
@@ -20,12 +20,12 @@ _TILE_BYTES = 4096 * 32768 * 2  # logits of one tile in a loss that works on til
 
 def logits_rows(case: Case) -> Bool:
     """Logits, the tensors of the loss that are as large, and gradients of exactly those sizes."""
-    logits = case.kind(Category.TEMPORARY, "logits") & (case.size >= _SMALLEST_LOGITS_BYTES)
+    logits = case.kind(Purpose.LOGITS) & (case.size >= _SMALLEST_LOGITS_BYTES)
     if not logits.any():
         return logits
     least = int(case.size[logits].max()) // 8
-    loss = case.kind(Category.TEMPORARY, "loss") & (case.size >= least)
-    gradients = case.kind(Category.TEMPORARY, "backward") & np.isin(case.size, np.unique(case.size[logits | loss]))
+    loss = case.kind(Purpose.LOSS) & (case.size >= least)
+    gradients = case.kind(Purpose.BACKWARD) & np.isin(case.size, np.unique(case.size[logits | loss]))
     # A gradient of a logits-sized tensor is made while tensors of that pass' loss are alive, not anywhere in backward.
     return logits | loss | (gradients & _near_loss(case, loss))
 
@@ -77,7 +77,7 @@ def kept_logits(case: Case) -> Finding | None:
     if case.phase is not Phase.BACKWARD:
         return None
     facts = case.facts
-    made = case.kind(Category.TEMPORARY, "logits") & (case.size >= _SMALLEST_LOGITS_BYTES)
+    made = case.kind(Purpose.LOGITS) & (case.size >= _SMALLEST_LOGITS_BYTES)
     begin = int(facts.phases.start[int(facts.phases.span_of(np.array([case.at.event]))[0])])
     kept = made & case.live & facts.in_phase(Phase.FORWARD, Phase.EVALUATION) & (facts.born < begin)
     total = case.total(kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.explain.advice import formula, rule
 from memtrace.explain.answer import Finding
@@ -10,13 +10,13 @@ from memtrace.explain.case import Case
 from memtrace.explain.passes import grown_since
 from memtrace.units import format_bytes as size
 
-_STATES = "lora/optimizer_state"
+_STATES = Purpose.OPTIMIZER_STATE
 
 
 def optimizer_full_precision(case: Case) -> Finding | None:
     """States as large as two (or one) full copies of what is trained."""
-    states = case.live_total(case.kind(Category.LORA, "optimizer_state"))
-    params = case.live_total(case.kind(Category.LORA, "params"))
+    states = case.live_total(case.kind(Purpose.OPTIMIZER_STATE))
+    params = case.live_total(case.kind(Purpose.PARAMS))
     if not params or states < 0.9 * params or not case.is_material(states):
         return None
     copies = states / params
@@ -33,7 +33,7 @@ def optimizer_full_precision(case: Case) -> Finding | None:
             formula('optim="adamw_8bit" (bitsandbytes; tensors under 4,096 elements stay in 32 bits)', states - small),
             rule('optim="paged_adamw_8bit" keeps the states in pageable memory outside the allocator'),
         ),
-        case.frame_of(case.kind(Category.LORA, "optimizer_state") & case.live),
+        case.frame_of(case.kind(Purpose.OPTIMIZER_STATE) & case.live),
     )
 
 
@@ -41,7 +41,7 @@ def optimizer_on_first_step(case: Case) -> Finding | None:
     """Memory ran out because states were being made, or had been made since the same point of the first pass."""
     if not case.is_oom:
         return None
-    states = case.kind(Category.LORA, "optimizer_state") & case.live
+    states = case.kind(Purpose.OPTIMIZER_STATE) & case.live
     total = case.total(states)
     first = case.moment.step == 0
     if case.phase is Phase.OPTIMIZER and first and case.is_material(total, 0.01):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.explain.advice import formula, rule, uses_autocast
 from memtrace.explain.answer import Finding
@@ -21,7 +21,7 @@ _REPLACED_WITHIN = 8  # events between a 32-bit copy's birth and the death of wh
 
 def _doubled(case: Case) -> Bool:
     """Stored weights that took the place of one of half their size: made, and the other one freed right after."""
-    weights = case.kind(Category.BASE_WEIGHTS, "unquantized") & case.facts.stays & (case.size >= MIB)
+    weights = case.kind(Purpose.UNQUANTIZED) & case.facts.stays & (case.size >= MIB)
     result = np.zeros(len(weights), dtype=np.bool_)
     born, died, sizes = case.facts.born, case.facts.died, case.size
     order = np.argsort(died, kind="stable")
@@ -35,7 +35,7 @@ def _doubled(case: Case) -> Bool:
 
 def fp32_upcast_head(case: Case) -> Finding | None:
     """Embeddings and head stored in 32 bits by ``prepare_model_for_kbit_training``, or by any cast in place."""
-    weights = case.kind(Category.BASE_WEIGHTS, "unquantized") & case.live
+    weights = case.kind(Purpose.UNQUANTIZED) & case.live
     by_frame = weights & case.has_function(_UPCAST)
     upcast = by_frame if by_frame.any() else weights & _doubled(case)
     why = "their stack is prepare_model_for_kbit_training, which casts them"
@@ -90,7 +90,7 @@ def fp32_lora_branch(case: Case) -> Finding | None:
     """The adapters' own copies of their inputs, kept in 32 bits for the backward pass."""
     facts = case.facts
     inside = facts.has(Tag.LORA) & (facts.born >= 0)
-    forward = inside & (case.kind(Category.ACTIVATIONS) | case.kind(Category.TEMPORARY, "forward"))
+    forward = inside & (case.kind(Category.ACTIVATIONS) | case.kind(Purpose.FORWARD))
     dropout = inside & facts.has(Tag.DROPOUT)
     masks, wide = _dropout_masks(case, dropout)
     cast = forward & case.has_function(_CASTS_INPUT)

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Purpose
 from memtrace.explain.advice import formula, rule
 from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
@@ -90,7 +90,7 @@ def _second_half(case: Case, weights: Bool) -> Bool | None:
 
 def reference_model_copy(case: Case) -> Finding | None:
     """Two loads, or a load and a deep copy, that stored the same weights, both alive at the event."""
-    base = case.kind(Category.BASE_WEIGHTS, "quantized", "unquantized", "quant_state", "buffer") & case.live
+    base = case.kind(Purpose.QUANTIZED, Purpose.UNQUANTIZED, Purpose.QUANT_STATE, Purpose.BUFFER) & case.live
     matrices = base & (case.size >= _MATRIX_BYTES)
     if not matrices.any():
         return None

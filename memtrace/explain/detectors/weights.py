@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.stack_facts import Kind
@@ -30,7 +30,7 @@ _SETTING = (
 
 def layer_matrices(case: Case) -> Bool:
     """Live unquantised matrices that occur in every layer: a size that repeats."""
-    rows = case.kind(Category.BASE_WEIGHTS, "unquantized") & case.live & (case.size >= _MATRIX_BYTES)
+    rows = case.kind(Purpose.UNQUANTIZED) & case.live & (case.size >= _MATRIX_BYTES)
     # Without a stack from loading, a block from before the trace may be anything, unless it outlived a backward pass.
     unseen = ~case.facts.is_kind(Kind.LOAD)
     if Phase.BACKWARD in case.facts.phases.phase[:-1]:
@@ -48,7 +48,7 @@ def base_not_quantized(case: Case) -> Finding | None:
         return _while_loading(case)
     matrices = layer_matrices(case)
     total = case.total(matrices)
-    quantized = case.live_total(case.kind(Category.BASE_WEIGHTS, "quantized"))
+    quantized = case.live_total(case.kind(Purpose.QUANTIZED))
     if not case.is_material(total, 0.1):
         return None
     if not quantized and (case.facts.stacks.tags & int(Tag.QUANT_MODULE | Tag.DEQUANT)).any():
@@ -105,7 +105,7 @@ def load_time_copies(case: Case) -> Finding | None:
     """Copies that exist only while the model is loaded or converted, alive at an event of the load."""
     if case.phase not in (Phase.LOAD, Phase.UNKNOWN):
         return None
-    copies = case.kind(Category.BASE_WEIGHTS, "loading")
+    copies = case.kind(Purpose.LOADING)
     if case.is_oom:  # what the load would have freed is not known after a refusal: 16-bit sources of quantised weights
         copies = copies | _sources(case)
     total = case.live_total(copies)
@@ -127,6 +127,6 @@ def load_time_copies(case: Case) -> Finding | None:
 
 def _sources(case: Case) -> Bool:
     """Unquantised matrices of four or two times the size of quantised ones made in this load: still to be packed."""
-    packed = np.unique(case.size[case.kind(Category.BASE_WEIGHTS, "quantized") & (case.facts.born >= 0)])
-    weights = case.kind(Category.BASE_WEIGHTS, "unquantized") & (case.facts.born >= 0)
+    packed = np.unique(case.size[case.kind(Purpose.QUANTIZED) & (case.facts.born >= 0)])
+    weights = case.kind(Purpose.UNQUANTIZED) & (case.facts.born >= 0)
     return weights & np.isin(case.size, np.concatenate([packed * 4, packed * 2])) & (case.size >= _MATRIX_BYTES)
