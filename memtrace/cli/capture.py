@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from memtrace.cli.common import usual_interrupts
@@ -33,17 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--late", action="store_true", help="begin to record after the model is loaded")
     add("--limit", metavar="SIZE", help="limit reserved memory, as a smaller card would, e.g. 22GiB")
     add("--seed", type=int, default=0, metavar="N", help="seed of weights, tokens and dropout")
-    add(
-        "--truth", type=Path, metavar="OUT.labels.json.xz", help="repeat the run instrumented; write what each byte was"
-    )
     add_recording_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from memtrace.record import backend as backend_module
     from memtrace.record.checkpoint import find_model
-    from memtrace.record.qlora import StepConfig
-    from memtrace.record.qlora_run import Plan, record_plan, record_truth
+    from memtrace.record.qlora import step_config
+    from memtrace.record.qlora_run import Plan, record_plan
     from memtrace.units import parse_capacity
 
     setup = options_from(args)
@@ -51,29 +49,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("nothing to do: give --train-steps or --eval-batches")
     backend_module.get().require()
     usual_interrupts()
-    step = StepConfig(
-        seq_len=setup.sequence,
-        batch=setup.batch,
-        steps=args.train_steps,
-        accumulate=setup.accumulation,
-        eval_batches=args.eval_batches,
-        quant=setup.quant,
-        lora=not args.full,
-        rank=setup.rank,
-        targets=setup.targets,
-        dropout=setup.dropout,
-        adapter_dtype=setup.adapter_dtype,
-        optim=setup.optimizer,
-        attn=setup.attention,
-        checkpointing=setup.checkpointing,
-        reentrant=setup.reentrant,
-        prepare_kbit=setup.prepare_kbit,
-        autocast=setup.autocast,
-        keep_logits=setup.keep_logits,
-        loss=setup.loss,
-        chunk_tokens=setup.chunk_tokens,
-        seed=args.seed,
-    )
+    step = replace(step_config(setup, args.train_steps, args.eval_batches), lora=not args.full, seed=args.seed)
     with tempfile.TemporaryDirectory(prefix="memtrace-") as scratch:
         device = "cpu" if backend_module.get().device_type == "cpu" else "cuda"
         plan = Plan(
@@ -86,9 +62,5 @@ def run(args: argparse.Namespace) -> int:
             deep=args.deep,
             force=args.force,
         )
-        file, _, before = record_plan(plan, args.out)
-        if args.truth is not None:
-            labels = record_truth(plan, file, before, args.truth)
-            share = labels["labelled_share_of_bytes"]
-            print(f"truth labels of {share:.2%} of the allocated bytes written to {args.truth}")
+        record_plan(plan, args.out)
     return 0

@@ -5,7 +5,7 @@
 
 For each configuration of ``truth_configs.py``: ``NAME.pickle.xz`` (the snapshot), ``NAME.info.json`` (configuration,
 phase marks in µs, memory statistics, versions, OOM) and ``NAME.labels.json.xz`` (the truth labels, see
-``memtrace.record.truth``; ``NAME.stamps.json.xz`` holds what they were derived from), packed into ``DIR/truth_N.tar``.
+``tools.labelling.labels``; ``NAME.stamps.json.xz`` holds what they were derived from), packed into ``DIR/truth_N.tar``.
 With ``--relabel DIR`` the labels of recordings already made are derived anew. Each configuration runs twice, each time
 in a process of its own: once as a user would record it, once under the operator stamps. With ``--device cpu`` the runs
 are tiny and a stand-in watches host memory, to test the script.
@@ -30,12 +30,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
 
+from tools.labelling import stamps  # noqa: E402
+from tools.labelling.files import pack_stamps, unpack_stamps  # noqa: E402
+from tools.labelling.labels import FROM_IDENTITY, Run, truth  # noqa: E402
 from truth_configs import ARCHITECTURES, RECORDINGS, TINY, Recording, shrunk  # noqa: E402
 
 from memtrace.record import backend as backend_module  # noqa: E402
-from memtrace.record import identity, qlora, stamps  # noqa: E402
-from memtrace.record.truth import FROM_IDENTITY, Run, truth  # noqa: E402
-from memtrace.record.truth_files import pack_stamps, unpack_stamps  # noqa: E402
+from memtrace.record import identity, qlora  # noqa: E402
 
 MAX_TAR_BYTES = 14 << 20
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import json
-import lzma
 import pickle
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
 from capture_standin import StandIn  # noqa: E402
+from tools.labelling.labels import run_of, truth  # noqa: E402
+from tools.labelling.stamps import stamping  # noqa: E402
 
 from memtrace.cli import main  # noqa: E402
 from memtrace.errors import UsageError  # noqa: E402
 from memtrace.record import backend, checkpoint, qlora, qlora_run  # noqa: E402
 from memtrace.record.losses import loss_and_output  # noqa: E402
-from memtrace.record.truth import truth  # noqa: E402
 
 TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2,
@@ -50,15 +50,17 @@ def test_three_losses_are_one_number(model_folder: Path) -> None:
 
 def test_recorded_run_and_its_truth(model_folder: Path, tmp_path: Path) -> None:
     plan = qlora_run.Plan(model=str(model_folder), step=STEP)
-    assert qlora_run.Plan.from_json(plan.as_json()) == plan
     runs = []
     for stamped in (False, True):
-        with StandIn() as stand_in, backend.use(stand_in):
-            file, log, before = qlora_run.record_plan(plan, tmp_path / f"{stamped}.pickle", stamped)
+        with (
+            StandIn() as stand_in,
+            backend.use(stand_in),
+            stamping() if stamped else contextlib.nullcontext() as stamped_log,
+        ):
+            file = qlora_run.record_plan(plan, tmp_path / f"{stamped}.pickle")
         runs.append(pickle.loads(file.read_bytes()))
-    assert log is not None
-    assert before == {}
-    labels = truth(qlora_run.run_of(runs[0]), qlora_run.run_of(runs[1]), log, 256, before)
+    assert stamped_log is not None
+    labels = truth(run_of(runs[0]), run_of(runs[1]), stamped_log.as_dict(), 256, {})
     assert labels["labelled_share_of_bytes"] > 0.99
     assert labels["peak_bytes"] == runs[0]["memtrace"]["stats"]["requested_bytes.all.peak"]
     by_label: dict[str, int] = {}
@@ -81,8 +83,15 @@ def test_late_recording_knows_what_was_there_before(model_folder: Path, tmp_path
     gc.collect()  # other tests' models are this process's memory too
     plan = qlora_run.Plan(model=str(model_folder), step=STEP, late=True)
     with StandIn() as stand_in, backend.use(stand_in):
-        file, _, before = qlora_run.record_plan(plan, tmp_path / "late.pickle")
-    labels = pickle.loads(file.read_bytes())["memtrace"]["labels"]
+        snapshot = pickle.loads(qlora_run.record_plan(plan, tmp_path / "late.pickle").read_bytes())
+    labels = snapshot["memtrace"]["labels"]
+    born = {entry["addr"] for entry in snapshot["device_traces"][0] if entry["action"] == "alloc"}
+    before = {
+        block["address"]: block["requested_size"]
+        for segment in snapshot["segments"]
+        for block in segment["blocks"]
+        if block["address"] not in born
+    }
     base = [row for row in labels if row["category"] == "base_weights"]
     assert base
     assert all(before[row["address"]] == row["bytes"] for row in base)
@@ -91,26 +100,20 @@ def test_late_recording_knows_what_was_there_before(model_folder: Path, tmp_path
 def test_limit_forces_the_error_into_the_file(model_folder: Path, tmp_path: Path) -> None:
     plan = qlora_run.Plan(model=str(model_folder), step=STEP, cap_bytes=400_000)
     with StandIn() as stand_in, backend.use(stand_in):
-        file, _, _ = qlora_run.record_plan(plan, tmp_path / "oom.pickle")
+        file = qlora_run.record_plan(plan, tmp_path / "oom.pickle")
     extra = pickle.loads(file.read_bytes())["memtrace"]
     assert extra["oom"]["requested_bytes"] > 0
     assert extra["limit_bytes"] == pytest.approx(400_000, abs=1)
 
 
-def test_capture_verb(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def repeat_here(plan: qlora_run.Plan, file: Path, before: dict[int, int], out: Path) -> dict[str, Any]:
-        out.write_bytes(lzma.compress(json.dumps({"labelled_share_of_bytes": 1.0}).encode()))
-        return {"labelled_share_of_bytes": 1.0}
-
-    monkeypatch.setattr(qlora_run, "record_truth", repeat_here)
+def test_capture_verb(model_folder: Path, tmp_path: Path) -> None:
     words = ["capture", "--model", str(model_folder), "--seq-len", "32", "--rank", "4", "--eval-batches", "1"]
-    words += ["--loss", "chunked", "--out", str(tmp_path / "c.pickle"), "--truth", str(tmp_path / "c.labels.json.xz")]
+    words += ["--loss", "chunked", "--out", str(tmp_path / "c.pickle")]
     with StandIn() as stand_in, backend.use(stand_in):
         assert main(words) == 0
     phases = [row["name"] for row in pickle.loads((tmp_path / "c.pickle").read_bytes())["memtrace"]["phases"]]
     assert phases.count("optimizer") == 2
     assert "evaluation" in phases
-    assert (tmp_path / "c.labels.json.xz").exists()
 
 
 def test_models_that_cannot_be_found(tmp_path: Path, model_folder: Path) -> None:

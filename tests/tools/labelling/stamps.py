@@ -3,7 +3,7 @@
 Used for the instrumented second run that gives truth labels. Each operator gets a number, which
 ``_set_memory_metadata`` writes on the events of the calling thread: ``"17"`` while operator 17 runs, ``"17+3"`` after
 it when three checkpoint recomputations have stopped by then. Operators, saved tensors and checkpoint recomputations
-are kept as plain rows for :mod:`memtrace.record.truth`.
+are kept as plain rows for :mod:`tools.labelling.labels`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import json
 import lzma
 from typing import Any
 
-from memtrace.record.truth_rows import Run, Trace, site, stamp
+from tools.labelling.rows import Run, Trace, site, stamp
 
 _COLUMNS = ("action", "addr", "size", "time_us", "user_metadata", "site")
 
@@ -29,7 +29,7 @@ def pack_stamps(clean: Run, stamped: Run, log: dict[str, Any], vocab: int, befor
 
 
 def unpack_stamps(data: bytes, clean_trace: Trace) -> tuple[Run, Run, dict[str, Any], int, dict[int, int]]:
-    """The arguments of :func:`memtrace.record.truth.truth`, given the clean run's trace."""
+    """The arguments of :func:`tools.labelling.labels.truth`, given the clean run's trace."""
     document = json.loads(lzma.decompress(data))
     events = document["events"]
     names: dict[str, list[str]] = events["names"]

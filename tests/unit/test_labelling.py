@@ -7,11 +7,10 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-
-from memtrace.record.truth import truth
-from memtrace.record.truth_alignment import Feature, align
-from memtrace.record.truth_files import pack_stamps, unpack_stamps
-from memtrace.record.truth_rows import Run, site
+from tools.labelling.alignment import Feature, align
+from tools.labelling.files import pack_stamps, unpack_stamps
+from tools.labelling.labels import truth
+from tools.labelling.rows import Run, site
 
 MIB = 1 << 20
 _sizes = st.lists(st.sampled_from([512, 1024, 4096]), max_size=40)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memtrace.record.truth_rows import Allocation, Phases, Run, Stamp, Trace, stamp
+from tools.labelling.rows import Allocation, Phases, Run, Stamp, Trace, stamp
 
 DEQUANT, LOAD_TEMP = "base_weights/dequant", "base_weights/load_temp"
 SAVED, HELD, RECOMPUTE = "activations/saved", "activations/held", "activations/recompute"

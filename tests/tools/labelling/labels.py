@@ -2,7 +2,7 @@
 
 Input are two runs of one deterministic program. The *clean* run is recorded as a user would record it; the addresses of
 parameters, constants, gradients and optimizer states were noted while it ran. The *stamped* run
-(:mod:`memtrace.record.stamps`) knows for each allocation the operator, and what autograd saved. Both are aligned phase
+(:mod:`tools.labelling.stamps`) knows for each allocation the operator, and what autograd saved. Both are aligned phase
 by phase by their allocation sequences. None of memtrace's own attribution rules is used.
 """
 
@@ -13,11 +13,9 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from memtrace.record.truth_alignment import Feature, align
-from memtrace.record.truth_operators import HELD, LOAD_TEMP, operator_labels
-from memtrace.record.truth_rows import Allocation, Phases, Run, Trace, allocations, site
-
-__all__ = ["FROM_IDENTITY", "Run", "truth"]
+from tools.labelling.alignment import Feature, align
+from tools.labelling.operators import HELD, LOAD_TEMP, operator_labels
+from tools.labelling.rows import Allocation, Phases, Run, Trace, allocations, site
 
 WEIGHT, CONSTANT, BUFFER = "base_weights/weight", "base_weights/quant_const", "base_weights/buffer"
 FROM_IDENTITY = {
@@ -29,6 +27,24 @@ FROM_IDENTITY = {
     ("lora", "grads"): "lora/grad",
     ("lora", "optimizer_state"): "lora/optstate",
 }
+
+
+# What the rules call the recorder's phases.
+_PHASES = {"between": "zero_grad", "evaluation": "eval"}
+
+
+def run_of(snapshot: dict[str, Any]) -> Run:
+    """What the truth needs of a snapshot that memtrace itself recorded."""
+    extra = snapshot["memtrace"]
+    trace = snapshot["device_traces"][extra["device"]]
+    last_us = trace[-1].get("time_us", 0) if trace else 0
+    seen: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    for row in extra["labels"]:
+        if not row.get("outside"):
+            at = last_us if row["until_time_us"] is None else row["until_time_us"]
+            seen[at].append((row["address"], FROM_IDENTITY[row["category"], row["subcategory"]]))
+    marks = [(row["time_us"], _PHASES.get(row["name"], row["name"])) for row in extra["phases"]]
+    return Run(trace, marks, sorted(seen.items()))
 
 
 def identity_labels(run: Run, rows: Sequence[Allocation]) -> tuple[dict[int, str], dict[int, str]]:
