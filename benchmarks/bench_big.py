@@ -1,4 +1,4 @@
-"""A recording of millions of events: ``memtrace report``, again with the index, and of a part of it from the index,
+"""A recording of millions of events: ``memtrace report``, again from the cache, and of a part of it from the cache,
 against a bare ``pickle.load``.
 
     python benchmarks/bench_big.py [--events 7000000] [--runs 1] [--table] [--folder DIR]
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -50,20 +51,19 @@ def measure(command: list[str], environment: dict[str, str]) -> Cost:
 
 
 def compare(path: Path, runs: int, cache: Path, events: int) -> list[Cost]:
-    """Medians of bare pickle.load, memtrace report, again with the index, and of one hundredth of the events."""
+    """Medians of bare pickle.load, memtrace report, again from the cache, and of one hundredth of the events."""
     report = [sys.executable, "-m", "memtrace", "report", str(path)]
-    index = path.with_name(path.name + ".memtrace-index")
-    home = {"XDG_CACHE_HOME": str(cache), "MEMTRACE_NO_INDEX": ""}
+    home = {"MEMTRACE_CACHE": str(cache), "MEMTRACE_NO_INDEX": ""}
     middle = events // 2
     part = ["--events", f"{middle}:{middle + events // 100}"]
     costs: list[list[Cost]] = [[], [], [], []]
     for _ in range(runs):
-        index.unlink(missing_ok=True)
+        shutil.rmtree(cache, ignore_errors=True)
         costs[0].append(measure([sys.executable, "-c", BARE, str(path)], home))
-        costs[1].append(measure(report, home))  # writes the index, too
+        costs[1].append(measure(report, home))  # fills the cache, too
         costs[2].append(measure(report, home))
         costs[3].append(measure([*report, *part], home))
-    index.unlink(missing_ok=True)
+    shutil.rmtree(cache, ignore_errors=True)
     return [
         Cost(statistics.median(c.seconds for c in side), int(statistics.median(c.memory_bytes for c in side)))
         for side in costs

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memtrace.analysis import Analysis, analyse
-from memtrace.cache import index
+from memtrace.cache import folder, index
 from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.load import load
@@ -62,10 +62,15 @@ def labels(name: str) -> dict[str, Any]:
     return json.loads(lzma.open(TRUTH / "labels" / f"{name}.labels.json.xz").read())
 
 
+def kept_files(folder_of: Path) -> list[Path]:
+    """The files of the cache that :func:`indexed_recording` made beside a recording's folder."""
+    return sorted((folder_of.parent / "cache").glob("*"))
+
+
 def indexed_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An unpacked recording alone in its folder, in a world where every recording is large enough for an index."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(index.SWITCH, raising=False)
+    """An unpacked recording alone in its folder, in a world where every recording is large enough for the cache."""
+    monkeypatch.setenv(folder.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.delenv(folder.OFF, raising=False)
     monkeypatch.setattr(index, "MIN_EVENTS", 1)
     path = tmp_path / "run" / "s.pickle"
     path.parent.mkdir()

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_input, add_rules, add_window, usual_interrupts
+from memtrace.cli.common import add_input, add_rules, add_window, usual_signals
 from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.ranges import check_ranges
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         rules = read_rules(args.rules)
     view = View(args.device, args.at, args.events, args.steps)
     use_index = not args.no_index
-    usual_interrupts()
+    usual_signals()
     if args.file != "-":
         return BrowseApp(args.file, args.other, view, rules=rules, use_index=use_index).run() or 0
     if args.other is not None:

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from memtrace.cli.common import usual_interrupts
+from memtrace.cli.common import usual_signals
 from memtrace.cli.estimate import add_setup, options_from
 from memtrace.cli.run import add_recording_options
 from memtrace.errors import UsageError
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.train_steps < 0 or args.eval_batches < 0 or args.train_steps + args.eval_batches == 0:
         raise UsageError("nothing to do: give --train-steps or --eval-batches")
     backend_module.get().require()
-    usual_interrupts()
+    usual_signals()
     step = replace(step_config(setup, args.train_steps, args.eval_batches), lora=not args.full, seed=args.seed)
     with tempfile.TemporaryDirectory(prefix="memtrace-") as scratch:
         device = "cpu" if backend_module.get().device_type == "cpu" else "cuda"

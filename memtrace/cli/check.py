@@ -120,5 +120,5 @@ def _read(source: str) -> Baseline:
 def _write(target: Path, budget: Report) -> None:
     import orjson
 
-    with whole_file(target) as out:
+    with whole_file(target, budget.file) as out:
         out.write(orjson.dumps(budget, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

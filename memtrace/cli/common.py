@@ -16,7 +16,7 @@ from memtrace.writing import check_target, whole_file
 if TYPE_CHECKING:
     from memtrace.analysis import Analysis
     from memtrace.attribution.user_rules import UserRule
-    from memtrace.cache.index import Recording
+    from memtrace.cache.index import OpenRecording
     from memtrace.history.timeline import At, Timeline
     from memtrace.snapshot.model import Device
 
@@ -42,7 +42,7 @@ def add_input(parser: argparse.ArgumentParser, at: bool = True) -> None:
 def add_no_index(parser: argparse.ArgumentParser) -> None:
     """--no-index."""
     parser.add_argument(
-        "--no-index", action="store_true", help="neither use nor write FILE.memtrace-index, which large files get"
+        "--no-index", action="store_true", help="neither use nor fill the cache of large recordings"
     )
 
 
@@ -133,11 +133,13 @@ def progress(label: str) -> Iterator[Callable[[float], None] | None]:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def usual_interrupts() -> None:
-    """For verbs that run somebody else's program or a terminal interface: Ctrl-C as the interpreter has it."""
+def usual_signals(and_path: bool = False) -> None:
+    """For verbs with a terminal interface: SIGTERM as the interpreter has it; imports, too, for the user's program."""
     entry = sys.modules.get("memtrace.entry")
     if entry is not None:
-        entry.as_usual()
+        entry.usual_signals()
+        if and_path:
+            entry.usual_path()
 
 
 def open_timeline(args: argparse.Namespace) -> Timeline:
@@ -147,7 +149,7 @@ def open_timeline(args: argparse.Namespace) -> Timeline:
         return recording.timeline(device, on_progress)
 
 
-def _open(args: argparse.Namespace) -> tuple[Recording, Device]:
+def _open(args: argparse.Namespace) -> tuple[OpenRecording, Device]:
     from memtrace.cache.index import open_recording
     from memtrace.history.timeline import choose_device
 
@@ -216,7 +218,7 @@ def output_stream(args: argparse.Namespace, tell: bool = True) -> Iterator[IO[by
         return
     target = Path(args.output)
     check_target(target, getattr(args, "force", False), getattr(args, "file", None))
-    with whole_file(target) as out:
+    with whole_file(target, getattr(args, "file", None)) as out:
         yield out
     if tell and target.is_file():
         say_written(args.output)

@@ -15,9 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dataclasses import replace
+    from dataclasses import fields, replace
 
     from memtrace.answers.info import describe
+    from memtrace.cache.folder import cache_folder
     from memtrace.cache.index import open_recording
     from memtrace.history.timeline import choose_device
 
@@ -29,11 +30,12 @@ def run(args: argparse.Namespace) -> int:
         snapshot = replace(snapshot, devices=(device,))
     last = snapshot.devices[-1]
     info = describe(snapshot, lambda device: recording.timeline(device, more=device is not last))
+    cache = None if args.no_index else cache_folder()
     if args.json:
-        print_json(info)
+        print_json(info if cache is None else {field.name: getattr(info, field.name) for field in fields(info)} | {"cache": cache})
         return 0
     from memtrace.render.info_text import render_info
     from memtrace.render.text import print_lines
 
-    print_lines(render_info(info))
+    print_lines(render_info(info, cache))
     return 0

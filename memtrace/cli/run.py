@@ -11,7 +11,7 @@ import argparse
 import re
 from pathlib import Path
 
-from memtrace.cli.common import usual_interrupts
+from memtrace.cli.common import usual_signals
 from memtrace.errors import UsageError
 
 
@@ -76,5 +76,5 @@ def run(args: argparse.Namespace) -> int:
         force=args.force,
         step_log=args.step_log,
     )
-    usual_interrupts()
+    usual_signals(and_path=True)
     return launch(program, args.module is not None, options)

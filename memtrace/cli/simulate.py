@@ -130,5 +130,5 @@ def _export(target: Path, number: int | None, snapshot: object, result: object) 
     index = len(runs) - 1 if number is None else number
     if not 0 <= index < len(runs):
         raise UsageError(f"--run {number}: there are runs 0 to {len(runs) - 1}")
-    with whole_file(target) as out:
+    with whole_file(target, snapshot.source) as out:
         pickle.dump(as_snapshot(snapshot, runs[index]), out, protocol=4)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_json, print_json, usual_interrupts
+from memtrace.cli.common import add_json, print_json, usual_signals
 from memtrace.cli.estimate import add_setup, options_from
 from memtrace.errors import MemtraceError, UsageError
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plan:
         print("\n".join(f"{number:>3}  {trial.name}" for number, trial in enumerate(trials, 1)))
         return 0
-    usual_interrupts()
+    usual_signals()
     outcomes = _measure(args, trials, parse_capacity(args.limit) if args.limit is not None else None)
     _show(args, outcomes)
     return 0

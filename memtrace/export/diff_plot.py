@@ -40,7 +40,7 @@ def plot_difference(before: Analysis, after: Analysis, answer: Difference, targe
     change = format_delta(answer.delta.peak_reserved_bytes) if answer.delta.peak_reserved_bytes else "unchanged"
     figure.suptitle(f"peak reserved memory: {change}")
     try:
-        with whole_file(target) as out:
+        with whole_file(target, *(each.timeline.snapshot.source for each in (before, after))) as out:
             figure.savefig(out, format=target.suffix.lstrip("."))
     finally:
         pyplot.close(figure)

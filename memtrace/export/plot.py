@@ -69,7 +69,7 @@ def plot_timeline(analysis: Analysis, curves: Curves, path: Path) -> None:
     axes.set_title(f"{plain(Path(source).name)} · GPU {analysis.timeline.device.device}", loc="left")
     axes.legend(loc="upper left", fontsize="small", framealpha=0.85, ncols=2)
     try:
-        with whole_file(path) as out:
+        with whole_file(path, source) as out:
             figure.savefig(out, dpi=130, format=path.suffix.lstrip("."))
     finally:
         pyplot.close(figure)

@@ -1,24 +1,21 @@
 """Files that are either whole or not there, and never take an older file's place.
 
-A snapshot is written to a hidden temporary file in the same folder, flushed to disk, and then linked to its final name,
-which fails if that name is taken; the next free number is used then. A process killed in the middle leaves only the
-temporary file, which the next recording in that folder removes.
+A snapshot is linked to its final name when it is whole, which fails if that name is taken; the next free number is
+used then.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
-import socket
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from memtrace.writing import draft, free_name
+
 PICKLE_PROTOCOL = 4  # the newest that PyTorch's own web viewer reads
 BLANK = " " * 70_000  # stands for a text that is not known yet; longer than a pickle's frames (64 KiB)
 _BINUNICODE = b"X"
-_TEMPORARY = f".memtrace-{socket.gethostname()}-"  # on a shared file system every host minds its own
 
 
 def writable_folder(folder: Path) -> tuple[Path, str | None]:
@@ -37,47 +34,14 @@ def write_snapshot(snapshot: dict[str, Any], wanted: Path, force: bool = False) 
 
     With ``force`` an existing file is replaced, atomically.
     """
-    remove_stale(wanted.parent)
-    temporary = wanted.parent / f"{_TEMPORARY}{os.getpid()}.tmp"
-    try:
-        with temporary.open("wb") as stream:
-            pickle.dump(snapshot, stream, protocol=PICKLE_PROTOCOL)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if force:
-            temporary.replace(wanted)
-            return wanted
-        return _publish(temporary, wanted)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def _publish(temporary: Path, wanted: Path) -> Path:
-    number = 1
-    while True:
-        name = wanted if number == 1 else wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
-        try:
-            os.link(temporary, name)
-            return name
-        except FileExistsError:
-            number += 1
-        except OSError:  # a file system without hard links
-            if not name.exists():
-                temporary.replace(name)
-                return name
-            number += 1
+    with draft(wanted.parent) as made:
+        pickle.dump(snapshot, made.out, protocol=PICKLE_PROTOCOL)
+        return made.replace(wanted) if force else made.take_free_name(wanted)
 
 
 def rename(path: Path, wanted: Path, force: bool = False) -> Path:
     """Give a file another name, a numbered one where that is taken. Raises OSError."""
-    if force:
-        path.replace(wanted)
-        return wanted
-    renamed = _publish(path, wanted)
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    return renamed
+    return path.replace(wanted) if force else free_name(path, wanted)
 
 
 def fill_blank(path: Path, text: str) -> None:
@@ -92,37 +56,6 @@ def fill_blank(path: Path, text: str) -> None:
         return
     filling = text.encode("utf-8", "replace")
     parts = [content[:at], _BINUNICODE, len(filling).to_bytes(4, "little"), filling]
-    _write_whole(path, b"".join([*parts, content[at + len(header) + len(BLANK) :]]))
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Replace a file's content atomically."""
-    temporary = path.parent / f"{_TEMPORARY}{os.getpid()}.tmp"
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def remove_stale(folder: Path) -> None:
-    """Remove temporary files of recordings whose process is gone."""
-    for path in folder.glob(f"{_TEMPORARY}*.tmp"):
-        pid = path.name.removeprefix(_TEMPORARY).removesuffix(".tmp")
-        if pid.isdigit() and int(pid) != os.getpid() and not _alive(int(pid)):
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # another user's process
-        return True
-    return True
+    with draft(path.parent) as made:
+        made.out.write(b"".join([*parts, content[at + len(header) + len(BLANK) :]]))
+        made.replace(path)

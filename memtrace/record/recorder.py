@@ -23,6 +23,7 @@ from memtrace.record.labels import LabelBook
 from memtrace.record.ooms import OomBook
 from memtrace.record.phases import PhaseLog, now_us
 from memtrace.record.steplog import StepLog
+from memtrace.writing import draft
 
 DEFAULT_MAX_ENTRIES = 400_000  # about eight steps of a 7B QLoRA run; some 50 MB on disk, a few hundred in memory
 STACKS = ("python", "all")
@@ -142,9 +143,9 @@ class Recorder:
     def _write_steps(self) -> None:
         if self.steps is not None and len(self.steps) and self._folder is not None:
             wanted = self.path(".steps").with_suffix(".jsonl")
-            partial = wanted.with_name(f".{wanted.name}.{os.getpid()}.partial")
-            self.steps.write(partial)
-            files.rename(partial, wanted, self.options.force)
+            with draft(self._folder) as made:
+                made.out.write(self.steps.as_json_lines())
+                _ = made.replace(wanted) if self.options.force else made.take_free_name(wanted)
 
     def _note_step(self) -> None:
         if self.steps is not None:

@@ -10,7 +10,6 @@ import contextlib
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from memtrace.record.backend import Backend, import_torch
@@ -73,11 +72,9 @@ class StepLog:
         """For a snapshot's extra key: the column names and one list a step; builtin containers only."""
         return {"columns": list(COLUMNS), "rows": [list(row) for row in self._rows]}
 
-    def write(self, path: Path) -> None:
-        """One JSON object a line. Raises OSError."""
-        with path.open("w") as file:
-            for row in self._rows:
-                file.write(json.dumps(dict(zip(COLUMNS, row, strict=True))) + "\n")
+    def as_json_lines(self) -> bytes:
+        """One JSON object a line."""
+        return "".join(json.dumps(dict(zip(COLUMNS, row, strict=True))) + "\n" for row in self._rows).encode()
 
     def close(self) -> None:
         """Stop following models."""

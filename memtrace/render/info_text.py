@@ -7,15 +7,16 @@ from pathlib import PurePath
 from rich.text import Text
 
 from memtrace.answers.info import DeviceInfo, Info
+from memtrace.cache.folder import CacheFolder
 from memtrace.render.text import warning_lines
 from memtrace.snapshot.model import DEFAULT_POOL
-from memtrace.units import counted, format_bytes, format_count
+from memtrace.units import counted, format_bytes, format_count, printable
 
 _DEFAULT = str(DEFAULT_POOL)
 
 
-def render_info(info: Info) -> list[Text]:
-    """A few lines a device."""
+def render_info(info: Info, cache: CacheFolder | None = None) -> list[Text]:
+    """A few lines a device, and where large recordings are kept."""
     f = info.format
     if f.torch_at_least and f.torch_below:
         version = f"written by PyTorch {f.torch_at_least} or later, before {f.torch_below}"
@@ -36,6 +37,9 @@ def render_info(info: Info) -> list[Text]:
     for device in info.devices:
         lines.append(Text())
         lines += _device(device)
+    if cache is not None:
+        kept = f"{counted(cache.files, 'large recording')}, {format_bytes(cache.bytes)}"
+        lines += [Text(), Text(f"cache         {printable(cache.folder)}: {kept}")]
     if info.warnings:
         lines.append(Text())
         lines += warning_lines(info.warnings)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from memtrace import writing
 from memtrace.record import files
 
 
@@ -86,17 +87,17 @@ def test_killed_in_the_middle_leaves_no_final_file_and_the_next_writer_cleans_up
 
 def test_files_of_living_processes_and_other_hosts_are_left_alone(tmp_path: Path) -> None:
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    living = tmp_path / f"{files._TEMPORARY}{sleeper.pid}.tmp"
-    elsewhere = tmp_path / ".memtrace-otherhost-99999999.tmp"
+    living = tmp_path / f"{writing._PREFIX}{sleeper.pid}-0.tmp"
+    elsewhere = tmp_path / ".memtrace-otherhost-99999999-0.tmp"
     living.touch()
     elsewhere.touch()
-    files.remove_stale(tmp_path)
+    writing.remove_stale(tmp_path)
     assert living.exists()
     assert elsewhere.exists()
     sleeper.kill()
     sleeper.wait()
     time.sleep(0.05)
-    files.remove_stale(tmp_path)
+    writing.remove_stale(tmp_path)
     assert not living.exists()
 
 

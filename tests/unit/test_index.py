@@ -1,8 +1,9 @@
-"""The index beside a large snapshot: the same answers, never stale, never a stranger's, never in the way."""
+"""The cache of large recordings: the same answers, never out of date, never a stranger's, never in the way."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pickle
 from pathlib import Path
@@ -13,20 +14,21 @@ import numpy as np
 import pytest
 from snapshot_equal import assert_same
 from strategies import modern
-from support import indexed_recording
+from support import indexed_recording, kept_files
 
 from memtrace.analysis import analyse
 from memtrace.answers.report import report
-from memtrace.cache import index
-from memtrace.cache.index import index_path, open_recording
+from memtrace.cache import folder, index
+from memtrace.cache.index import find, identified, open_recording
+from memtrace.cache.store import Unfit, pack, unpack
+from memtrace.cli import main
 from memtrace.snapshot.model import Annotation
 from memtrace.snapshot.stacks import Frame
-from memtrace.snapshot.store import Unfit, pack, unpack
 
 
 @pytest.fixture
 def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An unpacked recording, in a world where every recording is large enough for an index."""
+    """An unpacked recording, in a world where every recording is large enough for the cache."""
     return indexed_recording(tmp_path, monkeypatch)
 
 
@@ -36,17 +38,22 @@ def answer(path: Path) -> Any:
 
 
 def is_read(path: Path) -> bool:
-    """Whether opening the snapshot reads its index."""
+    """Whether the snapshot is opened from the cache."""
     return bool(open_recording(path).replays)
+
+
+def kept(path: Path) -> Path:
+    """The one file that is kept."""
+    [found] = kept_files(path.parent)
+    return found
 
 
 def test_the_same_answers(snapshot: Path) -> None:
     first = answer(snapshot)
-    assert index_path(snapshot).exists()
     assert is_read(snapshot)
     assert answer(snapshot) == first
     fresh = open_recording(snapshot)
-    index_path(snapshot).unlink()
+    kept(snapshot).unlink()
     assert_same(fresh.snapshot, open_recording(snapshot).snapshot)
     assert fresh.snapshot.source == str(snapshot)
     assert [path.name for path in snapshot.parent.iterdir()] == ["s.pickle"]
@@ -73,73 +80,171 @@ def test_a_changed_snapshot_is_read_again(snapshot: Path) -> None:
     assert not is_read(snapshot)
 
 
-def test_the_same_size_and_time_with_other_bytes(snapshot: Path) -> None:
+def test_a_restored_time_brings_no_old_answer_back(snapshot: Path) -> None:
     answer(snapshot)
     found = snapshot.stat()
     data = bytearray(snapshot.read_bytes())
     data[:4000] = data[:4000][::-1]
     snapshot.write_bytes(data)
     os.utime(snapshot, ns=(found.st_atime_ns, found.st_mtime_ns))
-    assert index._read(snapshot) is None
+    assert (snapshot.stat().st_size, snapshot.stat().st_mtime_ns) == (found.st_size, found.st_mtime_ns)
+    assert find(identified(snapshot)[1]) is None
 
 
-@pytest.mark.parametrize("place", [0.0, 0.001, 0.3, 0.9])
-def test_a_damaged_index_is_not_used(snapshot: Path, place: float) -> None:
+def test_another_file_of_that_name_size_and_time(snapshot: Path) -> None:
+    answer(snapshot)
+    found = snapshot.stat()
+    other = snapshot.with_name("other")
+    other.write_bytes(snapshot.read_bytes())
+    other.replace(snapshot)
+    os.utime(snapshot, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert not is_read(snapshot)
+
+
+def test_the_same_recording_by_another_name(snapshot: Path) -> None:
+    answer(snapshot)
+    link = snapshot.with_name("link")
+    link.symlink_to(snapshot)
+    assert is_read(link) and open_recording(link).snapshot.source == str(link)
+
+
+def test_code_that_changed_reads_again(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(snapshot)
+    monkeypatch.setattr(folder, "_code", lambda: "another")
+    assert not is_read(snapshot)
+
+
+@pytest.mark.parametrize("length", [0, 5, 60, 1000, -1])
+def test_a_file_cut_short_is_not_used(snapshot: Path, length: int) -> None:
     first = answer(snapshot)
-    data = bytearray(index_path(snapshot).read_bytes())
-    data[int(place * len(data))] ^= 1
-    index_path(snapshot).write_bytes(data)
+    kept(snapshot).write_bytes(kept(snapshot).read_bytes()[:length])
     assert not is_read(snapshot)
     assert answer(snapshot) == first
     assert is_read(snapshot)  # replaced by a good one
 
 
-@pytest.mark.parametrize("length", [0, 5, 60, 1000])
-def test_an_index_cut_short_is_not_used(snapshot: Path, length: int) -> None:
+def test_a_file_of_another_recording_is_not_used(snapshot: Path) -> None:
     answer(snapshot)
-    index_path(snapshot).write_bytes(index_path(snapshot).read_bytes()[:length])
+    content = kept(snapshot).read_bytes()
+    snapshot.touch()
+    answer(snapshot)
+    new = max(kept_files(snapshot.parent), key=lambda path: path.stat().st_mtime_ns)
+    new.write_bytes(content)
+    assert find(new.stem) is None
+
+
+def test_only_the_user_can_read_or_write_it(snapshot: Path) -> None:
+    answer(snapshot)
+    assert kept(snapshot).stat().st_mode & 0o777 == 0o600
+    assert kept(snapshot).parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o720, 0o702])
+def test_where_others_can_write_nothing_is_believed_or_kept(snapshot: Path, mode: int) -> None:
+    first = answer(snapshot)
+    place = kept(snapshot).parent
+    place.chmod(mode)
+    assert not is_read(snapshot)
+    for each in place.iterdir():
+        each.unlink()
+    assert answer(snapshot) == first
+    assert list(place.iterdir()) == []
+
+
+def test_a_file_that_others_can_write_is_not_believed(snapshot: Path) -> None:
+    answer(snapshot)
+    kept(snapshot).chmod(0o620)
     assert not is_read(snapshot)
 
 
-def test_a_strangers_index_is_not_used(snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_in_the_place_of_a_file_is_not_followed(snapshot: Path) -> None:
     answer(snapshot)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    real = kept(snapshot).rename(snapshot.with_name("elsewhere"))
+    (snapshot.parent.parent / "cache" / f"{identified(snapshot)[1]}.columns").symlink_to(real)
     assert not is_read(snapshot)
 
 
-def test_the_key_is_private(snapshot: Path, tmp_path: Path) -> None:
+def test_somebody_elses_folder_or_file_is_not_believed(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(snapshot)
-    assert (tmp_path / "cache" / "memtrace" / "index.key").stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr(folder, "is_mine", lambda found: False)
+    assert not is_read(snapshot)
+
+
+def test_the_oldest_go_first(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(snapshot)
+    first = kept(snapshot)
+    monkeypatch.setattr(folder, "MAX_BYTES", 2 * first.stat().st_size + 5000)
+    os.utime(first, (5, 5))
+    for _ in range(2):
+        snapshot.touch()
+        answer(snapshot)
+    assert len(kept_files(snapshot.parent)) == 2 and not first.exists()
+    assert is_read(snapshot)
+
+
+def test_what_is_used_is_not_the_oldest(snapshot: Path) -> None:
+    answer(snapshot)
+    os.utime(kept(snapshot), (5, 5))
+    assert is_read(snapshot)
+    assert kept(snapshot).stat().st_mtime > 5
+
+
+def test_info_says_where_and_how_large(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(snapshot), "--json"]) == 0
+    cache = json.loads(capsys.readouterr().out)["cache"]
+    assert cache == {"folder": str(kept(snapshot).parent), "files": 1, "bytes": kept(snapshot).stat().st_size}
+    assert main(["info", str(snapshot)]) == 0
+    assert f"{cache['folder']}: 1 large recording, " in capsys.readouterr().out
+    assert main(["info", str(snapshot), "--json", "--no-index"]) == 0
+    assert "cache" not in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("variables", "below"),
+    [
+        ({"MEMTRACE_CACHE": "a/b", "XDG_CACHE_HOME": "c"}, "a/b"),
+        ({"MEMTRACE_CACHE": "", "XDG_CACHE_HOME": "c"}, "c/memtrace"),
+        ({"MEMTRACE_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "d"}, "d/.cache/memtrace"),
+    ],
+)
+def test_where_it_is(
+    snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], below: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(tmp_path / value) if value else "")
+    answer(snapshot)
+    assert len(list((tmp_path / below).iterdir())) == 1 and is_read(snapshot)
 
 
 def test_turned_off(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(index.SWITCH, "1")
+    monkeypatch.setenv(folder.OFF, "1")
     answer(snapshot)
-    assert not index_path(snapshot).exists()
+    assert kept_files(snapshot.parent) == []
 
 
 def test_small_recordings_leave_nothing(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "MIN_EVENTS", 1_000_000)
     answer(snapshot)
-    assert not index_path(snapshot).exists()
+    assert kept_files(snapshot.parent) == []
 
 
 def test_where_nothing_can_be_written(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = answer(snapshot)
-    index_path(snapshot).unlink()
-    index_path(snapshot).mkdir()  # renaming a file onto a folder fails
+    file = kept(snapshot)
+    file.unlink()
+    file.mkdir()  # renaming a file onto a folder fails
     assert answer(snapshot) == first
-    assert sorted(path.name for path in snapshot.parent.iterdir()) == ["s.pickle", "s.pickle.memtrace-index"]
-    index_path(snapshot).rmdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(snapshot / "below a file"))
+    assert list(file.parent.iterdir()) == [file]
+    file.rmdir()
+    monkeypatch.setenv(folder.FOLDER, str(snapshot / "below a file"))
     assert answer(snapshot) == first
-    assert not index_path(snapshot).exists()
+    assert kept_files(snapshot.parent) == []
 
 
 def test_a_full_disk(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     answer(snapshot)
-    assert not index_path(snapshot).exists()
+    assert kept_files(snapshot.parent) == []
 
 
 def test_values_survive_packing() -> None:
@@ -168,7 +273,7 @@ def test_other_values_are_refused(value: Any) -> None:
 
 
 def test_a_short_trace_of_hand_made_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(folder.FOLDER, str(tmp_path / "cache"))
     monkeypatch.setattr(index, "MIN_EVENTS", 1)
     path = tmp_path / "s.pickle"
     path.write_bytes(pickle.dumps(modern(), 4))
@@ -178,17 +283,15 @@ def test_a_short_trace_of_hand_made_events(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_devices_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(folder.FOLDER, str(tmp_path / "cache"))
     monkeypatch.setattr(index, "MIN_EVENTS", 1)
     raw = modern()
     raw["device_traces"] = [raw["device_traces"][0], list(raw["device_traces"][0])]
     path = tmp_path / "s.pickle"
     path.write_bytes(pickle.dumps(raw, 4))
     writes = []
-    real = index._write
-    monkeypatch.setattr(index, "_write", lambda *args: (writes.append(1), real(*args)))
-    from memtrace.cli import main
-
+    real = folder.write
+    monkeypatch.setattr(folder, "write", lambda *args: (writes.append(1), real(*args)))
     assert main(["info", str(path)]) == 0
     assert sorted(open_recording(path).replays) == [0, 1] and len(writes) == 1
     assert main(["info", str(path)]) == 0

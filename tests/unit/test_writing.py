@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from memtrace_tui.settings import Settings
+from support import trace_path
 
+from memtrace import writing
 from memtrace.cli import main
 from memtrace.errors import UsageError
-from memtrace.writing import check_target, whole_file
+from memtrace.writing import check_target, draft, whole_file
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
@@ -46,6 +51,86 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
         out.write(b"through")
     assert os.read(reader, 100) == b"through" and pipe.is_fifo()
     os.close(reader)
+
+
+def test_names_that_were_planted_are_not_written_to(tmp_path: Path) -> None:
+    """A stranger who can write to the folder guesses the name and puts a link to a file of the user's there."""
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"precious")
+    names = []
+    for number in range(2):
+        with draft(tmp_path) as made:
+            names.append(made.path.name)
+            with pytest.raises(FileExistsError):
+                os.open(made.path, writing._NEW)
+        (tmp_path / names[0]).unlink(missing_ok=True)
+        (tmp_path / names[0]).symlink_to(mine)
+        with whole_file(tmp_path / f"out{number}") as out:
+            out.write(b"x")
+    assert len(set(names)) == 2 and mine.read_bytes() == b"precious"
+    assert writing._NEW & os.O_EXCL and writing._NEW & os.O_NOFOLLOW
+
+
+def test_every_writer_opens_files_that_did_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report, export, scrub, check, timeline and the browser's settings: no file is opened for writing but a new one,
+    and none under a name that the next run would use again."""
+    opened: list[tuple[str, int]] = []
+    real = os.open
+
+    def watched(path: object, flags: int, *more: object, **named: object) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR) and str(path).startswith(str(tmp_path)):
+            opened.append((str(path), flags))
+        return real(path, flags, *more, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", watched)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    snapshot = str(trace_path("tiny-llama_3-steps"))
+    for number in range(2):
+        Settings().save()
+        for command in (
+            ["export", snapshot, "-f", "html", "-o", str(tmp_path / "a.html")],
+            ["scrub", snapshot, "-o", str(tmp_path / "b.pickle")],
+            ["check", snapshot, "--write", str(tmp_path / "c.json")],
+            ["timeline", snapshot, "--plot", str(tmp_path / "d.svg")],
+            ["simulate", snapshot, "--export", str(tmp_path / "e.pickle")],
+            ["estimate", "--model", "tiny-llama", "--seq-len", "64", "--trace", str(tmp_path / "f.pickle")],
+        ):
+            assert main([*command, "--force"][: None if number else -1]) == 0, command
+    assert len({path for path, _ in opened}) == len(opened) >= 14
+    assert all(flags & os.O_EXCL and flags & os.O_NOFOLLOW for _, flags in opened)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o604, 0o644, 0o400])
+@pytest.mark.parametrize("there", [None, 0o644, 0o600])
+def test_nothing_is_wider_than_what_it_is_made_from(tmp_path: Path, mode: int, there: int | None) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.touch(mode)
+    source.chmod(mode)
+    if there is not None:
+        target.touch()
+        target.chmod(there)
+    old = os.umask(0o022)
+    try:
+        with whole_file(target, None, "-", str(source)) as out:
+            out.write(b"x")
+    finally:
+        os.umask(old)
+    assert target.stat().st_mode & 0o777 == (0o644 if there is None else there) & (mode | 0o600)
+
+
+@pytest.mark.parametrize("target", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+@pytest.mark.parametrize("is_file", [False, True])
+def test_standard_output_by_its_name(tmp_path: Path, target: str, is_file: bool) -> None:
+    command = [sys.executable, "-m", "memtrace", "export", str(trace_path("tiny-llama_3-steps"))]
+    command += ["-f", "speedscope", "-o"]
+    if is_file:
+        with (tmp_path / "out").open("wb") as out:
+            assert subprocess.run([*command, target], stdout=out).returncode == 0
+        made = (tmp_path / "out").read_bytes()
+    else:
+        made = subprocess.run([*command, target], stdout=subprocess.PIPE).stdout
+    assert subprocess.run([*command, str(tmp_path / "file")]).returncode == 0
+    assert made == (tmp_path / "file").read_bytes()
 
 
 def test_what_is_read_is_never_a_target(tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from memtrace.answers.curves import Curves, category_curves
 from memtrace.answers.report import Moment, Report, moment_of, report
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.user_rules import UserRule
-from memtrace.cache.index import Recording as Indexed
-from memtrace.cache.index import open_recording
+from memtrace.cache.index import OpenRecording, open_recording
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.history.layout import Layout, layout_at
 from memtrace.history.timeline import At, Peak, Timeline, choose_device, choose_event
@@ -239,11 +238,11 @@ class Recording:
 
     def __init__(
         self,
-        source: Snapshot | Indexed,
+        source: Snapshot | OpenRecording,
         view: View | None = None,
         rules: Sequence[UserRule] = (),
     ) -> None:
-        self._source = source if isinstance(source, Indexed) else Indexed(source, None)
+        self._source = source if isinstance(source, OpenRecording) else OpenRecording(source)
         self.snapshot = snapshot = self._source.snapshot
         self._rules = rules
         self._view = view or View()

@@ -7,6 +7,8 @@ import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from memtrace.writing import draft
+
 
 @dataclass(slots=True)
 class Settings:
@@ -40,9 +42,9 @@ class Settings:
         target = path or config_path()
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            draft = target.with_suffix(f".{os.getpid()}.tmp")
-            draft.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
-            draft.replace(target)
+            with draft(target.parent) as made:
+                made.out.write((json.dumps(asdict(self), indent=1) + "\n").encode())
+                made.replace(target)
         except OSError:
             return
 

@@ -1,0 +1,128 @@
+"""The user's cache folder: what large recordings came to, so that opening them again takes a fraction of the time.
+
+``$MEMTRACE_CACHE``, else ``memtrace`` under ``$XDG_CACHE_HOME`` or ``~/.cache``. A file there is believed because only
+this user can have written it: folder and file must be the user's own, and nobody else may write to them. It is found by
+what identifies the recording (device, inode, size, times of content and of status) and by memtrace's own code, so that
+it is never out of date; what is no longer found is the first to go when the folder grows beyond its bound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import memtrace
+from memtrace.writing import draft, is_mine
+
+OFF = "MEMTRACE_NO_INDEX"
+FOLDER = "MEMTRACE_CACHE"
+MAX_BYTES = 4 << 30
+_SUFFIX = ".columns"
+_ROOMS = ("snapshot", "allocator", "history", "attribution", "cache")  # whose results are kept
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFolder:
+    """What the cache holds now."""
+
+    folder: str
+    files: int
+    bytes: int
+
+
+def is_off() -> bool:
+    """Whether the user has switched the cache off."""
+    return os.environ.get(OFF, "") not in ("", "0")
+
+
+def cache_folder() -> CacheFolder | None:
+    """The cache as it is; None where there is none, or none that may be used."""
+    try:
+        folder = _folder(make=False)
+        sizes = [found.stat().st_size for found in folder.glob(f"*{_SUFFIX}")]
+    except (OSError, RuntimeError):
+        return None
+    return None if is_off() else CacheFolder(str(folder), len(sizes), sum(sizes))
+
+
+def name_of(recording: Path) -> str:
+    """What a recording as it is now, read by this memtrace, is called in the cache. Raises OSError."""
+    found = recording.stat()
+    parts = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return hashlib.blake2b(repr((parts, memtrace.__version__, _code())).encode(), digest_size=24).hexdigest()
+
+
+def read(name: str) -> memoryview | None:
+    """A file of the cache, mapped; None where there is none that can be believed. Changes to it stay private."""
+    try:
+        folder = _folder(make=False)
+        number = os.open(folder / (name + _SUFFIX), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except (OSError, RuntimeError):  # the latter where nobody has a home
+        return None
+    with os.fdopen(number, "rb"):
+        found = os.fstat(number)
+        if not (stat.S_ISREG(found.st_mode) and _only_mine(found)):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(number)  # the oldest in this sense is the first to go
+        return memoryview(mmap.mmap(number, 0, access=mmap.ACCESS_COPY)) if found.st_size else None
+
+
+def write(name: str, parts: Sequence[bytes | memoryview]) -> None:
+    """Keep a file under a name, if there is room. Raises OSError, RuntimeError."""
+    folder = _folder(make=True)
+    size = sum(len(part) for part in parts)
+    if size > MAX_BYTES or shutil.disk_usage(folder).free < 4 * size:
+        return
+    with draft(folder, 0o600) as made:
+        for part in parts:
+            made.out.write(part)
+        made.replace(folder / (name + _SUFFIX))
+    _trim(folder)
+
+
+def _folder(make: bool) -> Path:
+    """The folder, if nobody else can write to it. Raises OSError, RuntimeError."""
+    wanted = os.environ.get(FOLDER)
+    folder = Path(wanted) if wanted else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "memtrace"
+    if make and not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    if not _only_mine(folder.stat()):
+        raise PermissionError(f"{folder}: others can write there")
+    return folder
+
+
+def _only_mine(found: os.stat_result) -> bool:
+    return is_mine(found) and (os.name == "nt" or not found.st_mode & 0o022)
+
+
+def _trim(folder: Path) -> None:
+    """Remove the files that were used least recently until the rest is within the bound."""
+    with contextlib.suppress(OSError):
+        found = sorted(((each.stat(), each) for each in folder.glob(f"*{_SUFFIX}")), key=lambda pair: pair[0].st_mtime)
+        over = sum(each.st_size for each, _ in found) - MAX_BYTES
+        for known, path in found:
+            if over <= 0:
+                return
+            path.unlink(missing_ok=True)
+            over -= known.st_size
+
+
+@lru_cache(maxsize=1)
+def _code() -> str:
+    """Changes with the code that decodes, replays and attributes."""
+    here = Path(memtrace.__file__).parent
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(file for room in _ROOMS for file in (here / room).rglob("*.py")):
+        found = file.stat()
+        digest.update(f"{file.relative_to(here)} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
