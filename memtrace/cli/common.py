@@ -41,9 +41,7 @@ def add_input(parser: argparse.ArgumentParser, at: bool = True) -> None:
 
 def add_no_index(parser: argparse.ArgumentParser) -> None:
     """--no-index."""
-    parser.add_argument(
-        "--no-index", action="store_true", help="neither use nor fill the cache of large recordings"
-    )
+    parser.add_argument("--no-index", action="store_true", help="neither use nor fill the cache of large recordings")
 
 
 def add_window(parser: argparse.ArgumentParser) -> None:

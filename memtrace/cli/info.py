@@ -32,7 +32,11 @@ def run(args: argparse.Namespace) -> int:
     info = describe(snapshot, lambda device: recording.timeline(device, more=device is not last))
     cache = None if args.no_index else cache_folder()
     if args.json:
-        print_json(info if cache is None else {field.name: getattr(info, field.name) for field in fields(info)} | {"cache": cache})
+        print_json(
+            info
+            if cache is None
+            else {field.name: getattr(info, field.name) for field in fields(info)} | {"cache": cache}
+        )
         return 0
     from memtrace.render.info_text import render_info
     from memtrace.render.text import print_lines

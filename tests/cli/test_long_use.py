@@ -57,6 +57,7 @@ container._open_raw = interrupted
 sys.exit(memtrace.entry.main())
 """
 
+
 def test_an_interrupt_is_one_line() -> None:
     done = run_python(WHILE, "report", TINY)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", LINE)
