@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from allocator_counters import CountingState
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.counters import Counters
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import MASK, SHIFT
 from memtrace.allocator.whatif.addresses import AddressSpace, Hints, Policy
-from memtrace.allocator.whatif.world import World
+from memtrace.allocator.whatif.whatif import World
 from memtrace.snapshot.model import Action
 
 MIB = 1 << 20
@@ -27,12 +27,12 @@ class Machine:
 
     def __init__(self, config: AllocatorConfig | None = None, policy: Policy = Policy.RISING, pools: int = 1) -> None:
         self.config = config or AllocatorConfig()
-        self.counters = Counters()
+        self.state = CountingState(self.config)
+        self.counters = self.state.counters
         self.last_use = np.full(pools, 1 << 60)
         space = AddressSpace(policy, Hints({}, {}), [])
         self.world = World(self.config, space, self._completed, self.last_use)
-        self.allocator = Allocator(self.config, self.world, self.counters)
-        self.state = self.allocator.state
+        self.allocator = Allocator(self.config, self.world, self.state)
         self.live: dict[int, tuple[int, int, int, int]] = {}  # name -> list, address, block, requested
         self.pending: dict[int, tuple[int, int, int, int]] = {}
         self._next = 0

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from memtrace.allocator.driver import Driver
 from memtrace.allocator.state import MASK, SHIFT, State
-
-if TYPE_CHECKING:
-    from memtrace.allocator.simulator import Driver
 
 
 def grow(state: State, driver: Driver, number: int, size: int) -> int | None:
@@ -69,9 +65,7 @@ def _map(state: State, driver: Driver, number: int, address: int, size: int) -> 
     state.cut_unmapped(number, address)
     if mapped < length:
         state.add_unmapped(number, address + mapped, length - mapped)
-    state.grew(mapped)
-    if state.counters is not None:
-        state.counters.pages_changed(state.ids[number].small, mapped)
+    state.grew(number, mapped)
     before = None if address in state.bounds else state.free_end.get(address)
     state.release(number, address, mapped)
     return address if before is None else before
@@ -94,9 +88,7 @@ def shrink(state: State, driver: Driver, number: int, key: int) -> None:
     if high < address + size:
         state.insert(number, high, address + size - high)
     start = state.add_unmapped(number, low, high - low)
-    state.total_bytes -= high - low
-    if state.counters is not None:
-        state.counters.pages_changed(state.ids[number].small, low - high)
+    state.grew(number, low - high)
     driver.unmapped(number, low, high - low)
     if start == base and state.unmapped_at[start] == reservation.length:
         state.drop_reservation(number, reservation)

@@ -1,58 +1,26 @@
 """What the allocator does when the free lists don't serve a request: collect garbage, grow, reclaim, give up.
 
-The order of the steps is PyTorch's ``malloc``. The driver (an object, see :class:`Driver`) decides what the world
+The order of the steps is PyTorch's ``malloc``. The driver (see :class:`Driver`) decides what the world
 outside the allocator does: addresses, refusals, and which delayed frees have completed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Protocol
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.counters import Counters
+from memtrace.allocator.driver import Driver
 from memtrace.allocator.expandable import grow, shrink
 from memtrace.allocator.rounding import segment_size
 from memtrace.allocator.state import MASK, SHIFT, State
 
 
-class Driver(Protocol):
-    """The world outside the allocator. Methods that report (``segment_freed`` …) come after the state changed."""
-
-    def admits(self, total_bytes: int, segment_bytes: int) -> bool:
-        """Whether the limit allows growth from ``total_bytes`` by a segment of that size."""
-
-    def wants_garbage(self, total_bytes: int, victims: list[int]) -> bool:
-        """Whether the GC threshold is passed at ``total_bytes``, so that the segments at ``victims`` go."""
-
-    def place(self, number: int, size: int) -> int | None:
-        """Address of a new segment of ``size`` bytes, None if the driver refuses."""
-
-    def reserve(self, state: State, number: int, size: int) -> tuple[int, int]:
-        """(base, length) of a new reservation for a request of ``size`` bytes."""
-
-    def map(self, number: int, address: int, size: int) -> bool:
-        """Whether the driver maps that range."""
-
-    def segment_freed(self, number: int, address: int, size: int) -> None:
-        """An ordinary segment went back to the driver."""
-
-    def unmapped(self, number: int, address: int, size: int) -> None:
-        """Whole pages of an expandable segment went back to the driver."""
-
-    def complete_pending(self, state: State) -> None:
-        """All streams were synchronised: release every delayed free."""
-
-    def may_release(self, state: State, pool: int) -> bool:
-        """Whether a flush may release the cached segments of a private pool."""
-
-
 class Allocator:
-    """The algorithm over a :class:`State` and a :class:`Driver`, with the counters that PyTorch keeps."""
+    """The algorithm over a :class:`State` (an empty one unless given) and a :class:`Driver`."""
 
-    def __init__(self, config: AllocatorConfig, driver: Driver, counters: Counters | None = None) -> None:
+    def __init__(self, config: AllocatorConfig, driver: Driver, state: State | None = None) -> None:
         self.config = config
-        self.state = State(config, counters)
+        self.state = state or State(config)
         self.driver = driver
         self.num_alloc_retries = 0
         self.num_flushes = 0

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.counters import Counters
 
 SHIFT = 64
 MASK = (1 << SHIFT) - 1
@@ -44,12 +43,11 @@ class State:
     ``total_bytes`` is what the allocator holds in all pools and ``peak_bytes`` its highest value so far.
     ``whole[address]`` is the size of an ordinary segment, ``bounds`` the addresses where a segment or reservation
     starts, across which blocks never merge. By free list: ``expands`` says whether it grows by expandable segments,
-    ``fine`` whether any remainder of 512 bytes is split off. ``counters`` are kept only where given.
+    ``fine`` whether any remainder of 512 bytes is split off.
     """
 
-    def __init__(self, config: AllocatorConfig, counters: Counters | None = None) -> None:
+    def __init__(self, config: AllocatorConfig) -> None:
         self.config = config
-        self.counters = counters
         self.lists: list[list[int]] = []
         self.ids: list[ListId] = []
         self.index: dict[ListId, int] = {}
@@ -97,12 +95,6 @@ class State:
         if self.config.gc_active:
             name = self.ids[number]
             self.born[address] = self.searches.get((name.pool, name.small), 0)
-        if self.counters is not None and self._is_split(number, address, size):
-            self.counters.split_block(size)
-
-    def _is_split(self, number: int, address: int, size: int) -> bool:
-        """Whether a free block counts as an inactive split: ordinary, and not alone in its segment."""
-        return self.whole.get(address) != size and self.reservation_of(number, address) is None
 
     def remove(self, number: int, key: int) -> tuple[int, int]:
         """Take a block out of its free list; returns (address, size)."""
@@ -112,8 +104,6 @@ class State:
         del self.free_at[address]
         del self.free_end[address + size]
         self.born.pop(address, None)
-        if self.counters is not None and self._is_split(number, address, size):
-            self.counters.split_block(-size)
         return address, size
 
     def release(self, number: int, address: int, size: int) -> None:
@@ -127,8 +117,6 @@ class State:
             size += self.remove(number, self.free_at[start])[1]
             address = start
         self.insert(number, address, size)
-        if self.counters is not None:
-            self.counters.settle(self.ids[number].small)
 
     def search(self, number: int, size: int) -> int | None:
         """Key of the free block that a rounded request takes, or None. Only the best fit is ever considered."""
@@ -186,14 +174,7 @@ class State:
             self.insert(number, address + size, rest)
         else:
             size = have
-        if self.counters is not None:
-            self.counters.settle(self.ids[number].small)
         return address, size
-
-    def is_oversize(self, size: int) -> bool:
-        """Whether a size reaches ``max_split_size``."""
-        limit = self.config.max_split_bytes
-        return limit is not None and size >= limit
 
     def is_whole(self, key: int) -> bool:
         """Whether a free block is an ordinary segment that nothing else shares."""
@@ -206,12 +187,10 @@ class State:
         self.whole[address] = size
         self.owner[address] = number
         self.bounds.add(address)
-        self.grew(size)
-        if self.counters is not None:
-            self.counters.segment_changed(self.ids[number].small, size, self.is_oversize(size))
+        self.grew(number, size)
 
-    def grew(self, size: int) -> None:
-        """Reserved memory grew."""
+    def grew(self, number: int, size: int) -> None:
+        """Reserved memory grew by one call of the driver, or shrank (negative size)."""
         self.total_bytes += size
         if self.total_bytes > self.peak_bytes:
             self.peak_bytes = self.total_bytes
@@ -222,9 +201,7 @@ class State:
         del self.whole[address]
         del self.owner[address]
         self.bounds.discard(address)
-        self.total_bytes -= size
-        if self.counters is not None:
-            self.counters.segment_changed(self.ids[number].small, -size, self.is_oversize(size))
+        self.grew(number, -size)
         return address, size
 
     def is_idle(self, pool: int) -> bool:

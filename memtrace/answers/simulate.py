@@ -23,9 +23,9 @@ from memtrace.allocator.config import (
     release_of,
 )
 from memtrace.allocator.replay.evidence import gather
-from memtrace.allocator.replay.selfcheck import Limit, recorded_limit, settle
 from memtrace.allocator.whatif.program import Program, extract
 from memtrace.allocator.whatif.search import Candidate, ranked, run_conf, sensible_confs
+from memtrace.allocator.whatif.selfcheck import Limit, recorded_limit, settle
 from memtrace.allocator.whatif.whatif import Simulation
 from memtrace.answers.simulate_edits import Edit, apply
 from memtrace.attribution.classify import Attribution

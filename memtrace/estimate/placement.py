@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.allocator.config import AllocatorConfig
+from memtrace.allocator.flat import Request, request, run
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import State
 from memtrace.allocator.whatif.addresses import AddressSpace, Hints, Policy
-from memtrace.allocator.whatif.flat import Request, request, run
 from memtrace.estimate.engine.step import Stream
 from memtrace.estimate.engine.tape import EMPTY_CACHE
 

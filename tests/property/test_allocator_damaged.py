@@ -13,8 +13,8 @@ from memtrace.allocator.bounds import lower_bounds
 from memtrace.allocator.config import from_snapshot
 from memtrace.allocator.replay.evidence import gather
 from memtrace.allocator.replay.replay import replay_device
-from memtrace.allocator.replay.selfcheck import recorded_limit, self_check
 from memtrace.allocator.whatif.program import extract
+from memtrace.allocator.whatif.selfcheck import recorded_limit, self_check
 from memtrace.allocator.whatif.whatif import simulate
 from memtrace.snapshot.model import Action, Device, DeviceTrace
 from memtrace.snapshot.segment_columns import empty_segments

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from allocator_counters import CountingState, statistics_of
 from allocator_recordings import FUZZ, GIB, device, fuzz_truth, manifest, program, recording, replayed
 
 from memtrace.allocator.bounds import lower_bounds
@@ -14,10 +15,10 @@ from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.export import as_snapshot
 from memtrace.allocator.replay.evidence import gather
 from memtrace.allocator.replay.replay import replay_device
-from memtrace.allocator.replay.selfcheck import Limit, recorded_limit, self_check, settle
 from memtrace.allocator.whatif.addresses import Policy
 from memtrace.allocator.whatif.program import Op
 from memtrace.allocator.whatif.search import run_conf, search, sensible_confs
+from memtrace.allocator.whatif.selfcheck import Limit, recorded_limit, self_check, settle
 from memtrace.allocator.whatif.whatif import Simulation, simulate
 from memtrace.snapshot.load import from_raw
 from memtrace.snapshot.model import Action
@@ -43,10 +44,11 @@ def peak(name: str) -> int:
     return int(manifest()[name]["expected"]["reserved_bytes"])
 
 
-def own_settings(name: str, *, counters: bool = False) -> Simulation:
+def own_settings(name: str, *, counted: bool = False) -> Simulation:
     code = program(name)
     limit = cap_of(name) if name in FUZZ else recorded_limit(replayed(name)).size_bytes
-    return simulate(code, code.evidence.config.with_limit(limit), counters=counters)
+    config = code.evidence.config.with_limit(limit)
+    return simulate(code, config, state=CountingState(config) if counted else None)
 
 
 @pytest.mark.parametrize("name", FUZZ)
@@ -68,7 +70,7 @@ def test_all_statistics_of_the_process(name: str) -> None:
     """Every counter, except explicit flushes that released nothing and so left no event, and totals that include the
     one small allocation made before recording began."""
     truth = fuzz_truth(name)["stats"]
-    mine = own_settings(name, counters=True).statistics()
+    mine = statistics_of(own_settings(name, counted=True))
     assert set(truth) <= set(mine)
     before = {"allocation": 1, "active": 1, "segment": 1, "num_device_alloc": 1, "num_device_free": 1}
     for key, value in truth.items():
@@ -84,13 +86,13 @@ def test_all_statistics_of_the_process(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*FUZZ, *SAMPLES])
 def test_fast_and_complete_loops_agree(name: str) -> None:
-    fast, complete = own_settings(name), own_settings(name, counters=True)
+    fast, complete = own_settings(name), own_settings(name, counted=True)
     assert np.array_equal(fast.address, complete.address)
     assert np.array_equal(fast.block_bytes, complete.block_bytes)
     assert np.array_equal(fast.segment_events, complete.segment_events)
     assert fast.peak_allocated_bytes == complete.peak_allocated_bytes
     assert fast.refused == complete.refused
-    statistics = complete.statistics()
+    statistics = statistics_of(complete)
     if complete.program.initial == 0 and not complete.spared:
         assert statistics["allocated_bytes.all.peak"] == fast.peak_allocated_bytes
         assert statistics["reserved_bytes.all.peak"] == fast.peak_reserved_bytes
@@ -218,7 +220,7 @@ def test_bounds_hold_under_all_settings_with_the_same_rounding(name: str) -> Non
 def test_bounds_of_a_program_by_hand() -> None:
     code = program("fuzz_default_0")
     bounds = lower_bounds(code, code.evidence.config)
-    statistics = own_settings("fuzz_default_0", counters=True).statistics()
+    statistics = statistics_of(own_settings("fuzz_default_0", counted=True))
     # With delayed frees, requested bytes stay counted until the stream is done; the bound lets them go at once.
     assert bounds.requested_bytes <= statistics["requested_bytes.all.peak"]
     empty = code.without(np.ones(len(code.requested_bytes), np.bool_))

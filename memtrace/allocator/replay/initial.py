@@ -180,7 +180,7 @@ def fill(state: State, history: SegmentHistory, beginning: Beginning) -> None:
     for address, size, stream, small, expandable, pool, low, high in rows:
         number = state.list_of(pool, small, stream)
         if expandable:
-            state.grew(size)
+            state.grew(number, size)
             groups.setdefault(number, []).append((address, size))
         else:
             state.add_segment(number, address, size)

@@ -16,9 +16,8 @@ import numpy as np
 from memtrace.allocator.config import NEWEST, Version, from_snapshot
 from memtrace.allocator.replay.evidence import Evidence, gather
 from memtrace.allocator.replay.initial import InitialBlocks
+from memtrace.allocator.replay.rerun import Outcome, rerun
 from memtrace.allocator.replay.segments import InitialSegments
-from memtrace.allocator.replay.statistics import window_statistics
-from memtrace.allocator.whatif.rerun import Outcome, rerun
 from memtrace.snapshot.model import I4, I8, Action, Bool, Device, PoolId
 
 # A snapshot does not tell the limit. With a GC threshold there was one, or it had no effect: the trace shows which.
@@ -35,8 +34,7 @@ class Replay:
     segment events. ``handle`` numbers allocations: ``initial_blocks`` rows by ``initial_handle``, then one an alloc.
 
     ``exact`` means that every address, segment event and the final layout came out as recorded; else the replay
-    agreed before event ``diverged_at`` and ``why`` is one sentence. ``statistics`` has the names of
-    ``torch.cuda.memory_stats`` over the window, empty unless exact. The limit on reserved bytes that was in force lies
+    agreed before event ``diverged_at`` and ``why`` is one sentence. The limit on reserved bytes that was in force lies
     between ``limit_from_bytes`` (granted) and ``limit_below_bytes`` (refused; None if nothing ever was).
     """
 
@@ -55,7 +53,6 @@ class Replay:
     initial_reserved_bytes: int
     initial_allocated_bytes: int
     initial_requested_bytes: int
-    statistics: Mapping[str, int]
     limit_from_bytes: int
     limit_below_bytes: int | None
     notes: tuple[str, ...]
@@ -71,12 +68,16 @@ def replay_device(
 
     ``on_progress`` is called with the share done, 0 to 1, and may raise to give up.
     """
+    evidence = evidence_of(device, settings, version)
+    return _assemble(evidence, rerun(evidence, on_progress))
+
+
+def evidence_of(device: Device, settings: Mapping[str, Any], version: Version) -> Evidence:
+    """What the trace says under the recorded settings, with a limit where garbage may have been collected."""
     config = from_snapshot(settings, version)
     if config.gc_threshold > 0 and config.limit_bytes is None:
         config = config.with_limit(_UNKNOWN_LIMIT_BYTES)
-    evidence = gather(device, config)
-    outcome = rerun(evidence, on_progress)
-    return _assemble(evidence, outcome)
+    return gather(device, config)
 
 
 def _assemble(evidence: Evidence, outcome: Outcome) -> Replay:
@@ -120,7 +121,6 @@ def _assemble(evidence: Evidence, outcome: Outcome) -> Replay:
         initial_reserved_bytes=int(segments.total_size.sum()),
         initial_allocated_bytes=int(blocks.block_bytes[~blocks.pending].sum()),
         initial_requested_bytes=int(blocks.requested_bytes.sum()),
-        statistics=window_statistics(evidence, outcome) if outcome.diverged_at is None else {},
         limit_from_bytes=outcome.limit_from,
         limit_below_bytes=outcome.limit_below,
         notes=tuple(notes),

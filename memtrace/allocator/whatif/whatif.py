@@ -2,22 +2,189 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
 import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.counters import Counters
+from memtrace.allocator.flat import Request, run, run_complete, tabulate
 from memtrace.allocator.replay.initial import fill
-from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
+from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, round_sizes
 from memtrace.allocator.simulator import Allocator
+from memtrace.allocator.state import State
 from memtrace.allocator.whatif.addresses import AddressSpace, Hints, Policy
-from memtrace.allocator.whatif.flat import Request, request, run, run_complete
-from memtrace.allocator.whatif.outcome import Refused, Simulation, Spared
 from memtrace.allocator.whatif.program import Op, Program
-from memtrace.allocator.whatif.world import World
 from memtrace.snapshot.model import I8, Action
 
-__all__ = ["Refused", "Simulation", "Spared", "simulate"]
 _CHUNK = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that the simulated allocator could not serve: its rounded size, and what was held at that moment."""
+
+    event: int
+    size_bytes: int
+    reserved_bytes: int
+    recorded: bool  # whether the recorded run was refused here too
+
+
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """A request that the recorded run was refused and this one granted, for a block that is freed at once."""
+
+    event: int
+    operation: int  # index in the program
+    address: int
+    block_bytes: int
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Outcome of one program under one set of settings; sizes in bytes, events of the recorded trace.
+
+    ``refused`` lists requests that failed; the run stops at the first that the recorded run was granted
+    (``stopped_at``), since a program rarely survives that. ``segment_events`` has rows (event, action, address, size,
+    free list). ``address`` and ``block_bytes`` are by handle, -1 and 0 where never made. ``spared`` lists requests
+    that the recorded run was refused and this one was not. ``peak_allocated_bytes`` counts blocks, as
+    ``max_memory_allocated`` does.
+    """
+
+    config: AllocatorConfig
+    policy: Policy
+    program: Program
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    end_reserved_bytes: int
+    end_allocated_bytes: int
+    num_alloc_retries: int
+    num_flushes: int
+    refused: tuple[Refused, ...]
+    stopped_at: int | None
+    spared: tuple[Spared, ...]
+    segment_events: I8
+    address: I8
+    block_bytes: I8
+    allocated_bytes: I8  # after each executed operation
+    executed: int
+    pending: tuple[int, ...]  # handles whose delayed free is not done
+    completed_by_flush: tuple[tuple[int, int], ...]  # (event, handle) of delayed frees that a flush completed
+    keeps_layout: bool  # the run began with the recorded layout, not with blocks put in afresh
+    state: State
+
+    @property
+    def fits(self) -> bool:
+        """Whether no request failed."""
+        return not self.refused
+
+    @property
+    def first_oom_event(self) -> int | None:
+        """Event of the first failed request."""
+        return self.refused[0].event if self.refused else None
+
+    def live(self) -> I8:
+        """Handles held by the program at the end of the run (those whose free is pending not included)."""
+        made = self.address >= 0
+        code, handle = self.program.op[: self.executed], self.program.handle[: self.executed]
+        made[handle[(code == Op.FREE) | (code == Op.DEFER)]] = False
+        made[: self.program.initial] &= ~self.program.absent[: self.program.initial]
+        made[list(self.pending)] = False
+        beginning = self.program.evidence.beginning
+        made[beginning.handle[beginning.blocks.pending]] = False
+        return np.flatnonzero(made)
+
+    @cached_property
+    def segment_allocs(self) -> int:
+        """Driver calls that get memory (cudaMalloc, or mapping pages)."""
+        kinds = self.segment_events[:, 1]
+        return int(((kinds == Action.SEGMENT_ALLOC) | (kinds == Action.SEGMENT_MAP)).sum())
+
+    @cached_property
+    def segment_frees(self) -> int:
+        """Driver calls that give memory back."""
+        return len(self.segment_events) - self.segment_allocs
+
+    def reserved_curve(self) -> tuple[I8, I8]:
+        """(events, reserved bytes from that event on), one entry a change."""
+        rows = self.segment_events
+        sign = np.where((rows[:, 1] == Action.SEGMENT_ALLOC) | (rows[:, 1] == Action.SEGMENT_MAP), 1, -1)
+        start = self.end_reserved_bytes - int((sign * rows[:, 3]).sum())
+        return rows[:, 0], start + np.cumsum(sign * rows[:, 3])
+
+
+class World:
+    """Implements :class:`memtrace.allocator.simulator.Driver`. ``event`` is the step under way.
+
+    ``log`` collects every segment event as (event, action, address, size, free list). ``pending`` holds delayed frees.
+    """
+
+    def __init__(
+        self,
+        config: AllocatorConfig,
+        space: AddressSpace,
+        complete: Callable[[int], None],
+        last_use: I8,
+    ) -> None:
+        self.config = config
+        self.space = space
+        self.event = -1
+        self.log: list[tuple[int, int, int, int, int]] = []
+        self.pending: dict[int, None] = {}
+        self.completed_by_flush: list[tuple[int, int]] = []  # (event, handle)
+        self._complete = complete
+        self._last_use = last_use
+        limit = config.limit_bytes
+        self._threshold = int(config.gc_threshold * limit) if limit is not None else 0
+
+    def admits(self, total_bytes: int, segment_bytes: int) -> bool:
+        limit = self.config.limit_bytes
+        return limit is None or total_bytes + segment_bytes <= limit
+
+    def wants_garbage(self, total_bytes: int, victims: list[int]) -> bool:
+        return total_bytes > self._threshold
+
+    def place(self, number: int, size: int) -> int | None:
+        address = self.space.place(size, self.event)
+        self.log.append((self.event, int(Action.SEGMENT_ALLOC), address, size, number))
+        return address
+
+    def reserve(self, state: State, number: int, size: int) -> tuple[int, int]:
+        length = self.config.reservation_bytes
+        page = 2 << 20 if size <= 1 << 20 else self.config.large_segment_bytes
+        length = -(-length // page) * page
+        recorded = self.space.recorded_base(self.event)
+        if recorded is not None:
+            room = state.make_room(recorded, length)
+            if room >= size:
+                return recorded, room
+        return self.space.reserve(length), length
+
+    def map(self, number: int, address: int, size: int) -> bool:
+        self.log.append((self.event, int(Action.SEGMENT_MAP), address, size, number))
+        return True
+
+    def segment_freed(self, number: int, address: int, size: int) -> None:
+        self.space.give_back(address)
+        self.log.append((self.event, int(Action.SEGMENT_FREE), address, size, number))
+
+    def unmapped(self, number: int, address: int, size: int) -> None:
+        self.log.append((self.event, int(Action.SEGMENT_UNMAP), address, size, number))
+
+    def complete_pending(self, state: State) -> None:
+        waiting, self.pending = self.pending, {}
+        for handle in waiting:
+            self.completed_by_flush.append((self.event, handle))
+            self._complete(handle)
+
+    def may_release(self, state: State, pool: int) -> bool:
+        """A private pool is taken to be given up once nothing lives in it and nothing will ask for it again."""
+        return bool(self._last_use[pool] < self.event) and state.is_idle(pool)
+
+    def segment_events(self) -> I8:
+        """The log as an array of rows (event, action, address, size, free list)."""
+        return np.array(self.log, dtype=np.int64).reshape(-1, 5)
 
 
 class _OutOfMemory(Exception):
@@ -29,15 +196,15 @@ def simulate(
     config: AllocatorConfig,
     policy: Policy = Policy.RECORDED,
     *,
-    counters: bool = False,
     until: int | None = None,
+    state: State | None = None,
 ) -> Simulation:
-    """Run ``program`` under ``config``. ``until`` stops after that event; ``counters`` keeps all statistics.
+    """Run ``program`` under ``config``. ``until`` stops after that event; ``state`` is an empty one to use.
 
     Before the first event the allocator holds what the recording found there: in the recorded layout where the
     settings place blocks as the recorded ones do, else put in afresh in order of address.
     """
-    return _Run(program, config, policy, counters).go(until)
+    return _Run(program, config, policy, state).go(until)
 
 
 def _hints(program: Program) -> Hints:
@@ -59,9 +226,8 @@ def _hints(program: Program) -> Hints:
 
 
 class _Run:
-    def __init__(self, program: Program, config: AllocatorConfig, policy: Policy, counters: bool) -> None:
+    def __init__(self, program: Program, config: AllocatorConfig, policy: Policy, state: State | None) -> None:
         self.program, self.config, self.policy = program, config, policy
-        self.counters = Counters() if counters else None
         evidence = program.evidence
         first = slice(0, program.initial)
         untouched = np.array_equal(program.requested_bytes[first], evidence.requested[first])
@@ -73,32 +239,19 @@ class _Run:
         occupied = evidence.history.initial.address.tolist() if self.keeps_layout else []
         self.space = AddressSpace(policy, _hints(program), occupied)
         self.world = World(config, self.space, self._completed, last_use)
-        self.allocator = Allocator(config, self.world, self.counters)
+        self.allocator = Allocator(config, self.world, state)
         self.state = self.allocator.state
+        # The fast loop knows neither ages nor what a state of another kind does in its methods.
+        self.loop = run_complete if config.gc_active or state is not None else run
         self.address_of = [-1] * len(program.requested_bytes)
         self.size_of = [0] * len(program.requested_bytes)
         self.refused: list[Refused] = []
         self.spared: list[Spared] = []
-        self._make_requests()
-
-    def _make_requests(self) -> None:
-        """One request per distinct size, stream and pool; ``row_of`` gives every handle's row in ``table``."""
-        program, state, evidence = self.program, self.state, self.program.evidence
-        sizes, size_row = np.unique(program.requested_bytes, return_inverse=True)
-        streams, stream_row = np.unique(program.stream, return_inverse=True)
-        rounded = np.array([round_size(size, self.config) for size in sizes.tolist()], dtype=np.int64)
-        small = rounded[size_row] <= SMALL_LIMIT_BYTES if len(sizes) else np.zeros(0, np.bool_)
+        rounded = round_sizes(program.requested_bytes, config)
+        small = rounded <= SMALL_LIMIT_BYTES
         if self.keeps_layout:
-            small[: program.initial] = evidence.small[: program.initial]
-        pools = len(evidence.history.pools)
-        code = ((size_row * len(streams) + stream_row) * pools + program.pool) * 2 + small
-        _, first, row = np.unique(code, return_index=True, return_inverse=True)
-        self.row_of: I8 = row.astype(np.int64)
-        self.table: list[Request | None] = []
-        for i in first.tolist():
-            lid = state.list_of(int(program.pool[i]), bool(small[i]), int(program.stream[i]))
-            self.table.append(request(state, lid, int(rounded[size_row[i]]), self.config))
-        self.table.append(None)  # row -1: a rare step
+            small[first] = evidence.small[first]
+        self.table, self.row_of = tabulate(self.state, config, rounded, small, program.pool, program.stream)
 
     def _asked(self, handle: int) -> Request:
         asked = self.table[int(self.row_of[handle])]
@@ -138,10 +291,8 @@ class _Run:
                     self._refuse(-1, asked[2], recorded=False)
                     raise _OutOfMemory
                 self.address_of[handle], self.size_of[handle] = served
-            if self.counters is not None:
-                self.allocated(handle, asked[1])
             if pending:
-                self._defer(handle)
+                self.world.pending[handle] = None
 
     # Steps -----------------------------------------------------------------------------------------------
 
@@ -155,15 +306,13 @@ class _Run:
             self._refuse(self.world.event, size, recorded=False)
             raise _OutOfMemory
         self.address_of[handle], self.size_of[handle] = served
-        if self.counters is not None:
-            self.allocated(handle, number)
 
     def _step(self, index: int) -> None:
         program = self.program
         code, handle = int(program.op[index]), int(program.handle[index])
         self.world.event = int(program.event[index])
         if code == Op.DEFER:
-            self._defer(handle)
+            self.world.pending[handle] = None
         elif code == Op.COMPLETE:
             if handle in self.world.pending:  # else a flush completed it already
                 del self.world.pending[handle]
@@ -186,32 +335,8 @@ class _Run:
         self.spared.append(Spared(refusal.event, index, *served))
         self.state.release(number, *served)
 
-    def _defer(self, handle: int) -> None:
-        self.world.pending[handle] = None
-        if self.counters is not None:
-            small = self.state.ids[self._asked(handle)[1]].small
-            size = self.size_of[handle]
-            self.counters.free_requested(small, size, self.state.is_oversize(size))
-
     def _completed(self, handle: int) -> None:
-        number = self._asked(handle)[1]
-        self.state.release(number, self.address_of[handle], self.size_of[handle])
-        if self.counters is not None:
-            requested = int(self.program.requested_bytes[handle])
-            self.counters.free_completed(self.state.ids[number].small, self.size_of[handle], requested)
-
-    # Statistics (flat.Book) ------------------------------------------------------------------------------
-
-    def allocated(self, handle: int, number: int) -> None:
-        assert self.counters is not None
-        size, requested = self.size_of[handle], int(self.program.requested_bytes[handle])
-        self.counters.allocated(self.state.ids[number].small, size, requested, self.state.is_oversize(size))
-
-    def freed(self, handle: int, number: int) -> None:
-        assert self.counters is not None
-        small, size = self.state.ids[number].small, self.size_of[handle]
-        self.counters.free_requested(small, size, self.state.is_oversize(size))
-        self.counters.free_completed(small, size, int(self.program.requested_bytes[handle]))
+        self.state.release(self._asked(handle)[1], self.address_of[handle], self.size_of[handle])
 
     # The run ---------------------------------------------------------------------------------------------
 
@@ -223,14 +348,15 @@ class _Run:
         try:
             self._begin()
             for low in range(0, last, _CHUNK):
-                self._loop(*self._operations(low, min(low + _CHUNK, last)))
+                numbers, requests = self._operations(low, min(low + _CHUNK, last))
+                self.loop(self.state, numbers, requests, self.address_of, self.size_of, self._miss, self._step)
         except _OutOfMemory:
             stopped_at = self.refused[-1].event
             executed = self._operation_of(stopped_at)
         return self._result(executed, stopped_at)
 
     def _operations(self, low: int, high: int) -> tuple[list[int], list[Request | None]]:
-        """Operations ``low`` to ``high`` as :mod:`memtrace.allocator.whatif.flat` reads them, a chunk at a time."""
+        """Operations ``low`` to ``high`` as :mod:`memtrace.allocator.flat` reads them, a chunk at a time."""
         code, handle = self.program.op[low:high], self.program.handle[low:high]
         numbers = np.where(code == Op.FREE, ~handle, handle)
         rare = code > Op.FREE
@@ -239,15 +365,6 @@ class _Run:
         rows[rare] = -1
         table = self.table
         return numbers.tolist(), [table[row] for row in rows.tolist()]
-
-    def _loop(self, numbers: list[int], requests: list[Request | None]) -> None:
-        common = (self.state, numbers, requests, self.address_of, self.size_of, self._miss, self._step)
-        if self.counters is not None:
-            run_complete(*common, self)
-        elif self.config.gc_active:
-            run_complete(*common)
-        else:
-            run(*common)
 
     def _operation_of(self, event: int) -> int:
         """Index of the malloc at an event (0 for the state before the first)."""
@@ -294,6 +411,5 @@ class _Run:
             pending=tuple(self.world.pending),
             completed_by_flush=tuple(self.world.completed_by_flush),
             keeps_layout=self.keeps_layout,
-            counters=self.counters,
             state=self.state,
         )

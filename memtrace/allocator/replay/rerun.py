@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memtrace.allocator.flat import run, run_complete, tabulate
 from memtrace.allocator.replay.initial import fill
 from memtrace.allocator.replay.recorded import Divergence, RecordedDriver
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import MASK, SHIFT
-from memtrace.allocator.whatif.flat import Request, request, run, run_complete
 from memtrace.snapshot.model import I8, Action, BlockState
 
 if TYPE_CHECKING:
@@ -86,29 +86,16 @@ class _Rerun:
 
         position = np.flatnonzero(simple_alloc | simple_free)
         ops = np.where(simple_alloc[position], handle[position], ~handle[position])
-        kinds = self._requests()[handle[position]]
+        evidence = self.evidence
+        self.table, self.row_of = tabulate(
+            self.state, evidence.config, evidence.rounded, evidence.small, evidence.pool, evidence.stream
+        )
+        kinds = self.row_of[handle[position]]
         # Rare steps come after the simple ones of their anchor's position (a free request that also completes).
         where = np.searchsorted(position, ends, side="left")
         self.ops = np.insert(ops, where, np.arange(len(ends)))
         self.kinds = np.insert(kinds, where, -1)
         self.op_event = np.insert(position, where, ends)
-
-    def _requests(self) -> I8:
-        """A row of ``self.table`` for every handle: its free list and rounded size."""
-        evidence, state = self.evidence, self.state
-        _, size_row = np.unique(evidence.rounded, return_inverse=True)
-        streams, stream_row = np.unique(evidence.stream, return_inverse=True)
-        pools = len(evidence.history.pools)
-        code = ((size_row * len(streams) + stream_row) * pools + evidence.pool) * 2 + evidence.small
-        _, first, row = np.unique(code, return_index=True, return_inverse=True)
-        self.table: list[Request | None] = []
-        for i in first.tolist():
-            number = state.list_of(int(evidence.pool[i]), bool(evidence.small[i]), int(evidence.stream[i]))
-            self.table.append(request(state, number, int(evidence.rounded[i]), evidence.config))
-        self.table.append(None)  # row -1
-        rows: I8 = row.astype(np.int64)
-        self.row_of = rows
-        return rows
 
     def _release_completed(self, event: int) -> None:
         handle = int(self.life.handle[event])

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from typing import Protocol
+
+import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.state import LARGE_SPLIT_BYTES, MASK, SHIFT, SMALL_SPLIT_BYTES, State
+from memtrace.snapshot.model import I4, I8, Bool
 
 _NEVER = 1 << 200  # above every key
 # free list, its number, rounded bytes, smallest key that fits, smallest key that is split, smallest key that is refused
@@ -31,6 +33,22 @@ def request(state: State, number: int, size: int, config: AllocatorConfig) -> Re
             too_large = size + config.max_non_split_rounding_bytes
         refuse = too_large << SHIFT
     return state.lists[number], number, size, size << SHIFT, split, refuse
+
+
+def tabulate(
+    state: State, config: AllocatorConfig, rounded: I8, small: Bool, pool: I4, stream: I8
+) -> tuple[list[Request | None], I8]:
+    """One request per distinct size and free list, and by handle its row in them; row -1 is for rare steps."""
+    _, size_row = np.unique(rounded, return_inverse=True)
+    streams, stream_row = np.unique(stream, return_inverse=True)
+    pools = int(pool.max(initial=0)) + 1
+    code = ((size_row * len(streams) + stream_row) * pools + pool) * 2 + small
+    _, first, row = np.unique(code, return_index=True, return_inverse=True)
+    table: list[Request | None] = []
+    for i in first.tolist():
+        number = state.list_of(int(pool[i]), bool(small[i]), int(stream[i]))
+        table.append(request(state, number, int(rounded[i]), config))
+    return [*table, None], row.astype(np.int64)
 
 
 def run(
@@ -108,16 +126,6 @@ def run(
             insort(free, key)
 
 
-class Book(Protocol):
-    """Keeps statistics while :func:`run_complete` runs."""
-
-    def allocated(self, handle: int, number: int) -> None:
-        """A block was handed out; its size is in ``size_of``."""
-
-    def freed(self, handle: int, number: int) -> None:
-        """An immediate free: requested and completed in one."""
-
-
 def run_complete(
     state: State,
     numbers: Sequence[int],
@@ -126,9 +134,8 @@ def run_complete(
     size_of: list[int],
     miss: Callable[[int, int, int], None],
     step: Callable[[int], None],
-    book: Book | None = None,
 ) -> None:
-    """:func:`run` through the state's own methods, which also keep GC ages and statistics. Half as fast."""
+    """:func:`run` through the state's own methods, which also keep GC ages. Half as fast."""
     for number, asked in zip(numbers, requests, strict=True):
         if asked is None:
             step(number)
@@ -139,10 +146,6 @@ def run_complete(
                 miss(number, lid, size)
             else:
                 address_of[number], size_of[number] = state.take(lid, key, size)
-                if book is not None:
-                    book.allocated(number, lid)
         else:
             handle = ~number
             state.release(asked[1], address_of[handle], size_of[handle])
-            if book is not None:
-                book.freed(handle, asked[1])

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from memtrace.snapshot.model import I8, Action
-
-if TYPE_CHECKING:
-    from memtrace.allocator.replay.evidence import Evidence
-    from memtrace.allocator.whatif.rerun import Outcome
+from memtrace.allocator.config import NEWEST
+from memtrace.allocator.replay.evidence import Evidence
+from memtrace.allocator.replay.replay import evidence_of
+from memtrace.allocator.replay.rerun import Outcome, rerun
+from memtrace.snapshot.model import I8, Action, Device
 
 
 def family(name: str, start: int, changes: I8) -> dict[str, int]:
@@ -23,6 +24,13 @@ def family(name: str, start: int, changes: I8) -> dict[str, int]:
         f"{name}.allocated": start + grown,
         f"{name}.freed": grown - (int(level[-1]) if len(level) else 0),
     }
+
+
+def statistics_of_replay(device: Device, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Of one device's trace under the recorded settings; empty where the replay is not exact."""
+    evidence = evidence_of(device, settings, NEWEST)
+    outcome = rerun(evidence)
+    return window_statistics(evidence, outcome) if outcome.diverged_at is None else {}
 
 
 def window_statistics(evidence: Evidence, outcome: Outcome) -> dict[str, int]:
