@@ -7,11 +7,15 @@ from typing import NamedTuple
 
 
 class Owner(NamedTuple):
-    """Whom a segment belongs to. ``small`` is None while unknown; ``pool`` is an index, -1 while unknown."""
+    """Whom a segment belongs to. ``small`` is None while unknown; ``pool`` is an index, -1 while unknown.
+
+    ``segment`` is the address of an ordinary segment, which never joins a neighbour; None for expandable ones.
+    """
 
     stream: int
     small: bool | None
     pool: int
+    segment: int | None = None
 
 
 class RangeMap:
@@ -62,14 +66,6 @@ class RangeMap:
             self._end[low] = high
             self._owner[low] = owner
         return pieces
-
-    def at(self, address: int) -> Owner | None:
-        """The owner of an address."""
-        place = bisect_right(self.starts, address) - 1
-        if place < 0:
-            return None
-        start = self.starts[place]
-        return self._owner[start] if address < self._end[start] else None
 
     def merged(self) -> list[tuple[int, int, Owner]]:
         """All ranges (start, end, owner), neighbours with one owner joined."""

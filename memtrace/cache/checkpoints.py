@@ -7,7 +7,6 @@ is reserved. What each allocation is for depends on the whole trace and is kept 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from memtrace.analysis import Analysis
 from memtrace.attribution.categories import Evidence
 from memtrace.attribution.classify import Attribution, as_known
 from memtrace.attribution.phases import Phases
-from memtrace.history.layout import Range, first_ranges, move_ranges
+from memtrace.history.layout import first_ranges, move_ranges, segments_of
 from memtrace.history.timeline import Allocations, Timeline
 
 I8 = NDArray[np.int64]
@@ -88,7 +87,7 @@ def _checkpoints(timeline: Timeline, rule: I2) -> Checkpoints:
         events.append(at)
         counts.append(born)
         lives.append(rows)
-        mapped.append(_as_columns(ranges))
+        mapped.append(segments_of(ranges))
         following = at + max(_SPACING_EVENTS, _LIVE_SHARE * len(rows))
         if following >= len(timeline):
             break
@@ -109,21 +108,12 @@ def _checkpoints(timeline: Timeline, rule: I2) -> Checkpoints:
         live_row=live_row.astype(np.int64),
         live=Allocations(**{f.name: getattr(table, f.name)[live_row] for f in fields(Allocations)}),
         live_rule=rule[live_row],
-        first_segment=_offsets([len(columns["address"]) for columns in mapped]),
-        segments=InitialSegments(**{name: np.concatenate([columns[name] for columns in mapped]) for name in mapped[0]}),
+        first_segment=_offsets([len(columns) for columns in mapped]),
+        segments=InitialSegments(
+            **{f.name: np.concatenate([getattr(each, f.name) for each in mapped]) for f in fields(InitialSegments)}
+        ),
     )
 
 
 def _offsets(counts: list[int]) -> I8:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
-def _as_columns(ranges: list[Range]) -> dict[str, NDArray[Any]]:
-    return {
-        "address": np.array([r.address for r in ranges], dtype=np.int64),
-        "total_size": np.array([r.size for r in ranges], dtype=np.int64),
-        "stream": np.array([r.stream for r in ranges], dtype=np.int64),
-        "is_small": np.array([r.is_small for r in ranges], dtype=np.bool_),
-        "is_expandable": np.array([r.is_expandable for r in ranges], dtype=np.bool_),
-        "pool": np.array([r.pool for r in ranges], dtype=np.int32),
-    }

@@ -5,13 +5,13 @@ Segments follow from the driver events; live blocks from the allocation table; w
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.allocator.ranges import Owner, RangeMap
 from memtrace.allocator.replay.segments import InitialSegments
 from memtrace.history.timeline import Timeline
 from memtrace.snapshot.model import Action, PoolId
@@ -86,88 +86,43 @@ class Layout:
         return total
 
 
-@dataclass(slots=True)
-class Range:
-    """A mapped range while segment events are applied."""
-
-    address: int
-    size: int
-    stream: int
-    is_small: bool
-    is_expandable: bool
-    pool: int
-
-
-def first_ranges(initial: InitialSegments) -> list[Range]:
-    """What was mapped before the trace, by address."""
-    ranges = [
-        Range(*fields)
-        for fields in zip(
-            initial.address.tolist(), initial.total_size.tolist(), initial.stream.tolist(),
-            initial.is_small.tolist(), initial.is_expandable.tolist(), initial.pool.tolist(), strict=True,
-        )
-    ]  # fmt: skip
-    ranges.sort(key=lambda r: r.address)
+def first_ranges(initial: InitialSegments) -> RangeMap:
+    """What was mapped before the trace."""
+    ranges = RangeMap()
+    for address, size, stream, small, expandable, pool in zip(
+        initial.address.tolist(), initial.total_size.tolist(), initial.stream.tolist(),
+        initial.is_small.tolist(), initial.is_expandable.tolist(), initial.pool.tolist(), strict=True,
+    ):  # fmt: skip
+        ranges.add(address, size, Owner(stream, small, pool, None if expandable else address))
     return ranges
 
 
-def move_ranges(ranges: list[Range], timeline: Timeline, first: int, stop: int) -> None:
-    """Apply the driver events from ``first`` to before ``stop`` in place; neighbouring maps of one stream and pool
-    become one range."""
+def move_ranges(ranges: RangeMap, timeline: Timeline, first: int, stop: int) -> None:
+    """Apply the driver events from ``first`` to before ``stop`` in place."""
     trace, replay = timeline.trace, timeline.replay
-    starts = [r.address for r in ranges]
     action = trace.action[first:stop]
     wanted = (action >= Action.SEGMENT_ALLOC) & (action <= Action.SEGMENT_UNMAP)
     for e in (np.flatnonzero(wanted) + first).tolist():
         kind, address, size = int(trace.action[e]), int(trace.address[e]), int(trace.size[e])
         if kind in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
+            segment = address if kind == Action.SEGMENT_ALLOC else None
             stream = trace.streams[int(trace.stream[e])]
-            new = Range(
-                address, size, stream, bool(replay.is_small[e]), kind == Action.SEGMENT_MAP, int(replay.pool[e])
-            )
-            at = bisect_left(starts, address)
-            if kind == Action.SEGMENT_MAP:
-                at = _merge(ranges, starts, at, new)
-            ranges.insert(at, new)
-            starts.insert(at, new.address)
+            ranges.add(address, size, Owner(stream, bool(replay.is_small[e]), int(replay.pool[e]), segment))
         else:
-            _cut(ranges, starts, address, size)
+            ranges.cut(address, size)
 
 
-def _alike(a: Range, b: Range) -> bool:
-    return a.is_expandable and b.is_expandable and (a.stream, a.is_small, a.pool) == (b.stream, b.is_small, b.pool)
-
-
-def _merge(ranges: list[Range], starts: list[int], at: int, new: Range) -> int:
-    """Absorb mapped neighbours of ``new``; returns where it belongs."""
-    if at < len(ranges) and ranges[at].address == new.address + new.size and _alike(ranges[at], new):
-        new.size += ranges[at].size
-        del ranges[at], starts[at]
-    if at > 0 and ranges[at - 1].address + ranges[at - 1].size == new.address and _alike(ranges[at - 1], new):
-        at -= 1
-        new.address, new.size = ranges[at].address, new.size + ranges[at].size
-        del ranges[at], starts[at]
-    return at
-
-
-def _cut(ranges: list[Range], starts: list[int], address: int, size: int) -> None:
-    """Remove [address, address + size): a whole segment, or pages out of a mapped range."""
-    at = bisect_right(starts, address) - 1
-    if at < 0:
-        return
-    old = ranges[at]
-    end, old_end = address + size, old.address + old.size
-    if address >= old_end:
-        return
-    del ranges[at], starts[at]
-    if end < old_end:
-        ranges.insert(at, Range(end, old_end - end, old.stream, old.is_small, old.is_expandable, old.pool))
-        starts.insert(at, end)
-    if old.address < address:
-        ranges.insert(
-            at, Range(old.address, address - old.address, old.stream, old.is_small, old.is_expandable, old.pool)
-        )
-        starts.insert(at, old.address)
+def segments_of(ranges: RangeMap) -> InitialSegments:
+    """Segments, and maximal mapped ranges of one stream and pool, as columns by address."""
+    rows = ranges.merged()
+    return InitialSegments(
+        address=np.array([low for low, _, _ in rows], dtype=np.int64),
+        total_size=np.array([high - low for low, high, _ in rows], dtype=np.int64),
+        stream=np.array([owner.stream for _, _, owner in rows], dtype=np.int64),
+        is_small=np.array([owner.small for _, _, owner in rows], dtype=np.bool_),
+        is_expandable=np.array([owner.segment is None for _, _, owner in rows], dtype=np.bool_),
+        pool=np.array([owner.pool for _, _, owner in rows], dtype=np.int32),
+    )
 
 
 def layout_at(timeline: Timeline, event: int) -> Layout:
@@ -178,16 +133,14 @@ def layout_at(timeline: Timeline, event: int) -> Layout:
     """
     ranges = first_ranges(timeline.replay.initial_segments)
     move_ranges(ranges, timeline, 0, event + 1)
-    address = np.array([r.address for r in ranges], dtype=np.int64)
-    total = np.array([r.size for r in ranges], dtype=np.int64)
+    segments = segments_of(ranges)
+    address, total, count = segments.address, segments.total_size, len(segments)
     table = timeline.allocations
     rows = timeline.live_rows(event)
     rows = rows[np.argsort(table.address[rows], kind="stable")]
     start = table.address[rows]
     holder = np.searchsorted(address, start, side="right") - 1
-    inside = (
-        (holder >= 0) & (start < (address + total)[np.maximum(holder, 0)]) if len(ranges) else np.zeros(len(rows), bool)
-    )
+    inside = (holder >= 0) & (start < (address + total)[np.maximum(holder, 0)]) if count else np.zeros(len(rows), bool)
     # Two live rows at one address can only come from a damaged trace; the later one is the one that is there.
     if len(rows) > 1:
         inside[:-1] &= start[:-1] != start[1:]
@@ -199,13 +152,11 @@ def layout_at(timeline: Timeline, event: int) -> Layout:
 
     # Free space: from each segment's start or a block's end, to the next block's start or the segment's end.
     gap_start = np.concatenate([address, end])
-    gap_segment = np.concatenate([np.arange(len(ranges), dtype=np.int64), holder])
-    order = np.argsort(gap_start, kind="stable")
-    gap_start, gap_segment = gap_start[order], gap_segment[order]
-    order = np.argsort(gap_segment, kind="stable")
+    gap_segment = np.concatenate([np.arange(count, dtype=np.int64), holder])
+    order = np.lexsort((gap_start, gap_segment))
     gap_start, gap_segment = gap_start[order], gap_segment[order]
     next_start = np.searchsorted(start, gap_start, side="left")
-    segment_end = (address + total)[gap_segment] if len(ranges) else gap_start
+    segment_end = (address + total)[gap_segment] if count else gap_start
     padded = np.append(start, np.iinfo(np.int64).max)
     gap_end = np.minimum(padded[next_start], segment_end)
     is_gap = gap_end > gap_start
@@ -215,15 +166,15 @@ def layout_at(timeline: Timeline, event: int) -> Layout:
     segment = np.concatenate([holder, gap_segment]).astype(np.int32)
     order = np.argsort(block_address, kind="stable")
     segment = segment[order]
-    first_block = np.searchsorted(segment, np.arange(len(ranges) + 1)).astype(np.int64)
+    first_block = np.searchsorted(segment, np.arange(count + 1)).astype(np.int64)
     return Layout(
         event=event,
         address=address,
         total_bytes=total,
-        stream=np.array([r.stream for r in ranges], dtype=np.int64),
-        is_small=np.array([r.is_small for r in ranges], dtype=np.bool_),
-        is_expandable=np.array([r.is_expandable for r in ranges], dtype=np.bool_),
-        pool=np.array([r.pool for r in ranges], dtype=np.int32),
+        stream=segments.stream,
+        is_small=segments.is_small,
+        is_expandable=segments.is_expandable,
+        pool=segments.pool,
         pools=timeline.pools,
         first_block=first_block,
         block_address=block_address[order],

@@ -5,7 +5,7 @@ The trace is undone backwards from the final segments; what is left is the begin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,76 +50,129 @@ class SegmentHistory:
 
 def trace_back(device: Device, config: AllocatorConfig, pools: Sequence[PoolId]) -> SegmentHistory:
     """Undo every segment event of a device. ``pools`` lists the pool ids the result's indices refer to."""
-    trace, final = device.trace, device.segments
     index = {pool: i for i, pool in enumerate(pools)}
-    events = np.flatnonzero((trace.action >= Action.SEGMENT_ALLOC) & (trace.action <= Action.SEGMENT_UNMAP))
-    action, address = trace.action[events].tolist(), trace.address[events].tolist()
-    size, stream = trace.size[events].tolist(), [trace.streams[s] for s in trace.stream[events].tolist()]
-    said = [index[trace.pools[p]] if p >= 0 else -1 for p in trace.pool[events].tolist()]
-
-    whole: dict[int, tuple[int, Owner]] = {}
-    mapped = RangeMap()
-    final_pool = [index[final.pools[p]] for p in final.pool.tolist()]
-    for a, n, s, small, expandable, pool in zip(
-        final.address.tolist(), final.total_size.tolist(), final.stream.tolist(), final.is_small.tolist(),
-        final.is_expandable.tolist(), final_pool, strict=True,
-    ):  # fmt: skip
-        if expandable:
-            mapped.add(a, n, Owner(s, small, pool))
-        else:
-            whole[a] = (n, Owner(s, small, pool))
-
-    small_events = [False] * len(events)
-    pool_events = list(said)
-    wrong = 0
-    for i in range(len(events) - 1, -1, -1):
-        kind, a, n = action[i], address[i], size[i]
-        by_size = n <= SMALL_SEGMENT_BYTES
-        if kind == Action.SEGMENT_ALLOC:
-            known = whole.pop(a, None)
-            wrong += known is None or known[0] != n
-            if known is not None:
-                by_size = known[1].small is True
-                pool_events[i] = known[1].pool if said[i] < 0 else said[i]
-            small_events[i] = by_size
-        elif kind == Action.SEGMENT_FREE:
-            wrong += a in whole
-            small_events[i] = by_size
-            whole[a] = (n, Owner(stream[i], by_size, said[i]))
-        elif kind == Action.SEGMENT_MAP:
-            pieces = mapped.cut(a, n)
-            wrong += sum(high - low for low, high, _ in pieces) != n
-            small_events[i] = by_size
-            if pieces and said[i] < 0:
-                pool_events[i] = pieces[0][2].pool
-        elif n > 0:
-            wrong += not mapped.add(a, n, Owner(stream[i], None, said[i]))
-
     default = index.get((0, 0), 0)
-    _settle(mapped, device, config, default)
+    past = _Past(device, index)
+    past.undo()
+    _settle(past.mapped, device, config, default)
     rows = sorted(
-        [(a, a + n, owner, False) for a, (n, owner) in whole.items()]
-        + [(low, high, owner, True) for low, high, owner in mapped.merged()]
+        [(a, a + n, owner, False) for a, (n, owner) in past.whole.items()]
+        + [(low, high, owner, True) for low, high, owner in past.mapped.merged()]
     )
-    forward = zip(range(len(events)), action, address, size, stream, strict=True)
-    base_of = _forward(mapped, forward, small_events, pool_events, default)
-    initial = InitialSegments(
-        address=np.array([row[0] for row in rows], dtype=np.int64),
-        total_size=np.array([row[1] - row[0] for row in rows], dtype=np.int64),
-        stream=np.array([row[2].stream for row in rows], dtype=np.int64),
-        is_small=np.array([row[2].small is True for row in rows], dtype=np.bool_),
-        is_expandable=np.array([row[3] for row in rows], dtype=np.bool_),
-        pool=np.array([row[2].pool if row[2].pool >= 0 else default for row in rows], dtype=np.int32),
-    )
+    base_of = past.redo(default)
     return SegmentHistory(
-        initial=initial,
+        initial=InitialSegments(
+            address=np.array([row[0] for row in rows], dtype=np.int64),
+            total_size=np.array([row[1] - row[0] for row in rows], dtype=np.int64),
+            stream=np.array([row[2].stream for row in rows], dtype=np.int64),
+            is_small=np.array([row[2].small is True for row in rows], dtype=np.bool_),
+            is_expandable=np.array([row[3] for row in rows], dtype=np.bool_),
+            pool=np.array([row[2].pool if row[2].pool >= 0 else default for row in rows], dtype=np.int32),
+        ),
         pools=tuple(pools),
-        events=events,
-        is_small=np.array(small_events, dtype=np.bool_),
-        pool=np.array(pool_events, dtype=np.int32),
+        events=past.events,
+        is_small=np.array(past.small, dtype=np.bool_),
+        pool=np.array(past.pools, dtype=np.int32),
         base_of=base_of,
-        contradictions=int(wrong),
+        contradictions=past.contradictions,
     )
+
+
+class _Past:
+    """Segments while their events are undone, last first: ordinary ones (``whole``) and mapped ranges (``mapped``)."""
+
+    def __init__(self, device: Device, index: Mapping[PoolId, int]) -> None:
+        trace, final = device.trace, device.segments
+        self.events = np.flatnonzero((trace.action >= Action.SEGMENT_ALLOC) & (trace.action <= Action.SEGMENT_UNMAP))
+        rows = self.events
+        streams = [trace.streams[s] for s in trace.stream[rows].tolist()]
+        self._rows = list(
+            zip(trace.action[rows].tolist(), trace.address[rows].tolist(), trace.size[rows].tolist(), streams,
+                strict=True)
+        )  # fmt: skip
+        self.pools = [index[trace.pools[p]] if p >= 0 else -1 for p in trace.pool[rows].tolist()]
+        self.small = [size <= SMALL_SEGMENT_BYTES for _, _, size, _ in self._rows]
+        self.contradictions = 0
+        self.whole: dict[int, tuple[int, Owner]] = {}
+        self.mapped = RangeMap()
+        for address, size, stream, small, expandable, pool in zip(
+            final.address.tolist(), final.total_size.tolist(), final.stream.tolist(), final.is_small.tolist(),
+            final.is_expandable.tolist(), final.pool.tolist(), strict=True,
+        ):  # fmt: skip
+            owner = Owner(stream, small, index[final.pools[pool]])
+            if expandable:
+                self.mapped.add(address, size, owner)
+            else:
+                self.whole[address] = (size, owner)
+
+    def _learn_pool(self, event: int, pool: int) -> None:
+        if self.pools[event] < 0:
+            self.pools[event] = pool
+
+    def undo(self) -> None:
+        """From the final segments back to those before the first event."""
+        undo = {
+            Action.SEGMENT_ALLOC: self._undo_alloc,
+            Action.SEGMENT_FREE: self._undo_free,
+            Action.SEGMENT_MAP: self._undo_map,
+            Action.SEGMENT_UNMAP: self._undo_unmap,
+        }
+        for event in range(len(self._rows) - 1, -1, -1):
+            kind, address, size, stream = self._rows[event]
+            self.contradictions += not undo[Action(kind)](event, address, size, stream)
+        unmapped = Action.SEGMENT_UNMAP  # whose pages those were is known only from who had mapped them
+        self.small = [small and row[0] != unmapped for small, row in zip(self.small, self._rows, strict=True)]
+
+    def _undo_alloc(self, event: int, address: int, size: int, stream: int) -> bool:
+        known = self.whole.pop(address, None)
+        if known is None:
+            return False
+        self.small[event] = known[1].small is True
+        self._learn_pool(event, known[1].pool)
+        return known[0] == size
+
+    def _undo_free(self, event: int, address: int, size: int, stream: int) -> bool:
+        clean = address not in self.whole
+        self.whole[address] = (size, Owner(stream, self.small[event], self.pools[event]))
+        return clean
+
+    def _undo_map(self, event: int, address: int, size: int, stream: int) -> bool:
+        pieces = self.mapped.cut(address, size)
+        if pieces:
+            self._learn_pool(event, pieces[0][2].pool)
+        return sum(high - low for low, high, _ in pieces) == size
+
+    def _undo_unmap(self, event: int, address: int, size: int, stream: int) -> bool:
+        return size <= 0 or self.mapped.add(address, size, Owner(stream, None, self.pools[event]))
+
+    def redo(self, default: int) -> dict[int, int]:
+        """Walk forward again: the unmapping of a range belongs to whoever had it mapped.
+
+        Returns, by address of a reservation's first mapped range, its true base where later maps show a hole in
+        front: as long as any page is mapped, all pages of one free list lie in the same reservation.
+        """
+        first: dict[Owner, int] = {}
+        base: dict[Owner, int] = {}
+        held: dict[Owner, int] = {}
+        for low, high, owner in self.mapped.merged():
+            first.setdefault(owner, low)
+            base.setdefault(owner, low)
+            held[owner] = held.get(owner, 0) + high - low
+        for event, (kind, address, size, stream) in enumerate(self._rows):
+            if kind == Action.SEGMENT_MAP and size > 0:
+                pool = self.pools[event]
+                owner = Owner(stream, self.small[event], pool if pool >= 0 else default)
+                if held.get(owner, 0) > 0:
+                    base[owner] = min(base[owner], address)
+                    held[owner] += size
+                self.mapped.add(address, size, owner)
+            elif kind == Action.SEGMENT_UNMAP and size > 0:
+                for low, high, owner in self.mapped.cut(address, size):
+                    self.small[event] = owner.small is True
+                    self._learn_pool(event, owner.pool)
+                    if owner in held:
+                        held[owner] -= high - low
+        return {first[owner]: start for owner, start in base.items()}
 
 
 def _settle(mapped: RangeMap, device: Device, config: AllocatorConfig, default: int) -> None:
@@ -147,38 +200,3 @@ def _settle(mapped: RangeMap, device: Device, config: AllocatorConfig, default: 
         owner = Owner(owner.stream, small, pool if pool >= 0 else default)
         ranges[i] = (low, high, owner)
         mapped.add(low, high - low, owner)
-
-
-def _forward(
-    mapped: RangeMap,
-    events: Iterable[tuple[int, int, int, int, int]],
-    small: list[bool],
-    pools: list[int],
-    default: int,
-) -> dict[int, int]:
-    """Walk forward again: the unmapping of a range belongs to whoever had it mapped.
-
-    Returns, by address of a reservation's first mapped range, its true base where later maps show a hole in front:
-    as long as any page is mapped, all pages of one free list lie in the same reservation.
-    """
-    first: dict[Owner, int] = {}
-    base: dict[Owner, int] = {}
-    held: dict[Owner, int] = {}
-    for low, high, owner in mapped.merged():
-        first.setdefault(owner, low)
-        base.setdefault(owner, low)
-        held[owner] = held.get(owner, 0) + high - low
-    for i, kind, a, n, stream in events:
-        if kind == Action.SEGMENT_MAP and n > 0:
-            owner = Owner(stream, small[i], pools[i] if pools[i] >= 0 else default)
-            if held.get(owner, 0) > 0:
-                base[owner] = min(base[owner], a)
-                held[owner] += n
-            mapped.add(a, n, owner)
-        elif kind == Action.SEGMENT_UNMAP and n > 0:
-            for low, high, owner in mapped.cut(a, n):
-                small[i] = owner.small is True
-                pools[i] = owner.pool if pools[i] < 0 else pools[i]
-                if owner in held:
-                    held[owner] -= high - low
-    return {first[owner]: start for owner, start in base.items()}
