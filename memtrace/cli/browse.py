@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_input, add_rules, add_window, usual_signals
+from memtrace.cli.common import add_shared, usual_signals
 from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.ranges import check_ranges
 
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """FILE [FILE2], --device, --at, --events, --steps, --rules, --serve."""
-    add_input(parser)
-    add_window(parser)
-    add_rules(parser)
+    add_shared(parser, "file device no-index at events steps rules")
     parser.add_argument("other", metavar="FILE2", nargs="?", help="a second snapshot to compare with")
     parser.add_argument(
         "--serve", action="store_true", help="serve to a web browser instead (extra: torch-memtrace[serve])"

@@ -23,14 +23,13 @@ from memtrace.answers.gate import (
 )  # fmt: skip
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
-from memtrace.cli.common import add_force, add_input, add_json, add_rules, open_analysis, print_json
+from memtrace.cli.common import add_shared, open_analysis, print_json
 from memtrace.errors import SnapshotError, UsageError
 from memtrace.writing import check_target, whole_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_input(parser)
-    add_rules(parser)
+    add_shared(parser, "file device no-index at rules")
     parser.add_argument("--baseline", metavar="BASE.json", help="report of the run to compare with")
     parser.add_argument(
         "--max-growth",
@@ -41,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-peak", metavar="SIZE", help="how high the peak of reserved memory may be, 22GiB")
     parser.add_argument("--write", metavar="BASE.json", help="write this recording's report as a baseline")
-    add_json(parser)
-    add_force(parser)
+    add_shared(parser, "json force")
 
 
 def run(args: argparse.Namespace) -> int:

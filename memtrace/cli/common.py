@@ -24,37 +24,36 @@ _PROGRESS_AFTER_S = 1.0
 _DEEPEST, _MOST_PARTS = 12, 100_000  # of what is written when a file holds values that JSON can't
 
 
-def add_input(parser: argparse.ArgumentParser, at: bool = True) -> None:
-    """FILE, --device and, with ``at``, --at."""
-    parser.add_argument("file", metavar="FILE", help="snapshot: .pickle or .json, plain or .gz/.xz/.zst; - is stdin")
-    parser.add_argument(
-        "--device", type=int, metavar="N", help="device number (default: the one that matters, and it says which)"
-    )
-    add_no_index(parser)
-    if at:
-        parser.add_argument(
-            "--at",
-            metavar="WHEN",
-            help="peak, reserved-peak, end, oom or an event number (default: oom if there is one, else peak)",
-        )
+# Arguments that mean the same in every verb: name -> (metavar, None for a switch; help).
+_SHARED: dict[str, tuple[str | None, str]] = {
+    "file": ("FILE", "snapshot: .pickle or .json, plain or .gz/.xz/.zst; - is stdin"),
+    "device": ("N", "device number (default: the one that matters, and it says which)"),
+    "no-index": (None, "neither use nor fill the cache of large recordings"),
+    "at": ("WHEN", "peak, reserved-peak, end, oom or an event number (default: oom if there is one, else peak)"),
+    "events": ("A:B", "only events A up to, not including, B (either may be left out)"),
+    "steps": ("A:B", "only steps A up to, not including, B, as report counts them"),
+    "rules": ("FILE.toml", "your own attribution rules (see docs/attribution.md)"),
+    "json": (None, "one JSON object on stdout; sizes in bytes, times in µs"),
+    "output": ("FILE", "write to FILE instead of stdout"),
+    "force": (None, "overwrite an existing output file"),
+}
 
 
-def add_no_index(parser: argparse.ArgumentParser) -> None:
-    """--no-index."""
-    parser.add_argument("--no-index", action="store_true", help="neither use nor fill the cache of large recordings")
+def add_shared(parser: argparse.ArgumentParser, names: str) -> None:
+    """The shared arguments with these names, in the order in which --help is to list them."""
+    for name in names.split():
+        metavar, text = _SHARED[name]
+        flags = ["file"] if name == "file" else ["--output", "-o"] if name == "output" else [f"--{name}"]
+        if metavar is None:
+            parser.add_argument(*flags, action="store_true", help=text)
+        else:
+            parser.add_argument(*flags, type=int if name == "device" else str, metavar=metavar, help=text)
 
 
-def add_window(parser: argparse.ArgumentParser) -> None:
-    """--events and --steps, for verbs that can answer about a part of the recording."""
-    parser.add_argument(
-        "--events", metavar="A:B", help="only events A up to, not including, B (either may be left out)"
-    )
-    parser.add_argument("--steps", metavar="A:B", help="only steps A up to, not including, B, as report counts them")
-
-
-def add_rules(parser: argparse.ArgumentParser) -> None:
-    """--rules, for verbs that attribute."""
-    parser.add_argument("--rules", metavar="FILE.toml", help="your own attribution rules (see docs/attribution.md)")
+def add_format(parser: argparse.ArgumentParser, *formats: str, default: str | None, text: str) -> None:
+    """--format, and --json for one of them."""
+    parser.add_argument("--format", choices=formats, default=default, help=text)
+    parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
 
 
 def whole_number(text: str) -> int:
@@ -62,11 +61,6 @@ def whole_number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"takes a whole number, 0 or more, not {text!r}")
     return int(text)
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """--json."""
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout; sizes in bytes, times in µs")
 
 
 def print_json(answer: Any) -> None:
@@ -184,16 +178,6 @@ def open_analysis(args: argparse.Namespace, of_part: bool = False) -> tuple[Anal
     with progress("replaying") as on_progress:
         analysis = restrict(recording.analysis(device, rules, on_progress), events, steps)
     return analysis, choose_event(analysis.timeline, args.at)
-
-
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """--output and --force."""
-    parser.add_argument("--output", "-o", metavar="FILE", help="write to FILE instead of stdout")
-
-
-def add_force(parser: argparse.ArgumentParser) -> None:
-    """--force."""
-    parser.add_argument("--force", action="store_true", help="overwrite an existing output file")
 
 
 def say_written(path: str | Path) -> None:

@@ -8,14 +8,14 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
-from memtrace.cli.common import add_json
+from memtrace.cli.common import add_shared
 from memtrace.errors import SnapshotError
 
 RECORDING = "llama2-7b_oom-fragmentation.pickle.xz"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_json(parser)
+    add_shared(parser, "json")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,16 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import (
-    add_force,
-    add_json,
-    add_no_index,
-    add_rules,
-    open_analysis,
-    print_json,
-    say_written,
-    whole_number,
-)
+from memtrace.cli.common import add_shared, open_analysis, print_json, say_written, whole_number
 from memtrace.errors import UsageError
 from memtrace.writing import check_target
 
@@ -33,15 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at", metavar="WHEN", help="peak, reserved-peak, end, oom or an event number, in both")
     parser.add_argument("--at-before", metavar="WHEN", help="the same for BEFORE alone")
     parser.add_argument("--at-after", metavar="WHEN", help="the same for AFTER alone")
-    add_rules(parser)
+    add_shared(parser, "rules")
     parser.add_argument(
         "--top", type=whole_number, default=12, metavar="N", help="how many call sites to list (default 12)"
     )
-    add_no_index(parser)
-    add_json(parser)
+    add_shared(parser, "no-index json")
     parser.add_argument("--md", action="store_true", help="Markdown, for a pull request")
     parser.add_argument("--plot", metavar="OUT.svg|OUT.png", help="also draw both timelines (needs the extra [plot])")
-    add_force(parser)
+    add_shared(parser, "force")
     parser.add_argument(
         "--fail-on-growth",
         metavar="LIMIT",

@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_force, add_json, print_json, say_written
+from memtrace.cli.common import add_shared, print_json, say_written
 from memtrace.cli.estimate import add_setup, options_from
 from memtrace.writing import check_target
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_setup(parser)
-    add_json(parser)
+    add_shared(parser, "json")
     parser.add_argument("--against", metavar="FILE", help="compare with a recording, by category")
     parser.add_argument("--trace", metavar="OUT.pickle", help="write the dry run as a snapshot with real stacks")
-    add_force(parser)
+    add_shared(parser, "force")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_force, add_json, print_json, progress, say_written
+from memtrace.cli.common import add_shared, print_json, progress, say_written
 from memtrace.writing import check_target
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_setup(parser)
-    add_json(parser)
+    add_shared(parser, "json")
     parser.add_argument("--against", metavar="FILE", help="compare with a recording, by category")
     parser.add_argument("--trace", metavar="OUT.pickle", help="write the predicted run as a snapshot")
-    add_force(parser)
+    add_shared(parser, "force")
 
 
 def add_setup(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from memtrace.cli.common import add_json, add_no_index, add_rules, add_window, open_analysis, print_json
+from memtrace.cli.common import add_shared, open_analysis, print_json
 from memtrace.errors import UsageError
 from memtrace.explain.answer import Explanation
 
@@ -25,10 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity", metavar="SIZE", help="what the process may reserve at most (24GiB), where the file doesn't tell"
     )
-    add_window(parser)
-    add_no_index(parser)
-    add_rules(parser)
-    add_json(parser)
+    add_shared(parser, "events steps no-index rules json")
     parser.add_argument("--md", action="store_true", help="Markdown for an issue thread, everything included")
     parser.add_argument("--all", action="store_true", help="everything as text, not only what fits 20 lines")
 

@@ -17,16 +17,7 @@ import argparse
 import sys
 from pathlib import Path, PurePath
 
-from memtrace.cli.common import (
-    add_force,
-    add_input,
-    add_output,
-    add_rules,
-    add_window,
-    floods_terminal,
-    open_analysis,
-    output_stream,
-)
+from memtrace.cli.common import add_shared, floods_terminal, open_analysis, output_stream
 from memtrace.errors import UsageError
 from memtrace.units import printable
 from memtrace.writing import check_target
@@ -37,8 +28,7 @@ _POINTS = 20_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_input(parser)
-    add_rules(parser)
+    add_shared(parser, "file device no-index at rules")
     parser.add_argument("--format", "-f", choices=FORMATS, required=True, help="see above")
     parser.add_argument(
         "--volume", action="store_true", help="speedscope, collapsed: all bytes allocated, freed or not"
@@ -49,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"perfetto, chrome: about N samples a curve, every extreme kept (default {_POINTS}; 0: every event)",
     )
-    add_window(parser)
-    add_output(parser)
-    add_force(parser)
+    add_shared(parser, "events steps output force")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_input, add_json, add_rules, add_window, open_analysis, print_json
+from memtrace.cli.common import add_shared, open_analysis, print_json
 
 if TYPE_CHECKING:
     from memtrace.analysis import Analysis
@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_input(parser)
-    add_window(parser)
-    add_json(parser)
-    add_rules(parser)
+    add_shared(parser, "file device no-index at events steps json rules")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,33 +8,19 @@ from __future__ import annotations
 
 import argparse
 
-from memtrace.cli.common import (
-    add_force,
-    add_input,
-    add_output,
-    add_rules,
-    add_window,
-    floods_terminal,
-    open_analysis,
-    output_stream,
-    to_json,
-)
+from memtrace.cli.common import add_format, add_shared, floods_terminal, open_analysis, output_stream, to_json
 from memtrace.errors import NoAnswerError, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_input(parser)
-    add_window(parser)
-    add_rules(parser)
-    parser.add_argument("--format", choices=("graphml", "json", "dot"), default="json", help="default: json")
-    parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
+    add_shared(parser, "file device no-index at events steps rules")
+    add_format(parser, "graphml", "json", "dot", default="json", text="default: json")
     parser.add_argument("--region", metavar="SIZE", help="cheapest contiguous region of that size, per pool (JSON)")
     parser.add_argument("--pins", metavar="ADDRESS", help="call sites that hold the segment at this address (JSON)")
     parser.add_argument(
         "--pool", metavar="NAME", help="call sites that hold the pools whose name has NAME in it (JSON)"
     )
-    add_output(parser)
-    add_force(parser)
+    add_shared(parser, "output force")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from memtrace.cli.common import add_json, add_no_index, print_json, progress
+from memtrace.cli.common import add_shared, print_json, progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="snapshot: .pickle or .json, plain or .gz/.xz/.zst; - is stdin")
     parser.add_argument("--device", type=int, metavar="N", help="only this device (default: all that have data)")
-    add_no_index(parser)
-    add_json(parser)
+    add_shared(parser, "no-index json")
 
 
 def run(args: argparse.Namespace) -> int:

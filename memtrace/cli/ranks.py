@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from memtrace.cli.common import add_json, add_no_index, print_json, progress
+from memtrace.cli.common import add_shared, print_json, progress
 from memtrace.errors import SnapshotError, UsageError
 
 
@@ -29,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="send the work to a Dask cluster (tcp://host:8786) whose workers see the same files (extra [cluster])",
     )
-    add_no_index(parser)
-    add_json(parser)
+    add_shared(parser, "no-index json")
 
 
 def run(args: argparse.Namespace) -> int:

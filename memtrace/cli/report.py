@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from memtrace.attribution.categories import Category
-from memtrace.cli.common import add_input, add_json, add_rules, add_window, open_analysis, print_json, whole_number
+from memtrace.cli.common import add_shared, open_analysis, print_json, whole_number
 
 if TYPE_CHECKING:
     from memtrace.analysis import Analysis
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_input(parser)
-    add_window(parser)
-    add_json(parser)
-    add_rules(parser)
+    add_shared(parser, "file device no-index at events steps json rules")
     parser.add_argument(
         "--top", type=whole_number, default=8, metavar="N", help="how many call sites to list (default 8)"
     )

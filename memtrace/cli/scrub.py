@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from memtrace.cli.common import add_force, add_json, output_stream, print_json, progress
+from memtrace.cli.common import add_shared, output_stream, print_json, progress
 from memtrace.errors import SnapshotError, UsageError
 from memtrace.writing import check_target
 
@@ -36,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also replace files, packages and functions whose name holds WORD; can be given again",
     )
     parser.add_argument("--check", action="store_true", help="write nothing; list what would still be recognisable")
-    add_force(parser)
-    add_json(parser)
+    add_shared(parser, "force json")
 
 
 def run(args: argparse.Namespace) -> int:

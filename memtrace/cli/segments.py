@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from memtrace.cli.common import add_input, add_json, add_rules, add_window, open_analysis, print_json
+from memtrace.cli.common import add_shared, open_analysis, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_input(parser)
-    add_window(parser)
-    add_json(parser)
-    add_rules(parser)
+    add_shared(parser, "file device no-index at events steps json rules")
     parser.add_argument("--all", action="store_true", help="every segment, not just those with most free bytes")
 
 

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from memtrace.cli.common import (
-    add_force,
-    add_input,
-    add_json,
-    add_rules,
-    open_timeline,
-    print_json,
-    progress,
-    say_written,
-    whole_number,
-)
+from memtrace.cli.common import add_shared, open_timeline, print_json, progress, say_written, whole_number
 from memtrace.errors import UsageError
+from memtrace.writing import check_target, whole_file
+
+if TYPE_CHECKING:
+    from memtrace.answers.simulate import Answer
+    from memtrace.snapshot.model import Snapshot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_input(parser, at=False)
+    add_shared(parser, "file device no-index")
     parser.add_argument(
         "--conf",
         action="append",
@@ -54,9 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--export", metavar="OUT.pickle", help="write a run as a snapshot that memtrace and PyTorch's viewer open"
     )
     parser.add_argument("--run", type=whole_number, metavar="N", help="which run to export (default: the last)")
-    add_force(parser)
-    add_rules(parser)
-    add_json(parser)
+    add_shared(parser, "force rules json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     edits = parse_edits(args.without, args.scale)
     capacity = None if args.capacity is None else parse_capacity(args.capacity)
     version = None if args.torch is None else _version(args.torch)
-    target = None if args.export is None else _target(args)
+    if args.export is not None:
+        check_target(Path(args.export), args.force, args.file)
     timeline = open_timeline(args)
     attribution = None
     if edits:
@@ -82,9 +77,8 @@ def run(args: argparse.Namespace) -> int:
             result = answer(timeline, question, attribution, on_progress)
         except ConfError as error:
             raise ConfError(f"--conf {error}") from None
-    if target is not None:
-        _export(target, args.run, timeline.snapshot, result)
-        say_written(target)
+    if args.export is not None:
+        _export(args, timeline.snapshot, result)
     if args.json:
         print_json(result.as_json())
         return 0
@@ -108,27 +102,16 @@ def _version(text: str) -> tuple[int, int]:
     return release
 
 
-def _target(args: argparse.Namespace) -> Path:
-    from memtrace.writing import check_target
-
-    target = Path(args.export)
-    check_target(target, args.force, args.file)
-    return target
-
-
-def _export(target: Path, number: int | None, snapshot: object, result: object) -> None:
+def _export(args: argparse.Namespace, snapshot: Snapshot, result: Answer) -> None:
     """Write one run; whole or not at all."""
     import pickle
 
     from memtrace.allocator.export import as_snapshot
-    from memtrace.answers.simulate import Answer
-    from memtrace.snapshot.model import Snapshot
-    from memtrace.writing import whole_file
 
-    assert isinstance(result, Answer) and isinstance(snapshot, Snapshot)
     runs = result.simulations
-    index = len(runs) - 1 if number is None else number
+    index = len(runs) - 1 if args.run is None else args.run
     if not 0 <= index < len(runs):
-        raise UsageError(f"--run {number}: there are runs 0 to {len(runs) - 1}")
-    with whole_file(target, snapshot.source) as out:
+        raise UsageError(f"--run {args.run}: there are runs 0 to {len(runs) - 1}")
+    with whole_file(Path(args.export)) as out:
         pickle.dump(as_snapshot(snapshot, runs[index]), out, protocol=4)
+    say_written(args.export)

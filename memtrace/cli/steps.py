@@ -9,12 +9,12 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from memtrace.cli.common import add_json, print_json
+from memtrace.cli.common import add_shared, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a recording, or a .jsonl step log")
-    add_json(parser)
+    add_shared(parser, "json")
 
 
 def run(args: argparse.Namespace) -> int:

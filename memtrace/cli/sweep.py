@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_json, print_json, usual_signals
+from memtrace.cli.common import add_shared, print_json, usual_signals
 from memtrace.cli.estimate import add_setup, options_from
 from memtrace.errors import MemtraceError, UsageError
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from memtrace.estimate.sweep import THINGS
 
     add_setup(parser)
-    add_json(parser)
+    add_shared(parser, "json")
     add = parser.add_argument
     add("--out", type=Path, default=Path("sweep"), metavar="DIR", help="where results are kept (default ./sweep)")
     add("--lengths", metavar="L,L,…", help="sequence lengths to measure (default: L/8, L/4, L/2, L)")

@@ -6,11 +6,8 @@ import argparse
 from pathlib import Path
 
 from memtrace.cli.common import (
-    add_force,
-    add_input,
-    add_output,
-    add_rules,
-    add_window,
+    add_format,
+    add_shared,
     floods_terminal,
     open_analysis,
     output_stream,
@@ -21,13 +18,8 @@ from memtrace.writing import check_target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_input(parser, at=False)
-    add_window(parser)
-    add_rules(parser)
-    parser.add_argument(
-        "--format", choices=("csv", "json"), help="default: csv; on a terminal, without --points, a short table"
-    )
-    parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
+    add_shared(parser, "file device no-index events steps rules")
+    add_format(parser, "csv", "json", default=None, text="default: csv; on a terminal, without --points, a short table")
     parser.add_argument(
         "--points",
         type=whole_number,
@@ -35,16 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="about N rows with every extreme (twenty or so at least); default: every event",
     )
     parser.add_argument("--plot", metavar="OUT.svg|OUT.png", help="draw a stacked plot (needs the extra [plot])")
-    add_output(parser)
-    add_force(parser)
+    add_shared(parser, "output force")
 
 
 def run(args: argparse.Namespace) -> int:
-    from io import TextIOWrapper
-
     from memtrace.answers.curves import category_curves, pick_events
     from memtrace.errors import NoAnswerError
-    from memtrace.export.table import curve_columns, write_csv, write_json
+    from memtrace.export.table import curve_columns, write_table
 
     args.at = None
     if args.plot is not None:
@@ -66,13 +55,6 @@ def run(args: argparse.Namespace) -> int:
         print_lines(render_timeline(analysis, curves, min(console().width, 120)))
         return 0
     events = pick_events(curves, args.points or len(curves))
-    columns = curve_columns(analysis, curves, events)
     with output_stream(args) as out:
-        if args.format == "json":
-            write_json(columns, out)
-        else:
-            text = TextIOWrapper(out, encoding="utf-8", newline="")
-            write_csv(columns, text)
-            text.flush()
-            text.detach()
+        write_table(curve_columns(analysis, curves, events), args.format or "csv", out)
     return 0

@@ -68,15 +68,23 @@ def _blocks(columns: dict[str, Column]) -> Iterator[list[list[Any]]]:
         yield [column[low : low + _BLOCK_ROWS].tolist() for column in columns.values()]
 
 
-def write_csv(columns: dict[str, Column], out: IO[str]) -> None:
+def write_table(columns: dict[str, Column], kind: str, out: IO[bytes]) -> None:
+    """The columns as ``csv``, ``json`` or ``parquet``. Raises MissingDependencyError for Parquet without pyarrow."""
+    {"csv": _write_csv, "json": _write_json, "parquet": _write_parquet}[kind](columns, out)
+
+
+def _write_csv(columns: dict[str, Column], out: IO[bytes]) -> None:
     """A header and one line a row."""
-    writer = csv.writer(out, lineterminator="\n")
+    text = io.TextIOWrapper(out, encoding="utf-8", newline="")
+    writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for block in _blocks(columns):
         writer.writerows(zip(*block, strict=True))
+    text.flush()
+    text.detach()
 
 
-def write_json(columns: dict[str, Column], out: IO[bytes]) -> None:
+def _write_json(columns: dict[str, Column], out: IO[bytes]) -> None:
     """A list of objects, one a line."""
     import orjson
 
@@ -91,8 +99,7 @@ def write_json(columns: dict[str, Column], out: IO[bytes]) -> None:
     out.write(b"\n]\n")
 
 
-def write_parquet(columns: dict[str, Column], out: IO[bytes]) -> None:
-    """A Parquet file. Raises MissingDependencyError without pyarrow."""
+def _write_parquet(columns: dict[str, Column], out: IO[bytes]) -> None:
     try:
         import pyarrow
         import pyarrow.parquet
