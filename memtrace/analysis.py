@@ -6,7 +6,7 @@ Caveats are what a reader should know before trusting a number: gaps of the reco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from memtrace.attribution.classify import Attribution, attribute
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.stack_facts import Kind
 from memtrace.attribution.user_rules import UserRule
-from memtrace.history.timeline import Timeline
+from memtrace.history.timeline import At, Timeline, choose_event
+from memtrace.ranges import window_of
 from memtrace.snapshot.model import Action, Snapshot
 from memtrace.units import format_bytes, format_count
 
@@ -32,6 +33,22 @@ class Analysis:
     timeline: Timeline
     attribution: Attribution
     caveats: tuple[str, ...]
+
+    def within(self, events: str | None, steps: str | None) -> Analysis:
+        """The same with its timeline's window set by a range of events or steps; unchanged where neither is given.
+
+        Raises UsageError for a bad range, NoAnswerError where the recording has no such events.
+        """
+        if events is None and steps is None:
+            return self
+        timeline = self.timeline
+        phases = self.attribution.facts.phases
+        window = window_of(events, steps, len(timeline), phases, timeline.snapshot.source)
+        return replace(self, timeline=replace(timeline, window=window))
+
+    def at(self, when: str | None) -> At:
+        """The event that ``--at`` names; see :func:`memtrace.history.timeline.choose_event`."""
+        return choose_event(self.timeline, when)
 
 
 def analyse(timeline: Timeline, user_rules: Sequence[UserRule] | None = None) -> Analysis:

@@ -7,14 +7,12 @@ whole trace.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.history.timeline import Window
 
 if TYPE_CHECKING:
-    from memtrace.analysis import Analysis
     from memtrace.attribution.phases import Phases
 
 _RANGE = re.compile(r"\s*([\d,_]*)\s*:\s*([\d,_]*)\s*", re.ASCII)
@@ -67,21 +65,11 @@ def check_ranges(events: str | None, steps: str | None) -> None:
             read_range(text, what)
 
 
-def restrict(analysis: Analysis, events: str | None, steps: str | None) -> Analysis:
-    """The analysis with its timeline's window set by either range; unchanged where neither is given.
+def window_of(events: str | None, steps: str | None, count: int, phases: Phases, source: str) -> Window:
+    """The events that either range names in a trace of ``count`` events.
 
     Raises UsageError for a bad range, NoAnswerError where the recording has no such events.
     """
-    if events is None and steps is None:
-        return analysis
-    timeline = analysis.timeline
-    phases = analysis.attribution.facts.phases
-    window = window_of(events, steps, len(timeline), phases, timeline.snapshot.source)
-    return replace(analysis, timeline=replace(timeline, window=window))
-
-
-def window_of(events: str | None, steps: str | None, count: int, phases: Phases, source: str) -> Window:
-    """The events that either range names in a trace of ``count`` events. Raises like :func:`restrict`."""
     if not count:
         raise NoAnswerError(f"{source}: no trace was recorded, so there are no events to choose from")
     if steps is not None:

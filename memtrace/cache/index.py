@@ -20,6 +20,7 @@ from memtrace.analysis import Analysis, analyse, analysis_of
 from memtrace.attribution.phases import Phases
 from memtrace.cache import folder
 from memtrace.cache.checkpoints import Checkpoints, Known, know
+from memtrace.cache.part import Part
 from memtrace.cache.store import Unfit, pack, unpack
 from memtrace.history.timeline import Allocations, Timeline, build
 from memtrace.snapshot.load import load
@@ -86,6 +87,33 @@ class OpenRecording:
             self.unwritten = True
             self._write()
         return analysis
+
+    def within(
+        self,
+        device: Device,
+        events: str | None,
+        steps: str | None,
+        rules: Sequence[UserRule] = (),
+        on_progress: Progress | None = None,
+        of_part: bool = False,
+    ) -> Analysis:
+        """:meth:`analysis` with the window that a range of events or steps names; with ``of_part``, :meth:`part` does.
+
+        Raises UsageError or NoAnswerError for a range that the recording does not have.
+        """
+        wanted = of_part and (events is not None or steps is not None) and not rules
+        part = self.part(device, events, steps) if wanted else None
+        return part or self.analysis(device, rules, on_progress).within(events, steps)
+
+    def part(self, device: Device, events: str | None, steps: str | None) -> Analysis | None:
+        """The analysis of one range of events or steps alone; None where nothing is kept that tells it.
+
+        Raises UsageError or NoAnswerError for a range that the recording does not have.
+        """
+        known, replay = self.known.get(device.device), self.replays.get(device.device)
+        if known is None or replay is None or self.snapshot.memtrace.get("config"):
+            return None  # the estimate beside the report is of the whole
+        return Part(device, replay, known).analysis(self.snapshot, events, steps)
 
     @property
     def _is_large(self) -> bool:

@@ -6,7 +6,6 @@ zeros that were never written, which take no memory.
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields, replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from memtrace.allocator.replay.segments import InitialSegments
 from memtrace.analysis import Analysis
 from memtrace.attribution.classify import as_known
 from memtrace.cache.checkpoints import Known
-from memtrace.cache.index import find, identified
 from memtrace.history.timeline import Allocations, Timeline, Window, curves_of
 from memtrace.ranges import window_of
 from memtrace.snapshot.model import Action, Device, DeviceTrace, Snapshot
@@ -28,27 +26,7 @@ _UNUSED = {"context": -1, "user_metadata": 0, "compile_context": 0, "category": 
 _BY_EVENT = ("block_bytes", "free_requested_event", "free_completed_event", "is_small", "pool")
 
 
-def open_part(
-    source: str | os.PathLike[str], device: int | None, events: str | None, steps: str | None
-) -> Analysis | None:
-    """The analysis of one range of events or steps; None where nothing is kept that tells it.
-
-    It answers what concerns the part: budgets, curves, allocations, layouts. Facts on which rules decide are not whole.
-    Raises UsageError or NoAnswerError for a range that the recording does not have.
-    """
-    path, name = identified(source)
-    kept = find(name) if path is not None else None
-    if kept is None or kept.snapshot.memtrace.get("config"):  # the estimate beside the report is of the whole
-        return None
-    devices = {each.device: each for each in kept.snapshot.devices}
-    number = next(iter(devices)) if device is None and len(devices) == 1 else device
-    if number not in devices or number not in kept.replays or number not in kept.known:
-        return None  # the choice of a device needs all of them
-    part = _Part(devices[number], kept.replays[number], kept.known[number])
-    return part.analysis(replace(kept.snapshot, source=str(path)), events, steps)
-
-
-class _Part:
+class Part:
     """Takes what is needed of one device."""
 
     def __init__(self, device: Device, replay: Replay, known: Known) -> None:
@@ -57,6 +35,7 @@ class _Part:
         self._count = len(device.trace)
 
     def analysis(self, snapshot: Snapshot, events: str | None, steps: str | None) -> Analysis:
+        """What concerns the part: budgets, curves, allocations, layouts. Facts on which rules decide are not whole."""
         phases, points = self._known.phases, self._points
         window = window_of(events, steps, self._count, phases, snapshot.source)
         at = int(np.searchsorted(points.event, window.first, side="right")) - 1

@@ -11,7 +11,6 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.ranges import check_ranges
 
 if TYPE_CHECKING:
-    from memtrace.attribution.user_rules import UserRule
+    pass
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,22 +50,17 @@ def run(args: argparse.Namespace) -> int:
 
     gc.freeze()
     gc.enable()
-    rules: Sequence[UserRule] = ()
-    if args.rules is not None:
-        from memtrace.attribution.user_rules import read_rules
-
-        rules = read_rules(args.rules)
     view = View(args.device, args.at, args.events, args.steps)
     use_index = not args.no_index
     usual_signals()
     if args.file != "-":
-        return BrowseApp(args.file, args.other, view, rules=rules, use_index=use_index).run() or 0
+        return BrowseApp(args.file, args.other, view, rules=args.rules, use_index=use_index).run() or 0
     if args.other is not None:
         raise UsageError("a second file can't be compared with standard input")
     from memtrace.cli.common import progress
 
     with progress("reading") as on_progress:
-        recording = Recording.open("-", view, on_progress, rules)
+        recording = Recording.open("-", view, on_progress, args.rules)
     _keys_from_terminal()
     return BrowseApp("stdin", recording=recording).run() or 0
 
@@ -115,6 +109,6 @@ def _serve(args: argparse.Namespace) -> int:
     for option, value in (("--at", args.at), ("--events", args.events), ("--steps", args.steps)):
         command += [option, value] if value else []
     command += ["--no-index"] if args.no_index else []
-    command += ["--rules", args.rules] if args.rules else []
+    command += ["--rules", args.rules_file] if args.rules else []
     Server(shlex.join(command), host=args.host, port=args.port, title="memtrace").serve()
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from memtrace.writing import check_target, whole_file
 
 if TYPE_CHECKING:
     from memtrace.analysis import Analysis
-    from memtrace.attribution.user_rules import UserRule
     from memtrace.cache.index import OpenRecording
     from memtrace.history.timeline import At, Timeline
     from memtrace.snapshot.model import Device
@@ -44,10 +43,21 @@ def add_shared(parser: argparse.ArgumentParser, names: str) -> None:
     for name in names.split():
         metavar, text = _SHARED[name]
         flags = ["file"] if name == "file" else ["--output", "-o"] if name == "output" else [f"--{name}"]
-        if metavar is None:
+        if name == "rules":
+            parser.add_argument(*flags, action=_Rules, default=(), metavar=metavar, help=text)
+        elif metavar is None:
             parser.add_argument(*flags, action="store_true", help=text)
         else:
             parser.add_argument(*flags, type=int if name == "device" else str, metavar=metavar, help=text)
+
+
+class _Rules(argparse.Action):
+    """The rules in a file, read before anything else, so that a mistake in them costs no time."""
+
+    def __call__(self, parser: object, args: argparse.Namespace, path: Any, option: str | None = None) -> None:
+        from memtrace.attribution.user_rules import read_rules
+
+        args.rules, args.rules_file = read_rules(path), path
 
 
 def add_format(parser: argparse.ArgumentParser, *formats: str, default: str | None, text: str) -> None:
@@ -143,7 +153,7 @@ def open_timeline(args: argparse.Namespace) -> Timeline:
 
 def _open(args: argparse.Namespace) -> tuple[OpenRecording, Device]:
     from memtrace.cache.index import open_recording
-    from memtrace.history.timeline import choose_device
+    from memtrace.snapshot.devices import choose_device
 
     with progress("reading") as on_progress:
         recording = open_recording(args.file, on_progress, use_index=not getattr(args, "no_index", False))
@@ -156,28 +166,17 @@ def _open(args: argparse.Namespace) -> tuple[OpenRecording, Device]:
 def open_analysis(args: argparse.Namespace, of_part: bool = False) -> tuple[Analysis, At]:
     """:func:`open_timeline`, attributed by --rules where given, within --events or --steps, and the event of --at.
 
-    With ``of_part``, only the part that --events or --steps names need be there, which an index gives at once.
+    With ``of_part``, only the part that --events or --steps names need be there, which the cache gives at once.
     """
-    from memtrace.history.timeline import choose_event
-    from memtrace.ranges import check_ranges, restrict
+    events, steps, rules = getattr(args, "events", None), getattr(args, "steps", None), getattr(args, "rules", ())
+    if events is not None or steps is not None:
+        from memtrace.ranges import check_ranges
 
-    events, steps = getattr(args, "events", None), getattr(args, "steps", None)
-    check_ranges(events, steps)
-    rules: Sequence[UserRule] = ()
-    if getattr(args, "rules", None) is not None:
-        from memtrace.attribution.user_rules import read_rules
-
-        rules = read_rules(args.rules)
-    elif of_part and (events or steps) and not args.no_index:
-        from memtrace.cache.part import open_part
-
-        part = open_part(args.file, args.device, events, steps)
-        if part is not None:
-            return part, choose_event(part.timeline, args.at)
+        check_ranges(events, steps)
     recording, device = _open(args)
     with progress("replaying") as on_progress:
-        analysis = restrict(recording.analysis(device, rules, on_progress), events, steps)
-    return analysis, choose_event(analysis.timeline, args.at)
+        analysis = recording.within(device, events, steps, rules, on_progress, of_part)
+    return analysis, analysis.at(args.at)
 
 
 def say_written(path: str | Path) -> None:

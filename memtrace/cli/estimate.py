@@ -142,7 +142,8 @@ def measured(file: str) -> Measured:
     from memtrace.analysis import analyse
     from memtrace.answers.report import report
     from memtrace.estimate.recorded import measured_of
-    from memtrace.history.timeline import build, choose_device, choose_event
+    from memtrace.history.timeline import build, choose_event
+    from memtrace.snapshot.devices import choose_device
     from memtrace.snapshot.load import load
 
     with progress("reading") as on_progress:

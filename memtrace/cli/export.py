@@ -84,7 +84,7 @@ def _check(args: argparse.Namespace) -> None:
         "--volume": (args.volume, ("speedscope", "collapsed")),
         "--points": (args.points is not None, ("perfetto", "chrome")),
         "--at": (args.at is not None, ("speedscope", "collapsed", "html")),
-        "--rules": (args.rules is not None, ("perfetto", "chrome", "speedscope", "collapsed", "html")),
+        "--rules": (bool(args.rules), ("perfetto", "chrome", "speedscope", "collapsed", "html")),
     }
     for option, (given, formats) in takes.items():
         if given and args.format not in formats:
@@ -103,8 +103,9 @@ def _check(args: argparse.Namespace) -> None:
 def _snapshot(args: argparse.Namespace) -> int:
     from memtrace.errors import NoAnswerError
     from memtrace.export.cut import cut, read_recording, write_snapshot
-    from memtrace.history.timeline import build, choose_device
+    from memtrace.history.timeline import build
     from memtrace.ranges import check_ranges, parse_range, steps_window
+    from memtrace.snapshot.devices import choose_device
 
     check_ranges(args.events, args.steps)
 

@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.answers.info import describe
     from memtrace.cache.folder import cache_folder
     from memtrace.cache.index import open_recording
-    from memtrace.history.timeline import choose_device
+    from memtrace.snapshot.devices import choose_device
 
     with progress("reading") as on_progress:
         recording = open_recording(args.file, on_progress, use_index=not args.no_index)

@@ -68,9 +68,8 @@ def run(args: argparse.Namespace) -> int:
     attribution = None
     if edits:
         from memtrace.attribution.classify import attribute
-        from memtrace.attribution.user_rules import read_rules
 
-        attribution = attribute(timeline, read_rules(args.rules) if args.rules is not None else ())
+        attribution = attribute(timeline, args.rules)
     question = Question(tuple(args.conf), capacity, args.search, edits, version, addresses=not args.quick)
     with progress("simulating") as on_progress:
         try:

@@ -17,8 +17,9 @@ from memtrace.cache.index import open_recording
 from memtrace.errors import MemtraceError, SnapshotError
 from memtrace.explain.capacity import Known
 from memtrace.explain.verdict import judge
-from memtrace.history.timeline import At, choose_device, choose_event
+from memtrace.history.timeline import At, choose_event
 from memtrace.ranks.sources import local_copy
+from memtrace.snapshot.devices import choose_device
 
 _RANK = re.compile(r"rank[_\-.=]?(\d+)", re.IGNORECASE)
 _SITES = 12

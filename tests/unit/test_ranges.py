@@ -18,14 +18,14 @@ from memtrace.export.flame import volume_stacks
 from memtrace.export.table import curve_columns
 from memtrace.export.tracks import build_tracks
 from memtrace.history.timeline import Window, choose_event
-from memtrace.ranges import check_ranges, parse_range, restrict
+from memtrace.ranges import check_ranges, parse_range
 
 TINY = "tiny-llama_3-steps"
 OOM = "llama2-7b_oom-first-step"
 
 
 def part(name: str, events: str) -> Analysis:
-    return restrict(analysis(name), events, None)
+    return analysis(name).within(events, None)
 
 
 def test_what_a_range_says() -> None:
@@ -113,13 +113,13 @@ def test_a_refusal_outside_is_none() -> None:
 def test_steps() -> None:
     whole = analysis(TINY)
     phases = whole.attribution.facts.phases
-    middle = restrict(whole, None, "1:2").timeline.span
+    middle = whole.within(None, "1:2").timeline.span
     assert set(phases.step[phases.span_of(np.arange(*middle))].tolist()) == {1}
-    assert restrict(whole, None, ":").timeline.span.stop == len(whole.timeline)
-    assert restrict(whole, None, ":1").timeline.span.stop == middle.first
+    assert whole.within(None, ":").timeline.span.stop == len(whole.timeline)
+    assert whole.within(None, ":1").timeline.span.stop == middle.first
     for bad in ("0:9", "7:8"):
         with pytest.raises(UsageError, match="steps 0 to"):
-            restrict(whole, None, bad)
+            whole.within(None, bad)
 
 
 def test_no_steps_and_no_events() -> None:
@@ -133,7 +133,7 @@ def test_no_steps_and_no_events() -> None:
         ),
     )
     with pytest.raises(NoAnswerError, match="no training step"):
-        restrict(none, None, "0:1")
+        none.within(None, "0:1")
 
 
 def test_tracks_and_volume_of_a_part() -> None:

@@ -22,8 +22,8 @@ from memtrace.attribution.user_rules import UserRule
 from memtrace.cache.index import OpenRecording, open_recording
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.history.layout import Layout, layout_at
-from memtrace.history.timeline import At, Peak, Timeline, choose_device, choose_event
-from memtrace.ranges import restrict
+from memtrace.history.timeline import At, Peak, Timeline, choose_event
+from memtrace.snapshot.devices import choose_device
 from memtrace.snapshot.model import Snapshot
 from memtrace.units import format_count
 from memtrace_tui.data.cache import Cache
@@ -66,7 +66,7 @@ class Provider:
     def __init__(self, analysis: Analysis, view: View | None = None) -> None:
         self.analysis = analysis
         view = view or View()
-        timeline = restrict(analysis, view.events, view.steps).timeline
+        timeline = analysis.within(view.events, view.steps).timeline
         self.window = timeline.span  # what the chart shows at first; the cursor may go anywhere
         self.start = choose_event(timeline, view.at)
         self._reports: Cache[int, Report] = Cache(32)

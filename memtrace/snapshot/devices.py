@@ -1,0 +1,44 @@
+"""Which device of a snapshot a question is about."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memtrace.errors import UsageError
+from memtrace.snapshot.model import Action, Device, Snapshot
+
+
+def choose_device(snapshot: Snapshot, wanted: int | None) -> tuple[Device, str | None]:
+    """(device, a line that says how it was chosen or None if there was no choice).
+
+    The only device with data, else the one that ran out of memory, else the one with the most reserved at the end or
+    ever. Raises UsageError if ``wanted`` has no data.
+    """
+    devices = snapshot.devices
+    if wanted is not None:
+        for device in devices:
+            if device.device == wanted:
+                return device, None
+        known = ", ".join(str(device.device) for device in devices)
+        raise UsageError(f"device {wanted} has no data in this snapshot (devices with data: {known})")
+    if len(devices) == 1:
+        return devices[0], None
+    for device in devices:
+        if (device.trace.action == Action.OOM).any():
+            return (
+                device,
+                f"device {device.device} of {len(devices)}: the one that ran out of memory (--device N for another)",
+            )
+    best = max(devices, key=_highest_reserved)
+    return best, f"device {best.device} of {len(devices)}: the one with the highest peak (--device N for another)"
+
+
+def _highest_reserved(device: Device) -> int:
+    """Peak reserved bytes from segment events alone, cheap enough to compare devices by."""
+    trace = device.trace
+    sign = np.zeros(len(trace), dtype=np.int64)
+    sign[(trace.action == Action.SEGMENT_ALLOC) | (trace.action == Action.SEGMENT_MAP)] = 1
+    sign[(trace.action == Action.SEGMENT_FREE) | (trace.action == Action.SEGMENT_UNMAP)] = -1
+    curve = np.cumsum(sign * trace.size)
+    end = int(device.segments.total_size.sum())
+    return end if not len(curve) else max(end, end - int(curve[-1]) + int(curve.max()))
