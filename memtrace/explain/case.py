@@ -17,6 +17,7 @@ from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Capacity
 from memtrace.explain.dims import Dims, dims_of
 from memtrace.explain.passes import Pass, SamePoint, find_passes, same_points
+from memtrace.explain.snapshot_facts import Refused
 from memtrace.explain.verdict import Verdict
 from memtrace.history.timeline import At, Timeline
 from memtrace.snapshot.model import Action
@@ -30,20 +31,21 @@ MATERIAL_SHARE = 0.02
 class Case:
     """One device at one event. Masks and arrays have one entry a row of ``Timeline.allocations``; sizes are bytes."""
 
-    def __init__(self, analysis: Analysis, at: At, verdict: Verdict) -> None:
-        self.analysis, self.at, self.verdict = analysis, at, verdict
+    def __init__(self, analysis: Analysis, at: At, verdict: Verdict, refused: Refused | None) -> None:
+        self.analysis, self.at, self.verdict, self.refused = analysis, at, verdict, refused
         self.timeline: Timeline = analysis.timeline
         self.attribution = analysis.attribution
         self.facts = analysis.attribution.facts
         self.table = analysis.timeline.allocations
         self.size = self.table.requested_bytes
         self.requested_bytes, self.allocated_bytes, self.reserved_bytes = self.timeline.curve_at(at.event)
-        self.is_oom = verdict.refusal is not None
+        self.refusal = refused.refusal if refused is not None else None
+        self.is_oom = refused is not None
 
     @property
     def capacity(self) -> Capacity | None:
         """What the process could have had, if a request was refused."""
-        return self.verdict.capacity
+        return self.refused.capacity if self.refused is not None else None
 
     @cached_property
     def config(self) -> AllocatorConfig:

@@ -13,16 +13,16 @@ from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Explanation, When
-from memtrace.explain.capacity import Known, Refusal, device_total_bytes, refusals
 from memtrace.explain.case import Case
 from memtrace.explain.detectors import detect, ranked
-from memtrace.explain.log_figures import LogFigures, log_figures
-from memtrace.explain.log_findings import findings_of_log
+from memtrace.explain.facts import OomFacts
 from memtrace.explain.log_moment import moment_in_log
-from memtrace.explain.log_verdict import LogVerdict, verdict_from_log
 from memtrace.explain.passes import grown_since
 from memtrace.explain.sizes import asked_at, possibilities, possible_models
-from memtrace.explain.verdict import judge
+from memtrace.explain.snapshot_facts import Known, Refusal, device_total_bytes, refusals, verdict_at
+from memtrace.explain.text_answer import TextAnswer, verdict_from_log
+from memtrace.explain.text_facts import facts_of_text
+from memtrace.explain.text_findings import findings_of_log
 from memtrace.history.timeline import At, choose_event
 from memtrace.oomlog import LogReading, OomMessage
 from memtrace.units import format_bytes as size
@@ -52,7 +52,7 @@ def explain_log(reading: LogReading, files: Sequence[str] = (), lines: Sequence[
     )
 
 
-def _record_it(log: LogVerdict) -> tuple[str, ...]:
+def _record_it(log: TextAnswer) -> tuple[str, ...]:
     """What to do next where a text can't tell what held the memory."""
     if log.oom is None or not log.oom.is_gpu_oom or log.verdict not in ("budget", "fragmentation", "unknown"):
         return ()
@@ -82,9 +82,9 @@ def explain_snapshot(
         message = _matching(reading.messages, refusal, timeline.curve_at(at.event)[1])
         if message is None and refusal is not None and any(m.is_gpu_oom for m in reading.messages):
             warnings.append("no message of the log has this refusal's figures: its limit and card are not used")
-    figures = log_figures(message) if message is not None else None
-    verdict = judge(analysis, at.event, _known(capacity_bytes, figures))
-    case = Case(analysis, at, verdict)
+    figures = facts_of_text(message) if message is not None else None
+    verdict, refused = verdict_at(analysis, at.event, _known(capacity_bytes, figures))
+    case = Case(analysis, at, verdict, refused)
     explanation = Explanation(
         oom=_oom(case, refusal, message),
         verdict=verdict.verdict,
@@ -93,9 +93,9 @@ def explain_snapshot(
         because=(*verdict.because[:1], *asked_at(case), *verdict.because[1:], *_about(case)),
         findings=detect(case),
         ooms=tuple(message.contract() for message in reading.messages) if reading is not None else (),
-        capacity=verdict.capacity,
-        pieces=verdict.pieces,
-        needed_bytes=verdict.needed_bytes,
+        capacity=case.capacity,
+        pieces=refused.pieces if refused is not None else None,
+        needed_bytes=refused.facts.still_needed_bytes if refused is not None else None,
         sizes=possibilities(case),
         worth_saying=(),
         files=tuple(files) or (timeline.snapshot.source,),
@@ -149,7 +149,7 @@ def _matching(messages: Sequence[OomMessage], refusal: Refusal | None, allocated
     return None
 
 
-def _known(capacity_bytes: int | None, figures: LogFigures | None) -> Known:
+def _known(capacity_bytes: int | None, figures: OomFacts | None) -> Known:
     if figures is None:
         return Known(capacity_bytes)
     limit = figures.limit
@@ -202,15 +202,16 @@ def _tokens_that_fit(case: Case) -> float | None:
 
     What grows with tokens is taken to be all that is neither stored weights, trained, nor a workspace.
     """
-    verdict, capacity = case.verdict, case.capacity
-    if verdict.verdict != "budget" or capacity is None or verdict.needed_bytes is None or verdict.pieces is None:
+    refused, capacity = case.refused, case.capacity
+    needed = refused.facts.still_needed_bytes if refused is not None else None
+    if case.verdict.verdict != "budget" or capacity is None or refused is None or needed is None:
         return None
     if case.phase not in (Phase.FORWARD, Phase.BACKWARD) or case.in_evaluation:
         return None
     fixed = case.kind(Category.LORA) | case.kind(Category.RUNTIME)
     fixed |= case.kind(Purpose.QUANTIZED, Purpose.UNQUANTIZED, Purpose.QUANT_STATE, Purpose.BUFFER)
     fixed_bytes = case.live_total(fixed)
-    growing = verdict.pieces.allocated_bytes + verdict.needed_bytes - fixed_bytes
+    growing = refused.pieces.allocated_bytes + needed - fixed_bytes
     share = (capacity.low_bytes - fixed_bytes) / growing if growing > 0 else 0.0
     return share if 0 < share < 1 else None
 

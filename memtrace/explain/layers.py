@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,30 +9,11 @@ from memtrace.analysis import Analysis
 from memtrace.attribution.categories import Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.unfinished import period
+from memtrace.explain.facts import Progress
 
 I8 = NDArray[np.int64]
 _MATRIX_BYTES = 16 << 10
 _LEAST_LAYERS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """``done`` whole layers of ``total`` (None if unknown, or if the pass began before the recording), each of which
-    added ``bytes_per_layer``."""
-
-    done: int
-    total: int | None
-    bytes_per_layer: int
-
-    @property
-    def needed_bytes(self) -> int | None:
-        """What the layers that are left would add; None where their number is unknown."""
-        return None if self.total is None else max(0, self.total - self.done) * self.bytes_per_layer
-
-    @property
-    def at_least_bytes(self) -> int:
-        """What is needed at the least: the layers that are left or, where their number is unknown, one."""
-        return self.bytes_per_layer if self.needed_bytes is None else self.needed_bytes
 
 
 def layer_count(analysis: Analysis) -> int | None:

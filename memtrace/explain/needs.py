@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from memtrace.analysis import Analysis
 from memtrace.attribution.categories import Purpose
 from memtrace.attribution.phases import Phase
-from memtrace.explain.layers import Progress
+from memtrace.explain.facts import Progress
 from memtrace.explain.passes import SamePoint, same_points
 
 

@@ -27,7 +27,7 @@ _MODEL_BYTES = 1 << 30
 
 def asked_at(case: Case) -> tuple[str, ...]:
     """The sentence on who made the refused request; none where no stack tells."""
-    refusal = case.verdict.refusal
+    refusal = case.refusal
     if refusal is None:
         return ()
     stack = int(case.timeline.trace.stack[case.at.event])
@@ -41,7 +41,7 @@ def asked_at(case: Case) -> tuple[str, ...]:
 
 def possibilities(case: Case) -> tuple[str, ...]:
     """Sentences on the refused request: what was of that size before, how it divides by the tokens."""
-    refusal = case.verdict.refusal
+    refusal = case.refusal
     if refusal is None or refusal.asked_bytes < _SMALLEST_BYTES:
         return ()
     asked = refusal.asked_bytes

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from memtrace.explain.log_verdict import LogVerdict, verdict_from_log
+from memtrace.explain.text_answer import TextAnswer, verdict_from_log
 from memtrace.oomlog import parse_log, read_log
 
 
-def judge(log: str) -> LogVerdict:
+def judge(log: str) -> TextAnswer:
     reading = read_log(log)
     return verdict_from_log(reading.messages, reading.summaries)
 
@@ -102,15 +102,15 @@ def test_lone_process_line_is_recognised_as_this_process() -> None:
             processes="Process 77 has 22.50 GiB memory in use. ",
         )
     )
-    assert answer.figures is not None
-    assert answer.figures.own_pid == 77
+    assert answer.facts is not None
+    assert answer.facts.own_pid == 77
 
 
 def test_two_possible_processes_stay_unnamed() -> None:
     lines = "Process 1 has 10.00 GiB memory in use. Process 2 has 10.00 GiB memory in use. "
     answer = judge(text("9.00 GiB", "24.00 GiB", "3.00 GiB", "8.00 GiB", "1.00 GiB", processes=lines))
-    assert answer.figures is not None
-    assert answer.figures.own_pid is None
+    assert answer.facts is not None
+    assert answer.facts.own_pid is None
 
 
 def test_same_request_on_every_rank() -> None:

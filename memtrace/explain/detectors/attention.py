@@ -21,7 +21,7 @@ def attention_matrices(case: Case) -> Finding | None:
     gradients = case.kind(Purpose.BACKWARD) & np.isin(case.size, np.unique(case.size[matrices]))
     rows = matrices | gradients
     live = case.live_total(rows)
-    asked = case.verdict.refusal.asked_bytes if case.verdict.refusal is not None else 0
+    asked = case.refusal.asked_bytes if case.refusal is not None else 0
     is_next = bool(asked) and bool(case.event_tags & Tag.ATTENTION) and asked >= int(case.size[matrices].max())
     if not case.is_material(live) and not (is_next and case.is_material(live + asked)):
         return None

@@ -47,7 +47,7 @@ def logits_unchunked(case: Case) -> Finding | None:
         return None
     rows = logits_rows(case)
     live = case.live_total(rows)
-    asked = case.verdict.refusal.asked_bytes if case.verdict.refusal is not None else 0
+    asked = case.refusal.asked_bytes if case.refusal is not None else 0
     is_next = bool(asked) and bool((-(-case.size[rows & case.live] // 512) * 512 == asked).any())
     if not live or not (case.is_material(live) or (is_next and case.is_material(live + asked))):
         return None

@@ -19,7 +19,7 @@ _CONTEXT_BYTES = GIB  # a CUDA context with its libraries: 0.5 to 0.8 GiB measur
 
 def process_limit(case: Case) -> Finding | None:
     """The limit of this process refused the request while the card had room."""
-    capacity, refusal = case.capacity, case.verdict.refusal
+    capacity, refusal = case.capacity, case.refusal
     if capacity is None or refusal is None or capacity.kind != "limit":
         return None
     free = refusal.device_free_bytes
@@ -94,7 +94,7 @@ def settings_without_effect(case: Case) -> Finding | None:
     if len(set(texts.values())) > 1:
         problems.append(f"{' and '.join(texts)} are both set: only the first counts")
     threshold = settings.get("garbage_collection_threshold")
-    limited = case.verdict.capacity is not None and case.verdict.capacity.kind == "limit"
+    limited = case.capacity is not None and case.capacity.kind == "limit"
     if isinstance(threshold, float) and threshold > 0 and case.is_oom and not limited:
         problems.append("garbage_collection_threshold does nothing without a memory fraction")
     if not problems:

@@ -69,7 +69,7 @@ def _while_loading(case: Case) -> Finding | None:
     made = case.facts.has(Tag.QUANTIZE)
     if made.any() or case.event_tags & Tag.QUANTIZE:
         return None
-    refusal = case.verdict.refusal
+    refusal = case.refusal
     assert refusal is not None
     stored = case.live_total(case.kind(Category.BASE_WEIGHTS))
     asked = min(refusal.asked_bytes, int(case.timeline.trace.size[case.at.event]))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from memtrace.explain.advice import rule
 from memtrace.explain.answer import Finding
 from memtrace.explain.detectors import ranked
-from memtrace.explain.log_facts import OUTSIDE_SHARE
-from memtrace.explain.log_figures import at_least
-from memtrace.explain.log_verdict import LogVerdict
+from memtrace.explain.facts import at_least
+from memtrace.explain.text_answer import TextAnswer
+from memtrace.explain.text_sentences import OUTSIDE_SHARE
 from memtrace.units import GIB
 
 _OWN_OUTSIDE_BYTES = 2 * GIB
 _OTHERS_BYTES = GIB // 4
 
 
-def findings_of_log(log: LogVerdict) -> tuple[Finding, ...]:
+def findings_of_log(log: TextAnswer) -> tuple[Finding, ...]:
     """What the figures of the principal message show; empty without figures."""
-    f, message = log.figures, log.oom
+    f, message = log.facts, log.oom
     if f is None or message is None or not message.is_gpu_oom:
         return ()
     found: list[Finding] = []
@@ -32,7 +32,7 @@ def findings_of_log(log: LogVerdict) -> tuple[Finding, ...]:
                     f"by the text {f.slack} was reserved but unallocated.", tuple(advice))
         )  # fmt: skip
     if f.limit is not None and f.total is not None and f.limit.high < f.total.low and log.verdict != "limit":
-        within = f.free is None or f.tried is None or at_least(f.free, f.tried) is not False
+        within = f.free is None or f.asked is None or at_least(f.free, f.asked) is not False
         if within:
             found.append(
                 Finding("process_limit", "The limit of this process ran out, not the card", round(f.limit.middle),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from memtrace.explain.facts import OomFacts, Span
+from memtrace.explain.text_facts import sentence
 from memtrace.oomlog import Kind, MemorySummary, OomMessage
 from memtrace.oomlog.versions import intersect
 from memtrace.units import GIB, MIB, format_bytes
-
-from .log_figures import LogFigures, Span
 
 OUTSIDE_SHARE = 0.10
 """Memory outside PyTorch's allocator from this share of the card on is worth a sentence."""
@@ -34,17 +34,9 @@ _LIBRARY = (
 )
 
 
-def sentence(clause: str) -> str:
-    """A clause as a sentence; names that begin with a small letter keep it."""
-    first = clause.split(" ", 1)[0]
-    if first.isalpha() and first.islower() and first != "bitsandbytes":
-        clause = clause[:1].upper() + clause[1:]
-    return clause + "."
-
-
 def worth_saying(
     message: OomMessage,
-    figures: LogFigures,
+    figures: OomFacts,
     verdict: str,
     messages: Sequence[OomMessage],
     summaries: Sequence[MemorySummary],
@@ -73,7 +65,7 @@ def worth_saying(
     return facts
 
 
-def _limits(message: OomMessage, f: LogFigures, verdict: str) -> Iterator[str]:
+def _limits(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
     if f.limit is not None and f.total is not None and f.limit.high < f.total.low:
         share = 100 * f.limit.middle / f.total.middle
         yield f"This process may use {f.limit} of {f.total} ({share:.2g} %): the limit ran out, not the card."
@@ -92,12 +84,12 @@ def _limits(message: OomMessage, f: LogFigures, verdict: str) -> Iterator[str]:
         suspects.insert(0, "set_per_process_memory_fraction (PyTorch 2.1-2.4 does not print it)")
     if message.backend == "xpu":
         suspects = ["the largest single allocation the device allows (4 GiB on many Arc cards)"]
-    if f.free is not None and f.tried is not None and f.tried.middle > 0 and f.free.middle > 2 * f.tried.middle:
-        yield f"Free memory is {f.free.middle / f.tried.middle:.0f} times the request: batch size is not the cause."
+    if f.free is not None and f.asked is not None and f.asked.middle > 0 and f.free.middle > 2 * f.asked.middle:
+        yield f"Free memory is {f.free.middle / f.asked.middle:.0f} times the request: batch size is not the cause."
     yield "Suspects: " + "; ".join(suspects) + "."
 
 
-def _outside(message: OomMessage, f: LogFigures, verdict: str) -> Iterator[str]:
+def _outside(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
     if f.outside is not None and f.total is not None:
         share = f.outside.middle / f.total.middle
         if share >= OUTSIDE_SHARE and verdict not in ("not_this_process", "not_pytorch"):
@@ -116,23 +108,23 @@ def _outside(message: OomMessage, f: LogFigures, verdict: str) -> Iterator[str]:
         yield f"{format_bytes(other)} of this process is Metal memory outside PyTorch's pool, more than PyTorch's own."
 
 
-def _pieces(message: OomMessage, f: LogFigures, verdict: str) -> Iterator[str]:
-    if f.tried is not None and message.kind is Kind.ALLOCATOR and message.backend in ("cuda", "hip"):
+def _pieces(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
+    if f.asked is not None and message.kind is Kind.ALLOCATOR and message.backend in ("cuda", "hip"):
         if message.tried_bytes == 2 * MIB:
             yield "2.00 MiB is what PyTorch asks the driver for when a tensor of up to 1 MiB finds no room."
         elif message.tried_bytes == 20 * MIB:
             yield "20.00 MiB is what PyTorch asks the driver for when a tensor of 1 to 10 MiB finds no room."
     if message.private_pools_bytes:
         yield f"{format_bytes(message.private_pools_bytes)} sits in private pools (CUDA graphs) alone."
-    if f.slack is None or f.tried is None or f.capacity is None or f.allocated is None:
+    if f.slack is None or f.asked is None or f.capacity is None or f.allocated is None:
         return
     if verdict == "fragmentation":
         full = 100 * f.allocated.middle / f.capacity.middle
-        spare = f.slack + (f.room or Span(0, 0)) - f.tried
-        if full >= 85 or spare.middle < 0.1 * f.tried.middle:
+        spare = f.slack + (f.room or Span(0, 0)) - f.asked
+        if full >= 85 or spare.middle < 0.1 * f.asked.middle:
             left = format_bytes(round(max(0.0, spare.middle)))
             yield f"{full:.0f} % of the capacity is allocated; in one piece {left} would be left after this request."
-    elif verdict == "budget" and f.slack.middle >= 2 * f.tried.middle:
+    elif verdict == "budget" and f.slack.middle >= 2 * f.asked.middle:
         yield f"{f.slack} reserved but unallocated exceeds the request, in pieces: the card is simply full."
 
 

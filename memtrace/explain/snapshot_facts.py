@@ -1,0 +1,207 @@
+"""The facts of a refused request from a snapshot: what was asked, what the process could have had, what was free.
+
+A snapshot stores neither the card's size nor a limit set through the API, but each refusal bounds them: what was
+reserved then fitted, and what was asked for on top of it did not. After its last attempt the allocator has given back
+whatever it could, so the layout at the ``oom`` event shows what was left: blocks in use, and free pieces that no flush
+could release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memtrace.allocator.config import conf_string, from_snapshot
+from memtrace.allocator.rounding import round_size, segment_size
+from memtrace.analysis import Analysis
+from memtrace.explain.answer import Capacity, Pieces
+from memtrace.explain.facts import OomFacts, Source, Span
+from memtrace.explain.layers import forward_progress
+from memtrace.explain.needs import still_needed
+from memtrace.explain.verdict import Verdict, judge
+from memtrace.history.layout import Layout, State, layout_at
+from memtrace.history.timeline import Timeline
+from memtrace.snapshot.model import DEFAULT_POOL
+
+_EXPANDABLE_OVERSHOOT_BYTES = 20 << 20  # the limit is checked before whole pages are mapped
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What other sources say: ``--capacity``, and a log's figures as intervals of bytes."""
+
+    given_bytes: int | None = None
+    limit: Span | None = None
+    total: Span | None = None
+    free: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A refused request. ``asked_bytes`` is rounded; ``need_bytes`` is what the driver would have been asked for."""
+
+    event: int
+    asked_bytes: int
+    need_bytes: int
+    reserved_bytes: int
+    device_free_bytes: int | None
+    is_small: bool
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A refusal with its facts and, for people, the capacity and the pieces they come from."""
+
+    refusal: Refusal
+    facts: OomFacts
+    capacity: Capacity | None
+    pieces: Pieces
+
+
+def refusals(timeline: Timeline) -> list[Refusal]:
+    """Every ``oom`` event with what it needed; the rules of sizes are the allocator's."""
+    trace, config = timeline.trace, from_snapshot(timeline.snapshot.settings)
+    found = []
+    for event in timeline.oom_events:
+        asked = round_size(int(trace.size[event]), config)
+        free = trace.oom_device_free_bytes.get(event)
+        stream = int(trace.stream[event])
+        found.append(
+            Refusal(
+                event=event,
+                asked_bytes=asked,
+                need_bytes=segment_size(asked, config),
+                reserved_bytes=timeline.curve_at(event)[2],
+                device_free_bytes=free if free is not None and free >= 0 else None,
+                is_small=asked <= 1 << 20,
+                stream=trace.streams[stream] if 0 <= stream < len(trace.streams) else 0,
+            )
+        )
+    return found
+
+
+def refused_at(analysis: Analysis, event: int, known: Known) -> Refused | None:
+    """The refusal at an event; None if nothing was refused there."""
+    timeline = analysis.timeline
+    refusal = next((r for r in refusals(timeline) if r.event == event), None)
+    if refusal is None:
+        return None
+    pieces = measure_pieces(layout_at(timeline, event), refusal)
+    free = timeline_free(refusal, known)
+    limit, source = _limit(timeline, refusal, free, known)
+    progress = forward_progress(analysis, event)
+    total = device_total_bytes(timeline, known)
+    facts = OomFacts(
+        source=Source.SNAPSHOT,
+        asked=Span.exactly(refusal.asked_bytes),
+        driver_asked=Span.exactly(refusal.need_bytes),
+        allocated=Span.exactly(pieces.allocated_bytes),
+        reserved=Span.exactly(refusal.reserved_bytes),
+        slack=Span.exactly(pieces.slack_bytes),
+        # Unknown, but the refusal bounds it.
+        free=Span.exactly(free) if free is not None else Span(0, refusal.need_bytes),
+        total=Span.exactly(total) if total is not None else None,
+        limit=limit,
+        pieces=pieces.count,
+        usable_bytes=pieces.usable_bytes,
+        still_needed_bytes=still_needed(analysis, event, progress),
+        progress=progress,
+        is_exact=timeline.replay.exact,
+    )
+    capacity = None
+    if facts.capacity is not None and (limit is not None or (free is not None and free < refusal.need_bytes)):
+        kind, told = ("limit", source) if facts.is_limited else ("card", "measured")
+        capacity = Capacity(round(facts.capacity.low), round(facts.capacity.high), kind, told)
+    return Refused(refusal, facts, capacity, pieces)
+
+
+def verdict_at(analysis: Analysis, event: int, known: Known) -> tuple[Verdict, Refused | None]:
+    """Verdict on the snapshot's state at ``event``; ``no_oom`` unless a request was refused there."""
+    refused = refused_at(analysis, event, known)
+    if refused is not None:
+        return judge(refused.facts), refused
+    timeline = analysis.timeline
+    if not len(timeline):
+        nothing = "No history was recorded, so nothing tells whether a request was refused."
+        return Verdict(
+            "unknown", "derived", (nothing, "The log of the run tells; memtrace run SCRIPT records the history.")
+        ), None
+    where = "at this event" if timeline.oom_events else "in these events" if timeline.window else "in this recording"
+    return Verdict("no_oom", "measured", (f"No request was refused {where}.",)), None
+
+
+def measure_pieces(layout: Layout, refusal: Refusal) -> Pieces:
+    """Free pieces in the layout of a refusal, by whether the request could have used them."""
+    free = layout.block_state == State.FREE
+    busy = layout.used_bytes() + layout.pending_bytes() > 0
+    default = np.array([pool == DEFAULT_POOL for pool in layout.pools] or [True])
+    private = ~default[np.maximum(layout.pool, 0)] if len(layout) else np.zeros(0, np.bool_)
+    own = (layout.is_small == refusal.is_small) & (layout.stream == refusal.stream) & ~private
+    segment = layout.segment
+    stuck = free & (busy | private)[segment] if len(layout) else free
+    mine = stuck & own[segment] if len(layout) else free
+    pending = int(layout.pending_bytes().sum())
+    slack = int(layout.block_bytes[free].sum()) + pending
+    return Pieces(
+        allocated_bytes=int(layout.used_bytes().sum()),
+        slack_bytes=slack,
+        usable_bytes=int(layout.block_bytes[mine].max(initial=0)),
+        own_free_bytes=int(layout.block_bytes[mine].sum()),
+        elsewhere_bytes=int(layout.block_bytes[stuck].sum() - layout.block_bytes[mine].sum()),
+        releasable_bytes=int(layout.block_bytes[free & ~stuck].sum()),
+        pending_bytes=pending,
+        count=int(free.sum()),
+    )
+
+
+def timeline_free(refusal: Refusal, known: Known) -> int | None:
+    """Free bytes of the card at the refusal, from the event or else from a log."""
+    if refusal.device_free_bytes is not None:
+        return refusal.device_free_bytes
+    return round(known.free.middle) if known.free is not None else None
+
+
+def recorded_limit_bytes(timeline: Timeline) -> int | None:
+    """A limit that the file itself states: memtrace's recorder does, or a fraction in the settings string with the
+    card's size beside it."""
+    extra = timeline.snapshot.memtrace
+    limit, total = extra.get("limit_bytes"), extra.get("device_total_bytes")
+    if isinstance(limit, int) and limit > 0:
+        return limit
+    if "per_process_memory_fraction" in conf_string(timeline.snapshot.settings) and isinstance(total, int):
+        fraction = from_snapshot(timeline.snapshot.settings).memory_fraction
+        return int(fraction * total) if fraction is not None and fraction < 1 else None
+    return None
+
+
+def device_total_bytes(timeline: Timeline, known: Known) -> int | None:
+    """The card's memory, where the file or a log says it."""
+    total = timeline.snapshot.memtrace.get("device_total_bytes")
+    if isinstance(total, int) and total > 0:
+        return total
+    return round(known.total.middle) if known.total is not None else None
+
+
+def _limit(timeline: Timeline, refusal: Refusal, free: int | None, known: Known) -> tuple[Span | None, str]:
+    """The process's limit and who says so; None where the card was full, or where no limit that never changed can
+    explain a refusal although the card had room."""
+    if known.given_bytes is not None:
+        return Span.exactly(known.given_bytes), "given"
+    if (recorded := recorded_limit_bytes(timeline)) is not None:
+        return Span.exactly(recorded), "recorded"
+    if known.limit is not None:
+        return Span(round(known.limit.low), round(known.limit.high)), "log"
+    if free is None or free < refusal.need_bytes:
+        return None, ""
+    low = timeline.peaks()[2].size_bytes
+    if from_snapshot(timeline.snapshot.settings).expandable_segments:
+        low = max(refusal.reserved_bytes, low - _EXPANDABLE_OVERSHOOT_BYTES)
+    high = min(r.reserved_bytes + r.need_bytes for r in refusals(timeline) if _card_had_room(r))
+    return (Span(low, high - 1) if low < high else None), "inferred"
+
+
+def _card_had_room(refusal: Refusal) -> bool:
+    free = refusal.device_free_bytes
+    return free is not None and free >= refusal.need_bytes
