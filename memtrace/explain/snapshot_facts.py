@@ -16,9 +16,9 @@ from memtrace.allocator.config import conf_string, from_snapshot
 from memtrace.allocator.rounding import round_size, segment_size
 from memtrace.analysis import Analysis
 from memtrace.explain.answer import Capacity, Pieces
+from memtrace.explain.course import Course, forward_progress, still_needed
 from memtrace.explain.facts import OomFacts, Source, Span
-from memtrace.explain.layers import forward_progress
-from memtrace.explain.needs import still_needed
+from memtrace.explain.layers import layer_count
 from memtrace.explain.verdict import Verdict, judge
 from memtrace.history.layout import Layout, State, layout_at
 from memtrace.history.timeline import Timeline
@@ -91,7 +91,9 @@ def refused_at(analysis: Analysis, event: int, known: Known) -> Refused | None:
     pieces = measure_pieces(layout_at(timeline, event), refusal)
     free = timeline_free(refusal, known)
     limit, source = _limit(timeline, refusal, free, known)
-    progress = forward_progress(analysis, event)
+    course = course_of(analysis, event)
+    progress = forward_progress(course, event)
+    needed = still_needed(course, event, progress)
     total = device_total_bytes(timeline, known)
     facts = OomFacts(
         source=Source.SNAPSHOT,
@@ -106,7 +108,7 @@ def refused_at(analysis: Analysis, event: int, known: Known) -> Refused | None:
         limit=limit,
         pieces=pieces.count,
         usable_bytes=pieces.usable_bytes,
-        still_needed_bytes=still_needed(analysis, event, progress),
+        still_needed_bytes=needed if needed is not None else _missing_states(analysis, event),
         progress=progress,
         is_exact=timeline.replay.exact,
     )
@@ -154,6 +156,43 @@ def measure_pieces(layout: Layout, refusal: Refusal) -> Pieces:
         pending_bytes=pending,
         count=int(free.sum()),
     )
+
+
+def course_of(analysis: Analysis, event: int) -> Course:
+    """The run as the recording shows it. A pass that its embedding is seen in was recorded from its beginning."""
+    timeline, facts = analysis.timeline, analysis.attribution.facts
+    phases, trace = facts.phases, timeline.trace
+    span = int(phases.span_of(np.array([event]))[0]) if len(phases) else -1
+    begins = False
+    if span >= 0:
+        stacks = np.unique(trace.stack[int(phases.start[span]) : event][trace.action[int(phases.start[span]) : event] == Action.ALLOC])
+        begins = any(analysis.attribution.sites.module[stack] == "embedding" for stack in stacks.tolist())
+    return Course(
+        is_alloc=trace.action == Action.ALLOC,
+        site=trace.stack.astype(np.int64),
+        level=timeline.requested_bytes,
+        base_bytes=timeline.curve_at(-1)[0],
+        phases=phases,
+        begins=begins,
+        layers=layer_count(analysis) if begins else None,
+    )
+
+
+def _missing_states(analysis: Analysis, event: int) -> int | None:
+    """Inside the first optimizer step: two states a parameter, less those made. None where states are smaller."""
+    attribution, timeline = analysis.attribution, analysis.timeline
+    phases = attribution.facts.phases
+    span = int(phases.span_of(np.array([event]))[0]) if len(phases) else -1
+    if span < 0 or phases.phase[span] != Phase.OPTIMIZER:
+        return None
+    live = np.zeros(len(timeline.allocations), dtype=np.bool_)
+    live[timeline.live_rows(event)] = True
+    size = timeline.allocations.requested_bytes
+    params, states = live & attribution.rows_of(1), live
+    full = states & np.isin(size, np.unique(size[params]))
+    if not params.any() or size[full].sum() < 0.5 * size[states].sum():
+        return None
+    return max(0, 2 * int(size[params].sum()) - int(size[full].sum()))
 
 
 def timeline_free(refusal: Refusal, known: Known) -> int | None:
