@@ -14,6 +14,7 @@ from memtrace.analysis import Analysis, analyse
 from memtrace.cache import folder, index
 from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.container import open_stream
+from memtrace.snapshot.decoder.decode import decode
 from memtrace.snapshot.load import load
 from memtrace.snapshot.model import Snapshot
 
@@ -77,3 +78,9 @@ def indexed_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with open_stream(trace_path("tiny-llama_3-steps")) as opened:
         path.write_bytes(opened.stream.read())
     return path
+
+
+def raw_recording(name: str) -> dict[str, Any]:
+    """A recording's content as it was pickled."""
+    with open_stream(trace_path(name)) as opened:
+        return decode(opened.stream, opened.head, opened.name)

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from memtrace.allocator.config import AllocatorConfig, from_snapshot
 from memtrace.analysis import Analysis
-from memtrace.answers.report import Moment, moment_of
+from memtrace.answers.report import Moment, category_bytes, moment_of
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Capacity
+from memtrace.explain.course import Pass, SamePoint, find_passes, same_points
 from memtrace.explain.dims import Dims, dims_of
-from memtrace.explain.passes import Pass, SamePoint, find_passes, same_points
-from memtrace.explain.snapshot_facts import Refused
+from memtrace.explain.snapshot_facts import Refused, course_of
 from memtrace.explain.verdict import Verdict
 from memtrace.history.timeline import At, Timeline
 from memtrace.snapshot.model import Action
@@ -86,7 +86,18 @@ class Case:
     @cached_property
     def points(self) -> list[SamePoint]:
         """The same point of earlier passes, latest first."""
-        return same_points(self.analysis, self.at.event)
+        return same_points(course_of(self.analysis, self.at.event), self.at.event)
+
+    def grown_since(self, point: SamePoint) -> dict[str, int]:
+        """Change of live requested bytes by ``category/subcategory`` since an earlier point, largest first."""
+        now, then = self._live_bytes(self.at.event), self._live_bytes(point.event)
+        change = {key: now.get(key, 0) - then.get(key, 0) for key in now.keys() | then.keys()}
+        order = sorted(change.items(), key=lambda item: (-abs(item[1]), -item[1], item[0]))
+        return {key: size_bytes for key, size_bytes in order if size_bytes}
+
+    def _live_bytes(self, event: int) -> dict[str, int]:
+        rows = self.timeline.live_rows(event)
+        return category_bytes(self.analysis, rows[~self.timeline.pending(rows, event)])
 
     @cached_property
     def dims(self) -> Dims | None:

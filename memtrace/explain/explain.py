@@ -17,7 +17,6 @@ from memtrace.explain.case import Case
 from memtrace.explain.detectors import detect, ranked
 from memtrace.explain.facts import OomFacts
 from memtrace.explain.log_moment import moment_in_log
-from memtrace.explain.passes import grown_since
 from memtrace.explain.sizes import asked_at, possibilities, possible_models
 from memtrace.explain.snapshot_facts import Known, Refusal, device_total_bytes, refusals, verdict_at
 from memtrace.explain.text_answer import TextAnswer, verdict_from_log
@@ -192,7 +191,7 @@ def _when(case: Case) -> When | None:
         phase = Phase.EVALUATION.label
     grew: dict[str, int] = {}
     if case.points:
-        change = grown_since(case.analysis, case.at.event, case.points[0])
+        change = case.grown_since(case.points[0])
         grew = {key: n for key, n in change.items() if abs(n) >= _GREW_SHARE * max(case.allocated_bytes, 1)}
     return When(phase, case.moment.step, _first_step(case), case.at.event, case.at.kind, grew)
 
@@ -262,7 +261,7 @@ def _about(case: Case) -> list[str]:
     if case.is_oom and len(case.timeline.oom_events) > 1:
         found.append(f"{len(case.timeline.oom_events)} requests were refused in this recording; this is the last.")
     if case.points and case.is_oom:
-        change = grown_since(case.analysis, case.at.event, case.points[0])
+        change = case.grown_since(case.points[0])
         total = sum(change.values())
         if abs(total) >= _GREW_SHARE * max(case.allocated_bytes, 1) and change:
             key, most = next(iter(change.items()))

@@ -7,9 +7,6 @@ from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
 from memtrace.attribution.categories import Purpose
-from memtrace.attribution.phases import Phase
-from memtrace.attribution.unfinished import period
-from memtrace.explain.facts import Progress
 
 I8 = NDArray[np.int64]
 _MATRIX_BYTES = 16 << 10

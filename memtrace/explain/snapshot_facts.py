@@ -15,6 +15,8 @@ import numpy as np
 from memtrace.allocator.config import conf_string, from_snapshot
 from memtrace.allocator.rounding import round_size, segment_size
 from memtrace.analysis import Analysis
+from memtrace.attribution.categories import Purpose
+from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Capacity, Pieces
 from memtrace.explain.course import Course, forward_progress, still_needed
 from memtrace.explain.facts import OomFacts, Source, Span
@@ -22,7 +24,7 @@ from memtrace.explain.layers import layer_count
 from memtrace.explain.verdict import Verdict, judge
 from memtrace.history.layout import Layout, State, layout_at
 from memtrace.history.timeline import Timeline
-from memtrace.snapshot.model import DEFAULT_POOL
+from memtrace.snapshot.model import DEFAULT_POOL, Action
 
 _EXPANDABLE_OVERSHOOT_BYTES = 20 << 20  # the limit is checked before whole pages are mapped
 
@@ -163,10 +165,9 @@ def course_of(analysis: Analysis, event: int) -> Course:
     timeline, facts = analysis.timeline, analysis.attribution.facts
     phases, trace = facts.phases, timeline.trace
     span = int(phases.span_of(np.array([event]))[0]) if len(phases) else -1
-    begins = False
-    if span >= 0:
-        stacks = np.unique(trace.stack[int(phases.start[span]) : event][trace.action[int(phases.start[span]) : event] == Action.ALLOC])
-        begins = any(analysis.attribution.sites.module[stack] == "embedding" for stack in stacks.tolist())
+    first = int(phases.start[span]) if span >= 0 else event
+    begun = trace.stack[first:event][trace.action[first:event] == Action.ALLOC]
+    begins = any(analysis.attribution.sites.module[stack] == "embedding" for stack in np.unique(begun).tolist())
     return Course(
         is_alloc=trace.action == Action.ALLOC,
         site=trace.stack.astype(np.int64),
@@ -188,7 +189,7 @@ def _missing_states(analysis: Analysis, event: int) -> int | None:
     live = np.zeros(len(timeline.allocations), dtype=np.bool_)
     live[timeline.live_rows(event)] = True
     size = timeline.allocations.requested_bytes
-    params, states = live & attribution.rows_of(1), live
+    params, states = live & attribution.rows_of(Purpose.PARAMS), live & attribution.rows_of(Purpose.OPTIMIZER_STATE)
     full = states & np.isin(size, np.unique(size[params]))
     if not params.any() or size[full].sum() < 0.5 * size[states].sum():
         return None

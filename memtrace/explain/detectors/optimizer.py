@@ -7,7 +7,6 @@ from memtrace.attribution.phases import Phase
 from memtrace.explain.advice import formula, rule
 from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
-from memtrace.explain.passes import grown_since
 from memtrace.units import format_bytes as size
 
 _STATES = Purpose.OPTIMIZER_STATE
@@ -47,7 +46,7 @@ def optimizer_on_first_step(case: Case) -> Finding | None:
     if case.phase is Phase.OPTIMIZER and first and case.is_material(total, 0.01):
         what = f"{size(total)} of states had been made when the first optimizer step ran out of memory"
     elif case.moment.step == 1 and case.points:
-        grown = grown_since(case.analysis, case.at.event, case.points[-1]).get(_STATES, 0)
+        grown = case.grown_since(case.points[-1]).get(_STATES, 0)
         if not case.is_material(grown, 0.01):
             return None
         total = grown
