@@ -5,11 +5,18 @@ The public names below are imported on first use, so that ``import memtrace`` co
 
 from __future__ import annotations
 
+import sys
+
 from memtrace._version import __version__
 
 TYPE_CHECKING = False  # as type checkers know it; importing typing would take half the time of `import memtrace`
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any
+
+    from memtrace.record.api import record
+else:
+    ModuleType = type(sys)
 
 _PUBLIC = {
     "load": "memtrace.snapshot.load",
@@ -32,3 +39,18 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """``memtrace.record`` is the function, also after the package of that name was imported."""
+
+    @property
+    def record(self) -> Any:
+        return __getattr__("record")
+
+    @record.setter
+    def record(self, package: Any) -> None:
+        """The import system offers the package here."""
+
+
+sys.modules[__name__].__class__ = _Package

@@ -39,7 +39,7 @@ def _leave_out_folder() -> None:
     if sys.flags.safe_path:
         return
     os.environ[_SAFE_PATH] = "1"
-    if sys.path and sys.path[0] in ("", os.getcwd()):
+    if sys.path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 (pathlib takes long to import)
         _left_out.append(sys.path.pop(0))
 
 

@@ -41,6 +41,14 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         memtrace.no_such_name  # noqa: B018
 
 
+def test_a_room_of_the_same_name_hides_no_function() -> None:
+    import memtrace.record.labels
+    from memtrace import record
+    from memtrace.record import api
+
+    assert memtrace.record is record is api.record
+
+
 def test_version_is_a_release_number() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+(rc\d+)?", memtrace.__version__)
 
