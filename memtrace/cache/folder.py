@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import memtrace
+from memtrace._version import __version__
 from memtrace.writing import draft, is_mine
 
 OFF = "MEMTRACE_NO_INDEX"
@@ -57,7 +57,7 @@ def name_of(recording: Path) -> str:
     """What a recording as it is now, read by this memtrace, is called in the cache. Raises OSError."""
     found = recording.stat()
     parts = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    return hashlib.blake2b(repr((parts, memtrace.__version__, _code())).encode(), digest_size=24).hexdigest()
+    return hashlib.blake2b(repr((parts, __version__, _code())).encode(), digest_size=24).hexdigest()
 
 
 def read(name: str) -> memoryview | None:
@@ -120,7 +120,7 @@ def _trim(folder: Path) -> None:
 @lru_cache(maxsize=1)
 def _code() -> str:
     """Changes with the code that decodes, replays and attributes."""
-    here = Path(memtrace.__file__).parent
+    here = Path(__file__).parents[1]
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted(file for room in _ROOMS for file in (here / room).rglob("*.py")):
         found = file.stat()
