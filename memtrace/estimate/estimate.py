@@ -67,7 +67,7 @@ def _terms(stream: Stream, live: list[int], last_layer: int) -> tuple[Term, ...]
         entry[0] += stream.sizes[index]
         entry[1] += 1
     terms = [
-        Term(name, size, TERMS[name.removeprefix("recomputed layer: ")].text, category, count)
+        Term(name, size, TERMS[name.removeprefix("recomputed layer: ")], category, count)
         for (name, category), (size, count) in found.items()
     ]
     return tuple(sorted(terms, key=lambda term: (-term.bytes, term.name)))

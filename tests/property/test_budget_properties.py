@@ -6,17 +6,16 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tools.formulas import backward_peak, forward_peak, optimizer_peak, symbols
 
 from memtrace.estimate.engine.step import Stream, simulate_run
 from memtrace.estimate.engine.tape import EMPTY_CACHE
 from memtrace.estimate.estimate import estimate
 from memtrace.estimate.options import LOSSES, OPTIMIZERS, QUANT, RunOptions
-from memtrace.estimate.peaks import backward_peak, forward_peak, optimizer_peak
 from memtrace.estimate.placement import place
 from memtrace.estimate.presets import gpu_names, gpu_preset, model_names, model_preset
 from memtrace.estimate.quick import requested_peak
 from memtrace.estimate.shapes import ModelShape
-from memtrace.estimate.symbols import symbols
 
 H200 = gpu_preset("h200")
 

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.formulas import backward_peak, forward_peak, optimizer_peak, symbols
 
 from memtrace.estimate.engine.step import Stream, simulate_run
 from memtrace.estimate.options import RunOptions
-from memtrace.estimate.peaks import backward_peak, forward_peak, optimizer_peak
 from memtrace.estimate.placement import Placement, place
 from memtrace.estimate.presets import gpu_preset, model_preset
 from memtrace.estimate.shapes import ModelShape
-from memtrace.estimate.symbols import symbols
 
 TRUTH = Path(__file__).parent.parent / "truth" / "measured"
 DEVICE = gpu_preset("h200").device

@@ -6,15 +6,15 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from tools import formulas
+from tools.formulas import Symbols, backward_peak, forward_peak, optimizer_peak, symbols
 
 from memtrace.errors import UsageError
 from memtrace.estimate import terms
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.options import RunOptions
-from memtrace.estimate.peaks import backward_peak, forward_peak, optimizer_peak
 from memtrace.estimate.prediction import live_at
 from memtrace.estimate.presets import gpu_preset, model_preset
-from memtrace.estimate.symbols import Symbols, symbols
 
 DEVICE = gpu_preset("h200").device
 MIB = 1 << 20
@@ -31,90 +31,90 @@ LAYER = 4 * 16_777_216 + 3 * 45_088_768
 @pytest.mark.parametrize(
     ("term", "expected"),
     [
-        (terms.packed_weights, 32 * LAYER // 2),
+        (formulas.packed_weights, 32 * LAYER // 2),
         (
-            terms.quantisation_state,
+            formulas.quantisation_state,
             # a 4096 × 4096 matrix: 262144 + 4·1024 + 4 + 64 + 1024; a 4096 × 11008 one: 704512 + 4·2752 + 1092
             32 * (4 * (262_144 + 4_096 + 1_092) + 3 * (704_512 + 11_008 + 1_092)),
         ),
-        (terms.quantisation_map, 1_024),
-        (terms.embedding, 524_288_000),
-        (terms.head, 524_288_000),
-        (terms.norms, 65 * 4096 * 4),
-        (terms.biases, 0),
-        (terms.plain_weights, 0),
-        (terms.rotary_buffers, 512),
-        (terms.adapters, 159_907_840),  # 39,976,960 adapter parameters, as PEFT prints them
-        (terms.gradients, 159_907_840),
-        (terms.optimizer_state, 319_815_680),
-        (terms.optimizer_temporaries, 159_907_840),
-        (terms.cublas_workspaces, 67_108_864),
-        (terms.cublaslt_workspaces, 0),
-        (terms.token_ids, 8_192),
-        (terms.position_ids, 8_192),
-        (terms.rotary_tables, 1_048_576),
-        (terms.attention_mask, 0),
-        (terms.layer_inputs, 32 * 16 * MIB),
-        (terms.final_norm, 16 * MIB + 4_096),
-        (terms.saved_norms, 2 * (16 * MIB + 4_096)),
-        (terms.saved_qkv, 3 * (20 * MIB + 65_536)),  # a dropped-out copy, a 1-byte mask, the rank-16 product
-        (terms.saved_attention, 64 * MIB + 131_072),
-        (terms.saved_output, 20 * MIB + 65_536),
-        (terms.saved_gate, 20 * MIB + 65_536 + 2 * 43 * MIB),
-        (terms.saved_up, 20 * MIB + 65_536 + 43 * MIB),
-        (terms.saved_down, 11_272_192 + 43 * MIB + 65_536),
-        (terms.log_probabilities, 131_072_000),
-        (terms.loss_gradients, 262_144_000),
+        (formulas.quantisation_map, 1_024),
+        (formulas.embedding, 524_288_000),
+        (formulas.head, 524_288_000),
+        (formulas.norms, 65 * 4096 * 4),
+        (formulas.biases, 0),
+        (formulas.plain_weights, 0),
+        (formulas.rotary_buffers, 512),
+        (formulas.adapters, 159_907_840),  # 39,976,960 adapter parameters, as PEFT prints them
+        (formulas.gradients, 159_907_840),
+        (formulas.optimizer_state, 319_815_680),
+        (formulas.optimizer_temporaries, 159_907_840),
+        (formulas.cublas_workspaces, 67_108_864),
+        (formulas.cublaslt_workspaces, 0),
+        (formulas.token_ids, 8_192),
+        (formulas.position_ids, 8_192),
+        (formulas.rotary_tables, 1_048_576),
+        (formulas.attention_mask, 0),
+        (formulas.layer_inputs, 32 * 16 * MIB),
+        (formulas.final_norm, 16 * MIB + 4_096),
+        (formulas.saved_norms, 2 * (16 * MIB + 4_096)),
+        (formulas.saved_qkv, 3 * (20 * MIB + 65_536)),  # a dropped-out copy, a 1-byte mask, the rank-16 product
+        (formulas.saved_attention, 64 * MIB + 131_072),
+        (formulas.saved_output, 20 * MIB + 65_536),
+        (formulas.saved_gate, 20 * MIB + 65_536 + 2 * 43 * MIB),
+        (formulas.saved_up, 20 * MIB + 65_536 + 43 * MIB),
+        (formulas.saved_down, 11_272_192 + 43 * MIB + 65_536),
+        (formulas.log_probabilities, 131_072_000),
+        (formulas.loss_gradients, 262_144_000),
     ],
 )
-def test_llama2_7b_by_hand(term: terms.Formula, expected: int) -> None:
+def test_llama2_7b_by_hand(term: formulas.Formula, expected: int) -> None:
     assert term(letters()) == expected
 
 
 @pytest.mark.parametrize(
     ("options", "term", "expected"),
     [
-        ({"quant": "nf4"}, terms.quantisation_state, 32 * (4 * (1_048_576 + 64) + 3 * (2_818_048 + 64))),
-        ({"quant": "nf4"}, terms.quantisation_map, 0),
-        ({"quant": "int8"}, terms.packed_weights, 32 * LAYER),
-        ({"quant": "int8"}, terms.quantisation_state, 4 * 32 * (5 * 4096 + 2 * 11008)),
-        ({"quant": "none"}, terms.plain_weights, 32 * LAYER * 4),
-        ({"prepare_kbit": False}, terms.embedding, 262_144_000),
-        ({"prepare_kbit": False}, terms.saved_attention, 4 * 8 * MIB + 131_072 + 16),  # cuDNN: 16 bits, two seeds
-        ({"adapter_dtype": "bf16"}, terms.adapters, 79_953_920),
-        ({"optimizer": "adamw_torch_fused"}, terms.optimizer_state, 319_815_680 + 4 * 14 * 32),
-        ({"optimizer": "adamw_bnb"}, terms.optimizer_state, 319_815_680),
+        ({"quant": "nf4"}, formulas.quantisation_state, 32 * (4 * (1_048_576 + 64) + 3 * (2_818_048 + 64))),
+        ({"quant": "nf4"}, formulas.quantisation_map, 0),
+        ({"quant": "int8"}, formulas.packed_weights, 32 * LAYER),
+        ({"quant": "int8"}, formulas.quantisation_state, 4 * 32 * (5 * 4096 + 2 * 11008)),
+        ({"quant": "none"}, formulas.plain_weights, 32 * LAYER * 4),
+        ({"prepare_kbit": False}, formulas.embedding, 262_144_000),
+        ({"prepare_kbit": False}, formulas.saved_attention, 4 * 8 * MIB + 131_072 + 16),  # cuDNN: 16 bits, two seeds
+        ({"adapter_dtype": "bf16"}, formulas.adapters, 79_953_920),
+        ({"optimizer": "adamw_torch_fused"}, formulas.optimizer_state, 319_815_680 + 4 * 14 * 32),
+        ({"optimizer": "adamw_bnb"}, formulas.optimizer_state, 319_815_680),
         # 8 bits: 65,536-element matrices 2·65536 + 8·256, 176,128-element ones 2·176128 + 8·688; two maps
         (
             {"optimizer": "adamw_8bit"},
-            terms.optimizer_state,
+            formulas.optimizer_state,
             32 * (11 * (131_072 + 2_048) + 3 * (352_256 + 5_504)) + 2_048,
         ),
         # paged: the states of the 176,128-element matrices are in managed memory
         (
             {"optimizer": "paged_adamw_8bit"},
-            terms.optimizer_state,
+            formulas.optimizer_state,
             32 * (11 * (131_072 + 2_048) + 3 * 5_504) + 2_048,
         ),
-        ({"optimizer": "sgd"}, terms.optimizer_state, 0),
-        ({"attention": "eager"}, terms.attention_mask, 4 * MIB),
-        ({"attention": "eager"}, terms.saved_attention, 48 * MIB + 128 * MIB),
-        ({"dropout": 0.0}, terms.saved_qkv, 16 * MIB + 3 * 65_536),  # the three adapters share their input
-        ({"targets": ("q_proj", "v_proj")}, terms.saved_qkv, 2 * (20 * MIB + 65_536)),
-        ({"targets": ("q_proj", "v_proj")}, terms.saved_down, 0),
-        ({"loss": "fused"}, terms.log_probabilities, None),
-        ({"autocast": True}, terms.saved_gate, None),
+        ({"optimizer": "sgd"}, formulas.optimizer_state, 0),
+        ({"attention": "eager"}, formulas.attention_mask, 4 * MIB),
+        ({"attention": "eager"}, formulas.saved_attention, 48 * MIB + 128 * MIB),
+        ({"dropout": 0.0}, formulas.saved_qkv, 16 * MIB + 3 * 65_536),  # the three adapters share their input
+        ({"targets": ("q_proj", "v_proj")}, formulas.saved_qkv, 2 * (20 * MIB + 65_536)),
+        ({"targets": ("q_proj", "v_proj")}, formulas.saved_down, 0),
+        ({"loss": "fused"}, formulas.log_probabilities, None),
+        ({"autocast": True}, formulas.saved_gate, None),
     ],
 )
-def test_variants_by_hand(options: dict[str, object], term: terms.Formula, expected: int | None) -> None:
+def test_variants_by_hand(options: dict[str, object], term: formulas.Formula, expected: int | None) -> None:
     assert term(letters(**options)) == expected
 
 
 def test_biases_and_fused_bias_products_of_qwen2() -> None:
     x = letters("qwen2-7b")
-    assert terms.biases(x) == 2 * (3584 + 2 * 512) * 28
-    assert terms.cublaslt_workspaces(x) == 2 * MIB
-    assert terms.saved_attention(x) == (12 * 3584 + 4 * 28 * 1024) * 1024  # fp32, shared heads: the math path
+    assert formulas.biases(x) == 2 * (3584 + 2 * 512) * 28
+    assert formulas.cublaslt_workspaces(x) == 2 * MIB
+    assert formulas.saved_attention(x) == (12 * 3584 + 4 * 28 * 1024) * 1024  # fp32, shared heads: the math path
 
 
 def test_every_group_of_live_tensors_has_its_formula() -> None:
@@ -135,10 +135,10 @@ def test_every_group_of_live_tensors_has_its_formula() -> None:
                     name = "attention" if name == "attention matrices" else name
                     found["norms' inputs" if name == "embedding output" and prepare else name] += stream.sizes[i]
                 x = symbols(shape, options, DEVICE)
-                for name, spec in terms.TERMS.items():
-                    if spec.function is None or name in skip:
+                for name, formula in formulas.FORMULAS.items():
+                    if name in skip:
                         continue
-                    expected = (spec.function(x) or 0) * (3 if name in per_layer else 1)
+                    expected = (formula(x) or 0) * (3 if name in per_layer else 1)
                     assert found[name] == expected, (model, prepare, dropout, name)
 
 
