@@ -14,9 +14,11 @@ from memtrace.cli.common import add_shared, print_json, progress, say_written
 from memtrace.writing import check_target
 
 if TYPE_CHECKING:
-    from memtrace.estimate.against import Against, Measured
+    from memtrace.estimate.advice import Change
+    from memtrace.estimate.against import Against
     from memtrace.estimate.estimate import Estimate
     from memtrace.estimate.options import RunOptions
+    from memtrace.estimate.presets import GpuPreset
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,45 +104,51 @@ def options_from(args: argparse.Namespace) -> RunOptions:
     )
 
 
+def card_from(args: argparse.Namespace) -> tuple[GpuPreset | None, int | None]:
+    """The GPU and the capacity that the arguments name. Raises UsageError."""
+    from memtrace.estimate.presets import gpu_preset
+    from memtrace.units import parse_capacity
+
+    gpu = gpu_preset(args.gpu) if args.gpu is not None else None
+    return gpu, parse_capacity(args.capacity) if args.capacity is not None else None
+
+
 def run(args: argparse.Namespace) -> int:
     from memtrace.estimate.advice import advise
     from memtrace.estimate.estimate import estimate
-    from memtrace.estimate.presets import gpu_preset, model_shape
-    from memtrace.units import parse_capacity
+    from memtrace.estimate.presets import model_shape
 
     if args.trace is not None:
         check_target(Path(args.trace), args.force, args.against, args.model)
-    gpu = gpu_preset(args.gpu) if args.gpu is not None else None
-    capacity = parse_capacity(args.capacity) if args.capacity is not None else None
-    result = estimate(model_shape(args.model), options_from(args), gpu, capacity)
-    against = _against(result, args.against) if args.against is not None else None
+    result = estimate(model_shape(args.model), options_from(args), *card_from(args))
+    against = compared(result, args.against)
     changes = advise(result)
     if args.trace is not None:
         from memtrace.estimate.predicted import write_snapshot
 
         write_snapshot(result, Path(args.trace))
         say_written(args.trace)
-    if args.json:
-        from memtrace.estimate.answer import answer
-
-        print_json(answer(result, changes, against))
-        return 0
-    from memtrace.estimate.text import render
-
-    print("\n".join(render(result, changes, against)))
+    show(args, result, changes, against)
     return 0
 
 
-def _against(result: Estimate, file: str) -> Against:
-    from memtrace.estimate.against import compare
+def show(args: argparse.Namespace, found: Estimate, changes: tuple[Change, ...], against: Against | None) -> None:
+    """Print the answer, as --json says."""
+    from memtrace.estimate.text import as_json, render
 
-    return compare(result, measured(file))
+    if args.json:
+        print_json(as_json(found, changes, against))
+    else:
+        print("\n".join(render(found, changes, against)))
 
 
-def measured(file: str) -> Measured:
-    """What the recording ``file`` says at its peak."""
+def compared(found: Estimate, file: str | None) -> Against | None:
+    """The estimate beside what the recording ``file`` says at its peak."""
+    if file is None:
+        return None
     from memtrace.analysis import analyse
     from memtrace.answers.report import report
+    from memtrace.estimate.against import compare
     from memtrace.estimate.recorded import measured_of
     from memtrace.history.timeline import build, choose_event
     from memtrace.snapshot.devices import choose_device
@@ -152,4 +160,4 @@ def measured(file: str) -> Measured:
     if why is not None:
         print(f"memtrace: {why}", file=sys.stderr)
     timeline = build(snapshot, device)
-    return measured_of(report(analyse(timeline), choose_event(timeline, "peak")))
+    return compare(found, measured_of(report(analyse(timeline), choose_event(timeline, "peak"))))

@@ -93,7 +93,7 @@ def _estimate_json(own: tuple[Against, Setup] | None) -> dict[str, Any] | None:
         return None
     from dataclasses import asdict
 
-    from memtrace.estimate.answer import against_json
+    from memtrace.estimate.against import against_json
 
     against, setup = own
     return {"against": against_json(against), "options": asdict(setup.options), "notes": list(setup.notes)}

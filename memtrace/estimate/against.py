@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from memtrace.attribution.categories import Category
-from memtrace.estimate.prediction import CATEGORIES, Fit
+from memtrace.estimate.estimate import CATEGORIES, Estimate
 from memtrace.units import format_delta
 
 
@@ -22,25 +22,6 @@ class Measured:
     categories: Mapping[str, int]
     nominal_bytes: int | None
     outside_bytes: int | None
-
-
-class Prediction(Protocol):
-    """What a comparison needs of an estimate or a dry run."""
-
-    @property
-    def peak_requested_bytes(self) -> int: ...
-    @property
-    def peak_allocated_bytes(self) -> int: ...
-    @property
-    def peak_reserved_bytes(self) -> int: ...
-    @property
-    def categories(self) -> Mapping[str, int]: ...
-    @property
-    def outside_bytes(self) -> int: ...
-    @property
-    def fit(self) -> Fit: ...
-    @property
-    def warnings(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +72,7 @@ def budget_distortion(
     return Distortion(nominal_bytes, outside_bytes, fragmentation, runtime, usable)
 
 
-def compare(estimate: Prediction, measured: Measured) -> Against:
+def compare(estimate: Estimate, measured: Measured) -> Against:
     """The estimate beside the recording."""
     names = [*CATEGORIES, *(name for name in measured.categories if name not in CATEGORIES)]
     gaps = {
@@ -138,7 +119,7 @@ _CAUSES: dict[str, str] = {  # by category
 }
 
 
-def _because(estimate: Prediction, measured: Measured, gaps: Mapping[str, CategoryGap]) -> list[str]:
+def _because(estimate: Estimate, measured: Measured, gaps: Mapping[str, CategoryGap]) -> list[str]:
     """Categories that differ by more than 0.1 % of the measured peak, with what usually makes them differ."""
     threshold = measured.peak_allocated_bytes // 1000
     lines = []
@@ -150,3 +131,12 @@ def _because(estimate: Prediction, measured: Measured, gaps: Mapping[str, Catego
     if estimate.warnings:
         lines.append(f"the estimate itself says: {estimate.warnings[0]}")
     return lines
+
+
+def against_json(against: Against | None) -> dict[str, Any] | None:
+    """A comparison as JSON."""
+    if against is None:
+        return None
+    found = asdict(against)
+    found["budget_distortion"]["distortion_bytes"] = against.budget_distortion.distortion_bytes
+    return found

@@ -1,86 +1,404 @@
-"""The budget before the run, from the shape engine: a prediction with terms, the affine form and what it rests on."""
+"""The budget before the run: what a predicted stream of allocations makes of the allocator, phases, categories, terms.
+
+Who re-enacted the run, the shape engine or a dry run of the real code, is all the same here: a :class:`Source`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
 
-from memtrace.attribution.categories import Purpose
-from memtrace.estimate.affine import Affine, affine_form
-from memtrace.estimate.bounds import check_options, check_rank
-from memtrace.estimate.engine.step import Stream, simulate_run
+import numpy as np
+
+from memtrace.allocator.config import AllocatorConfig
+from memtrace.allocator.rounding import round_size
+from memtrace.attribution.categories import Category, Purpose
+from memtrace.estimate.bounds import check_options, check_rank, check_size
+from memtrace.estimate.engine.kernels import Device
+from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.options import RunOptions
-from memtrace.estimate.prediction import PHASES, Prediction, Term, general_warnings, kernels_of, predict
-from memtrace.estimate.presets import GpuPreset
+from memtrace.estimate.placement import Placement, place
+from memtrace.estimate.presets import DEFAULT_CAPACITY_BYTES, GpuPreset, gpu_preset
 from memtrace.estimate.shapes import ModelShape
+from memtrace.estimate.stream import MICRO_BATCHES, Stream, live_at
 from memtrace.estimate.terms import TERMS, term_name
+
+PHASES = ("load", "forward", "loss", "recompute", "backward", "optimizer")
+CATEGORIES = tuple(category for category in Category if category is not Category.UNATTRIBUTED)
+#: Worst error of the reserved peak over the measured configurations; stated with every estimate.
+RESERVED_MARGIN_PERCENT = 3.0
+_PHASE_OF_MARK = {"inputs": "forward", "zero_grad": "optimizer"}
+
+
+class Source(Protocol):
+    """Where a stream of allocations comes from."""
+
+    @property
+    def basis(self) -> str:
+        """``shape engine`` or ``dry run``."""
+        ...
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The model, for people and programs: at least ``name`` and ``parameters``."""
+        ...
+
+    def check(self, options: RunOptions) -> None:
+        """Raise UsageError for options that no real run has."""
+        ...
+
+    def stream(self, options: RunOptions, device: Device, layers: int | None = None, steps: int = 2) -> Stream:
+        """Loading and ``steps`` training steps; of a model with fewer ``layers`` where that is asked for."""
+        ...
+
+    def term(self, stream: Stream, index: int) -> tuple[str, str | None]:
+        """Which term of the budget an allocation belongs to, and the term's formula (None: its tensors' sizes)."""
+        ...
+
+    def notes(self, options: RunOptions, stream: Stream) -> list[str]:
+        """What this source rests on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeSource:
+    """The shape engine on the numbers of a known family: milliseconds, without PyTorch."""
+
+    shape: ModelShape
+    basis: str = "shape engine"
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The shape and its parameters."""
+        return asdict(self.shape) | {"parameters": self.shape.parameters}
+
+    def check(self, options: RunOptions) -> None:
+        """Refuse ranks wider than the model."""
+        check_rank(options, self.shape)
+
+    def stream(self, options: RunOptions, device: Device, layers: int | None = None, steps: int = 2) -> Stream:
+        """Run the engine."""
+        shape = self.shape if layers is None else replace(self.shape, layers=min(self.shape.layers, layers))
+        return simulate_run(shape, options, device, steps)
+
+    def term(self, stream: Stream, index: int) -> tuple[str, str | None]:
+        """The closed formulas' terms."""
+        label, op = stream.labels[index], stream.ops[index]
+        name = term_name(label, op, stream.sites[index], stream.layers[index], self.shape.layers - 1)
+        return name, TERMS[name]
+
+    def notes(self, options: RunOptions, stream: Stream) -> list[str]:
+        """What rests on source code only."""
+        notes = []
+        if stream.kernel == "flash":
+            notes.append("buffers of flash attention are taken from its source, not measured")
+        if options.loss == "chunked":
+            notes.append(f"chunked loss: {options.chunk_tokens} tokens a chunk, each chunk checkpointed")
+        window = self.shape.sliding_window
+        if window is not None and options.sequence >= window and options.attention != "flash":
+            notes.append(
+                f"sequence as long as the sliding window of {window} or longer: the mask's cost is not measured"
+            )
+        return notes
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePeak:
+    """Highest requested, allocated and reserved bytes in a phase (each at its own moment)."""
+
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term of the budget at the peak: live bytes, the formula they come from, and the category."""
+
+    name: str
+    bytes: int
+    formula: str
+    category: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """requested peak = ``constant_bytes`` + ``per_token_bytes``·t + ``per_token_squared_bytes``·t².
+
+    t counts the tokens of a micro-batch at the estimate's batch size. It holds while the same point of the step stays
+    the peak. The parts are exact at the estimate's own t.
+    """
+
+    constant_bytes: int
+    per_token_bytes: float
+    per_token_squared_bytes: float
+
+    def at(self, tokens: int) -> float:
+        """Requested bytes at ``tokens`` tokens."""
+        return self.constant_bytes + self.per_token_bytes * tokens + self.per_token_squared_bytes * tokens * tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether the run fits: what the device must hold (reserved, plus what is outside the allocator) against it.
+
+    ``fits_when_flushed``: the allocator gives cached segments back under pressure, and the run then goes through
+    although ``margin_bytes`` is negative.
+    """
+
+    capacity_bytes: int
+    device_bytes: int
+    margin_bytes: int
+    fits: bool
+    fits_when_flushed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate(Prediction):
-    """A predicted run. ``terms`` sum to the requested bytes at the peak. ``margin_over_next_bytes``: by how much the
-    phase of the peak wins over the next highest.
+class Estimate:
+    """A predicted run. ``phases`` holds PHASES of the last step (``load`` of loading) and ``first_step``.
+
+    ``categories`` and ``subcategories`` describe the moment of the highest allocated bytes (event ``peak_event`` of the
+    stream) and sum to the reserved bytes of that moment, ``terms`` to its requested bytes. ``managed_bytes``: paged
+    optimizer states outside the allocator. ``margin_over_next_bytes``: by how much the phase of the peak wins over the
+    next highest.
     """
 
-    shape: ModelShape
+    source: Source
+    model: dict[str, Any]
+    options: RunOptions
+    gpu: GpuPreset
+    kernel: str
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_phase: str
+    peak_site: str
     next_phase: str
     margin_over_next_bytes: int
+    phases: dict[str, PhasePeak]
+    categories: dict[str, int]
+    subcategories: dict[str, int]
+    outside_bytes: int
+    managed_bytes: int
+    fit: Fit
     terms: tuple[Term, ...]
     affine: Affine
     warnings: tuple[str, ...]
+    stream: Stream = field(repr=False)
+    placement: Placement = field(repr=False)
+    peak_event: int
+
+
+def kernels_of(gpu: GpuPreset | None) -> GpuPreset:
+    """The card whose kernels and buffers a run is predicted with: an H200's where none is named."""
+    return gpu or gpu_preset("h200")
 
 
 def estimate(
-    shape: ModelShape, options: RunOptions, gpu: GpuPreset | None = None, capacity_bytes: int | None = None
+    source: Source | ModelShape,
+    options: RunOptions,
+    gpu: GpuPreset | None = None,
+    capacity_bytes: int | None = None,
 ) -> Estimate:
-    """Predict the run of ``shape`` under ``options`` on ``gpu`` (default: kernels of an H200, capacity 24 GiB).
+    """Predict a run on ``gpu`` (default: kernels of an H200, capacity 24 GiB unless it is given).
 
-    Raises UsageError for numbers that no real run reaches.
+    Raises UsageError for numbers that no real run reaches, and what the source raises.
     """
+    source = ShapeSource(source) if isinstance(source, ModelShape) else source
     check_options(options)
-    check_rank(options, shape)
-    device = kernels_of(gpu).device
-    stream = simulate_run(shape, options, device)
-    found = predict(stream, options, gpu, capacity_bytes)
-    order = sorted(found.phases.keys() & set(PHASES), key=lambda name: -found.phases[name].allocated_bytes)
+    source.check(options)
+    card = kernels_of(gpu)
+    capacity = capacity_bytes or (gpu.total_bytes if gpu is not None else DEFAULT_CAPACITY_BYTES)
+    stream = source.stream(options, card.device)
+    check_size(stream.events, stream.sizes)
+    placement = place(stream)
+    event = int(np.argmax(placement.allocated))
+    live = live_at(stream, event)
+    phases = phase_peaks(stream, placement)
+    order = sorted(phases.keys() & set(PHASES), key=lambda name: -phases[name].allocated_bytes)
     runner_up = order[min(1, len(order) - 1)]
-    live = found.live()
+    subcategories = subcategories_at(stream, placement, event, live)
     return Estimate(
-        **found.parts(),
-        shape=shape,
+        source=source,
+        model=source.model,
+        options=options,
+        gpu=card,
+        kernel=stream.kernel,
+        peak_requested_bytes=int(placement.requested.max()),
+        peak_allocated_bytes=int(placement.allocated.max()),
+        peak_reserved_bytes=int(placement.reserved.max()),
+        peak_phase=phase_at(stream, event),
+        peak_site=site_at(stream, event),
         next_phase=runner_up,
-        margin_over_next_bytes=found.phases[order[0]].allocated_bytes - found.phases[runner_up].allocated_bytes,
-        terms=_terms(stream, live, shape.layers - 1),
-        affine=affine_form(shape, options, device, stream, live),
-        warnings=_warnings(shape, options, gpu, stream),
+        margin_over_next_bytes=phases[order[0]].allocated_bytes - phases[runner_up].allocated_bytes,
+        phases=phases,
+        categories=categories_of(subcategories),
+        subcategories=subcategories,
+        outside_bytes=card.outside_bytes,
+        managed_bytes=stream.managed_bytes,
+        fit=_fit(stream, placement, card, capacity),
+        terms=_terms(source, stream, live),
+        affine=_affine(source, options, card.device, stream, live),
+        warnings=_warnings(source, options, gpu, stream),
+        stream=stream,
+        placement=placement,
+        peak_event=event,
     )
 
 
-def _terms(stream: Stream, live: list[int], last_layer: int) -> tuple[Term, ...]:
+# ---- phases ----------------------------------------------------------------------------------------------------------
+def phase_peaks(stream: Stream, placement: Placement) -> dict[str, PhasePeak]:
+    """Peaks by phase: ``load``, the phases of the last step, and ``first_step`` as a whole."""
+    peaks: dict[str, list[int]] = {}
+    last_step = max(mark.step for mark in stream.marks)
+    ends = [mark.event for mark in stream.marks[1:]] + [len(stream.events)]
+    for mark, end in zip(stream.marks, ends, strict=True):
+        name = _PHASE_OF_MARK.get(mark.name, mark.name)
+        names = [name] if mark.step in (-1, last_step) and name in PHASES else []
+        if mark.step == 0:
+            names.append("first_step")
+        low, high = max(mark.event - 1, 0), min(end, len(placement.requested))
+        if high <= low:
+            continue
+        found = [int(curve[low:high].max()) for curve in (placement.requested, placement.allocated, placement.reserved)]
+        for key in names:
+            peaks[key] = [max(pair) for pair in zip(peaks.get(key, [0, 0, 0]), found, strict=True)]
+    return {name: PhasePeak(*values) for name, values in peaks.items()}
+
+
+def phase_at(stream: Stream, event: int) -> str:
+    """The phase in which ``event`` happens."""
+    position = bisect_right([mark.event for mark in stream.marks], event) - 1
+    name = stream.marks[max(position, 0)].name
+    return _PHASE_OF_MARK.get(name, name)
+
+
+def site_at(stream: Stream, event: int) -> str:
+    """Module and operator of the allocation that makes the peak."""
+    index = stream.events[event]
+    return stream.where(index if index >= 0 else ~index)
+
+
+# ---- the moment of the peak ------------------------------------------------------------------------------------------
+def subcategories_at(stream: Stream, placement: Placement, event: int, live: list[int]) -> dict[str, int]:
+    """Requested bytes by label, and what is reserved beyond them by kind of fragmentation."""
+    config = AllocatorConfig()
+    found: dict[str, int] = {}
+    rounding = tails = 0
+    for index in live:
+        size, block = stream.sizes[index], placement.block_bytes[index]
+        rounded = round_size(size, config)
+        found[stream.labels[index]] = found.get(stream.labels[index], 0) + size
+        rounding += rounded - size
+        tails += block - rounded
+    cached = _cached_bytes(placement, event, live)
+    free = int(placement.reserved[event] - placement.allocated[event])
+    found[Purpose.ROUNDING] = rounding
+    found[Purpose.UNSPLIT_TAIL] = tails
+    found[Purpose.HOLES] = free - cached
+    found[Purpose.CACHED_SEGMENTS] = cached
+    return found
+
+
+def _cached_bytes(placement: Placement, event: int, live: list[int]) -> int:
+    """Segments in which nothing lives."""
+    segments = placement.segments_at(event)
+    starts = sorted(segments)
+    used = {starts[bisect_right(starts, placement.address[index]) - 1] for index in live}
+    return sum(size for address, size in segments.items() if address not in used)
+
+
+def categories_of(subcategories: dict[str, int]) -> dict[str, int]:
+    """The six categories, each the sum of its subcategories."""
+    sums: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
+    for name, size in subcategories.items():
+        sums[name.partition("/")[0]] += size
+    return sums
+
+
+def _terms(source: Source, stream: Stream, live: list[int]) -> tuple[Term, ...]:
     """Live bytes by term and category, largest first."""
     found: dict[tuple[str, str], list[int]] = {}
+    formulas: dict[str, str | None] = {}
     for index in live:
+        name, formula = source.term(stream, index)
         label = stream.labels[index]
-        name = term_name(label, stream.ops[index], stream.sites[index], stream.layers[index], last_layer)
         if label == Purpose.RECOMPUTE:
             name = f"recomputed layer: {name}"
-        entry = found.setdefault((name, label.partition("/")[0]), [0, 0])
-        entry[0] += stream.sizes[index]
-        entry[1] += 1
+        formulas[name] = formula
+        found.setdefault((name, label.partition("/")[0]), []).append(stream.sizes[index])
     terms = [
-        Term(name, size, TERMS[name.removeprefix("recomputed layer: ")], category, count)
-        for (name, category), (size, count) in found.items()
+        Term(name, sum(sizes), formulas[name] or _sizes_text(sizes), category, len(sizes))
+        for (name, category), sizes in found.items()
     ]
     return tuple(sorted(terms, key=lambda term: (-term.bytes, term.name)))
 
 
-def _warnings(shape: ModelShape, options: RunOptions, gpu: GpuPreset | None, stream: Stream) -> tuple[str, ...]:
-    """What in this estimate rests on source code only, or on an assumption."""
-    notes, outside = general_warnings(options, gpu, stream)
-    if stream.kernel == "flash":
-        notes.append("buffers of flash attention are taken from its source, not measured")
-    if options.loss == "chunked":
-        notes.append(f"chunked loss: {options.chunk_tokens} tokens a chunk, each chunk checkpointed")
-    window = shape.sliding_window
-    if window is not None and options.sequence >= window and options.attention != "flash":
-        notes.append(f"sequence as long as the sliding window of {window} or longer: the mask's cost is not measured")
-    return (*notes, *outside)
+def _sizes_text(sizes: list[int]) -> str:
+    if len(set(sizes)) == 1:
+        return f"{len(sizes)} × {sizes[0]:,} B"
+    return f"{len(sizes)} tensors of {min(sizes):,} to {max(sizes):,} B"
+
+
+# ---- the affine form -------------------------------------------------------------------------------------------------
+def _affine(source: Source, options: RunOptions, device: Device, stream: Stream, live: list[int]) -> Affine:
+    """The affine form of ``live``: a constant, bytes per token and per token squared, batch size fixed.
+
+    The live set of the peak is the same at neighbouring lengths, so each live tensor's size is a polynomial in the
+    length. The polynomials come from runs at one, two and three times the length with two layers, whose tensors are
+    those of any other layer.
+    """
+    fixed = replace(device, product_rows=options.tokens)
+    runs = [source.stream(replace(options, sequence=n * options.sequence), fixed, layers=2) for n in (1, 2, 3)]
+    known: dict[tuple[str, str, str, int], tuple[float, float]] = {}
+    if len({len(run.sizes) for run in runs}) == 1:
+        for index, (one, two, three) in enumerate(zip(*(run.sizes for run in runs), strict=True)):
+            square = (three - 2 * two + one) / 2
+            known[runs[0].key(index)] = (two - one - 3 * square, square)
+    constant, linear, square = 0.0, 0.0, 0.0
+    for index in live:
+        first, second = known.get(stream.key(index), (0.0, 0.0))
+        constant += stream.sizes[index] - first - second
+        linear += first
+        square += second
+    return Affine(round(constant), linear / options.tokens, square / options.tokens**2)
+
+
+# ---- fits, and what all of it rests on -------------------------------------------------------------------------------
+def _fit(stream: Stream, placement: Placement, card: GpuPreset, capacity: int) -> Fit:
+    outside = card.outside_bytes
+    device_bytes = int(placement.reserved.max()) + outside
+    margin = capacity - device_bytes
+    flushed = margin >= 0
+    if not flushed and int(placement.allocated.max()) + outside <= capacity:
+        flushed = place(stream, capacity - outside).refused_event is None
+    return Fit(capacity, device_bytes, margin, margin >= 0, flushed)
+
+
+def _warnings(source: Source, options: RunOptions, gpu: GpuPreset | None, stream: Stream) -> tuple[str, ...]:
+    """What rests on source code only, or on an assumption: of the card, the data, the source, and outside of it."""
+    card, outside = card_notes(gpu), list[str]()
+    if options.quant == "int8":
+        card.append("8-bit products are taken to have no outlier columns; how many there are depends on the data")
+    if options.accumulation > MICRO_BATCHES:
+        card.append(
+            f"{MICRO_BATCHES} of the {options.accumulation} micro-batches of a step are simulated: "
+            "the others repeat the last of them and change no peak"
+        )
+    if stream.managed_bytes:
+        outside.append(
+            f"{stream.managed_bytes:,} B of paged optimizer states lie outside the allocator and come and go"
+        )
+    notes = source.notes(options, stream)
+    return (*notes, *card, *outside) if source.basis == "dry run" else (*card, *notes, *outside)
+
+
+def card_notes(gpu: GpuPreset | None) -> list[str]:
+    """What is assumed of the card."""
+    if gpu is None:
+        return ["no --gpu: kernels as on an H200, capacity 24 GiB"]
+    return (
+        [] if gpu.outside_measured else [f"memory outside the allocator on {gpu.name} is assumed to be that of an H200"]
+    )

@@ -13,8 +13,7 @@ from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import State
 from memtrace.allocator.whatif.addresses import AddressSpace, Hints, Policy
-from memtrace.estimate.engine.step import Stream
-from memtrace.estimate.engine.tape import EMPTY_CACHE
+from memtrace.estimate.stream import EMPTY_CACHE, Stream
 
 I8 = NDArray[np.int64]
 
@@ -43,6 +42,18 @@ class Placement:
     allocated: I8
     reserved: I8
     refused_event: int | None
+
+    def segments_at(self, event: int) -> dict[int, int]:
+        """Size by address of the segments that exist just after stream event ``event``."""
+        found: dict[int, int] = {}
+        for entry in self.segments:
+            if entry.event > event:
+                break
+            if entry.freed:
+                found.pop(entry.address, None)
+            else:
+                found[entry.address] = entry.size
+        return found
 
 
 class _Refused(Exception):

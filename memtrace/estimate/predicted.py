@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from memtrace._version import __version__
-from memtrace.estimate.against import Prediction
-from memtrace.estimate.engine.step import Stream
-from memtrace.estimate.engine.tape import EMPTY_CACHE, Mark
-from memtrace.estimate.estimate import Estimate
+from memtrace.estimate.estimate import Estimate, ShapeSource
 from memtrace.estimate.placement import Placement, SegmentEvent
-from memtrace.estimate.prediction import live_at
 from memtrace.estimate.presets import GpuPreset
+from memtrace.estimate.stream import EMPTY_CACHE, Mark, Stream, live_at
 from memtrace.writing import whole_file
 
 START_US = 1_700_000_000_000_000  # an arbitrary moment: a predicted run has no clock, its events are 1 µs apart
@@ -44,12 +41,14 @@ def write_document(written: dict[str, Any], path: Path) -> None:
 
 def snapshot(estimate: Estimate) -> dict[str, Any]:
     """The predicted run as PyTorch's ``_snapshot()`` would return it."""
-    writer = SnapshotWriter(estimate.stream, estimate.placement, estimate.shape.family)
-    config = {"model": asdict(estimate.shape), "options": plain(asdict(estimate.options))}
+    assert isinstance(estimate.source, ShapeSource)
+    shape = estimate.source.shape
+    writer = SnapshotWriter(estimate.stream, estimate.placement, shape.family)
+    config = {"model": asdict(shape), "options": plain(asdict(estimate.options))}
     return document(writer, estimate, estimate.gpu, config)
 
 
-def document(writer: SnapshotWriter, peaks: Prediction, gpu: GpuPreset, config: dict[str, Any]) -> dict[str, Any]:
+def document(writer: SnapshotWriter, peaks: Estimate, gpu: GpuPreset, config: dict[str, Any]) -> dict[str, Any]:
     """The run that ``writer`` writes, in PyTorch's format, with memtrace's extra key."""
     trace = writer.trace()
     return {
@@ -130,7 +129,7 @@ class SnapshotWriter:
             address, size = placement.address[index], stream.sizes[index]
             if entry >= 0:
                 self._label(index, address)
-                self._add("alloc", address, size, frames, self._where(index))
+                self._add("alloc", address, size, frames, self.stream.where(index))
             else:
                 self._open.pop(index)["until_time_us"] = self._now()
                 self._add("free_requested", address, size, frames)
@@ -170,17 +169,12 @@ class SnapshotWriter:
             "bytes": self.stream.sizes[index],
             "category": category,
             "subcategory": subcategory,
-            "name": self._where(index),
+            "name": self.stream.where(index),
             "from_time_us": self._now(),
             "until_time_us": None,
         }
         self.labels.append(label)
         self._open[index] = label
-
-    def _where(self, index: int) -> str:
-        stream = self.stream
-        layer = f"layers.{stream.layers[index]}." if stream.layers[index] >= 0 else ""
-        return f"{layer}{stream.sites[index] or 'model'}: {stream.ops[index]}"
 
     def stack(self, index: int, phase: str) -> Frames:
         """A stack like the one a recording would show: none on autograd's thread, else module code, no line numbers."""
@@ -215,12 +209,7 @@ class SnapshotWriter:
         """The final segments with their blocks."""
         stream, placement = self.stream, self.placement
         live = sorted(live_at(stream, len(stream.events) - 1), key=lambda index: placement.address[index])
-        sizes: dict[int, int] = {}
-        for entry in placement.segments:
-            if entry.freed:
-                sizes.pop(entry.address, None)
-            else:
-                sizes[entry.address] = entry.size
+        sizes = placement.segments_at(len(stream.events))
         position, found = 0, []
         for address in sorted(sizes):
             end = address + sizes[address]

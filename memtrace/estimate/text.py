@@ -1,14 +1,15 @@
-"""An estimate as text of at most 80 columns."""
+"""An estimate as text of at most 80 columns, and as the JSON object that the command prints."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
 
 from memtrace.estimate.advice import Change
-from memtrace.estimate.against import Against
-from memtrace.estimate.estimate import Estimate
-from memtrace.estimate.prediction import CATEGORIES, PHASES, RESERVED_MARGIN_PERCENT, Prediction
+from memtrace.estimate.against import Against, against_json, budget_distortion
+from memtrace.estimate.estimate import CATEGORIES, PHASES, RESERVED_MARGIN_PERCENT, Estimate
 from memtrace.units import format_bytes, format_delta
 
 WIDTH = 80
@@ -17,7 +18,7 @@ _BAR = 24
 
 def render(estimate: Estimate, changes: tuple[Change, ...], against: Against | None) -> list[str]:
     """All lines."""
-    lines = [*_head(estimate), "", *_verdict(estimate), "", *phase_lines(estimate), "", *category_lines(estimate)]
+    lines = [*_head(estimate), "", *_verdict(estimate), "", *_phases(estimate), "", *_categories(estimate)]
     lines += ["", *_terms(estimate), "", *_levels(estimate)]
     if changes:
         lines += ["", *_changes(changes)]
@@ -33,8 +34,10 @@ def _wrap(text: str, indent: str) -> list[str]:
 
 
 def _head(estimate: Estimate) -> Iterator[str]:
-    shape, options = estimate.shape, estimate.options
-    yield f"{shape.name}, {shape.parameters / 1e9:.2f} billion parameters, {options.quant} base weights"
+    options = estimate.options
+    size = f"{estimate.model['name']}, {estimate.model['parameters'] / 1e9:.2f} billion parameters"
+    dry = ", dry run of the real code" if estimate.source.basis == "dry run" else ""
+    yield f"{size}, {options.quant} base weights{dry}"
     setup = [
         f"{options.sequence} tokens × {options.batch}",
         f"LoRA r={options.rank} {options.adapter_dtype} on {','.join(options.targets)}",
@@ -75,7 +78,7 @@ def _verdict(estimate: Estimate) -> list[str]:
     return [*_wrap(text, ""), *_wrap(peak, "")]
 
 
-def phase_lines(found: Prediction) -> Iterator[str]:
+def _phases(found: Estimate) -> Iterator[str]:
     """The peaks of every phase."""
     yield f"{'phase':<12}{'requested':>14}{'allocated':>14}{'reserved':>14}"
     for name in [*PHASES[:1], "first_step", *PHASES[1:]]:
@@ -86,7 +89,7 @@ def phase_lines(found: Prediction) -> Iterator[str]:
             yield f"{name.replace('_', ' '):<12}" + "".join(f"{format_bytes(v):>14}" for v in values) + mark
 
 
-def category_lines(found: Prediction) -> Iterator[str]:
+def _categories(found: Estimate) -> Iterator[str]:
     """The six categories at the peak."""
     total = sum(found.categories.values())
     yield f"at the peak ({format_bytes(total)} reserved)"
@@ -153,3 +156,44 @@ def render_against(against: Against) -> Iterator[str]:
     )
     for line in against.because:
         yield from _wrap(f"  {line}", "    ")
+
+
+# ---- for programs ----------------------------------------------------------------------------------------------------
+def as_json(found: Estimate, changes: tuple[Change, ...], against: Against | None) -> dict[str, Any]:
+    """Keys as the contract has them, and more; sizes in bytes."""
+    lost = budget_distortion(found.fit.capacity_bytes, found.outside_bytes, found.categories)
+    return {
+        "model": found.model,
+        "options": asdict(found.options),
+        "gpu": {
+            "name": found.gpu.name,
+            "total_bytes": found.gpu.total_bytes,
+            "capability": list(found.gpu.device.capability),
+        },
+        "attention_kernel": found.kernel,
+        "peak_requested_bytes": found.peak_requested_bytes,
+        "peak_allocated_bytes": found.peak_allocated_bytes,
+        "peak_reserved_bytes": found.peak_reserved_bytes,
+        "reserved_margin_percent": RESERVED_MARGIN_PERCENT,
+        "peak_phase": found.peak_phase,
+        "peak_site": found.peak_site,
+        "phases": {name: asdict(peak) for name, peak in found.phases.items()},
+        "categories": found.categories,
+        "subcategories": found.subcategories,
+        "device": {
+            "reserved_bytes": found.peak_reserved_bytes,
+            "outside_bytes": found.outside_bytes,
+            "outside_measured": found.gpu.outside_measured,
+            "managed_bytes": found.managed_bytes,
+            "device_bytes": found.fit.device_bytes,
+        },
+        "fits": asdict(found.fit),
+        "next_phase": found.next_phase,
+        "margin_over_next_bytes": found.margin_over_next_bytes,
+        "terms": [asdict(term) for term in found.terms],
+        "affine": asdict(found.affine),
+        "budget_distortion": asdict(lost) | {"distortion_bytes": lost.distortion_bytes},
+        "changes": [{key: value for key, value in asdict(change).items() if key != "options"} for change in changes],
+        "against": against_json(against),
+        "warnings": list(found.warnings),
+    }

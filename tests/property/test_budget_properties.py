@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tools.formulas import backward_peak, forward_peak, optimizer_peak, symbols
 
-from memtrace.estimate.engine.step import Stream, simulate_run
-from memtrace.estimate.engine.tape import EMPTY_CACHE
-from memtrace.estimate.estimate import estimate
+from memtrace.estimate.advice import requested_peak
+from memtrace.estimate.engine.step import simulate_run
+from memtrace.estimate.estimate import ShapeSource, estimate
 from memtrace.estimate.options import LOSSES, OPTIMIZERS, QUANT, RunOptions
 from memtrace.estimate.placement import place
 from memtrace.estimate.presets import gpu_names, gpu_preset, model_names, model_preset
-from memtrace.estimate.quick import requested_peak
 from memtrace.estimate.shapes import ModelShape
+from memtrace.estimate.stream import EMPTY_CACHE, Stream
 
 H200 = gpu_preset("h200")
 
@@ -95,7 +95,7 @@ def test_two_shallow_models_tell_the_peak_of_a_deep_one(setup: tuple[ModelShape,
     begin = next(mark.event for mark in stream.marks if mark.step == 1)
     level = levels(stream)
     points = [level[i] for i in range(begin, stream.marks[-1].event) if 0 <= stream.events[i] < EMPTY_CACHE]
-    assert requested_peak(shape, options, H200.device) == max(points)
+    assert requested_peak(ShapeSource(shape), options, H200.device) == max(points)
 
 
 @settings(max_examples=25, deadline=None)

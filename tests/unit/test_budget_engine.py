@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memtrace.estimate.engine.engine import Tensor
+from memtrace.estimate.engine.autograd import Tensor
 from memtrace.estimate.engine.ops import Ops
-from memtrace.estimate.engine.tape import Tape
+from memtrace.estimate.stream import Tape
 
 
 def fresh() -> tuple[Ops, Tape]:

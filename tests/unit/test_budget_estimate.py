@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 
 from memtrace.errors import UsageError
-from memtrace.estimate.advice import advise
+from memtrace.estimate.advice import advise, requested_peak
 from memtrace.estimate.against import Measured, budget_distortion, compare
 from memtrace.estimate.engine.step import simulate_run
-from memtrace.estimate.estimate import Estimate, estimate
+from memtrace.estimate.estimate import CATEGORIES, Estimate, ShapeSource, estimate
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.predicted import snapshot, write_snapshot
-from memtrace.estimate.prediction import CATEGORIES
 from memtrace.estimate.presets import GpuPreset, gpu_preset, model_preset
-from memtrace.estimate.quick import requested_peak
 
 H200 = gpu_preset("h200")
 GIB = 1 << 30
@@ -94,7 +92,7 @@ def test_advice_is_sufficient_and_in_order() -> None:
     changes = advise(found)
     assert changes and [c.sufficient for c in changes] == sorted((c.sufficient for c in changes), reverse=True)
     for change in changes:
-        again = estimate(found.shape, change.options, H200, 4 * GIB)
+        again = estimate(model_preset("tiny-llama"), change.options, H200, 4 * GIB)
         training = [peak.requested_bytes for name, peak in again.phases.items() if name not in ("load", "first_step")]
         assert found.peak_requested_bytes - max(training) == change.saves_requested_bytes
     assert any(change.flag.startswith("--seq-len") for change in changes)
@@ -111,7 +109,7 @@ def test_other_families_run_and_agree_with_the_shallow_route(model: str) -> None
     shape, options = replace(model_preset(model), layers=6), RunOptions(512, 2, prepare_kbit=False)
     found = estimate(shape, options, H200)
     training = [peak.requested_bytes for name, peak in found.phases.items() if name not in ("load", "first_step")]
-    assert requested_peak(shape, options, H200.device) == max(training)
+    assert requested_peak(ShapeSource(shape), options, H200.device) == max(training)
 
 
 def test_qk_norm_costs_what_the_reference_says() -> None:
@@ -253,7 +251,7 @@ def test_more_than_three_micro_batches_change_no_peak(setup: dict[str, Any], mon
     shape = replace(model_preset("qwen2.5-0.5b"), layers=5)
     options = RunOptions(**{"sequence": 512, **setup, "accumulation": 8})
     short = estimate(shape, options)
-    monkeypatch.setattr("memtrace.estimate.engine.step.SIMULATED_MICRO_BATCHES", 8)
+    monkeypatch.setattr("memtrace.estimate.engine.step.MICRO_BATCHES", 8)
     whole = estimate(shape, options)
     assert len(whole.stream.events) > 1.5 * len(short.stream.events)
     for name in ("phases", "categories", "fit", "terms", "affine"):

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from tools.formulas import backward_peak, forward_peak, optimizer_peak, symbols
 
-from memtrace.estimate.engine.step import Stream, simulate_run
+from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.placement import Placement, place
 from memtrace.estimate.presets import gpu_preset, model_preset
 from memtrace.estimate.shapes import ModelShape
+from memtrace.estimate.stream import Stream
 
 TRUTH = Path(__file__).parent.parent / "truth" / "measured"
 DEVICE = gpu_preset("h200").device

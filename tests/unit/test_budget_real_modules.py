@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from memtrace.estimate.engine.step import simulate_run
-from memtrace.estimate.engine.tape import EMPTY_CACHE
 from memtrace.estimate.options import RunOptions
-from memtrace.estimate.prediction import live_at
 from memtrace.estimate.presets import gpu_preset
 from memtrace.estimate.shapes import FAMILIES, shape_from_config
+from memtrace.estimate.stream import EMPTY_CACHE, live_at
 
 TRUTH = json.loads((Path(__file__).parent.parent / "truth" / "measured" / "saved_tensors.json").read_text())
 RUNS: list[dict[str, Any]] = TRUTH["runs"]

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from memtrace.estimate.engine.step import Stream, simulate_run
-from memtrace.estimate.engine.tape import EMPTY_CACHE
+from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.placement import place
-from memtrace.estimate.prediction import live_at
 from memtrace.estimate.presets import gpu_preset, model_preset
+from memtrace.estimate.stream import EMPTY_CACHE, Stream, live_at
 
 TRUTH = Path(__file__).parent.parent / "truth" / "measured" / "recorded_streams.json"
 RECORDED: dict[str, dict[str, Any]] = json.loads(TRUTH.read_text())

@@ -13,8 +13,8 @@ from memtrace.errors import UsageError
 from memtrace.estimate import terms
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.options import RunOptions
-from memtrace.estimate.prediction import live_at
 from memtrace.estimate.presets import gpu_preset, model_preset
+from memtrace.estimate.stream import live_at
 
 DEVICE = gpu_preset("h200").device
 MIB = 1 << 20

@@ -24,12 +24,12 @@ from memtrace.cli import main
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.estimate.dryrun.build import with_layers
 from memtrace.estimate.dryrun.run import dry_run
-from memtrace.estimate.engine.step import Stream, simulate_run
-from memtrace.estimate.engine.tape import EMPTY_CACHE
+from memtrace.estimate.engine.step import simulate_run
+from memtrace.estimate.estimate import categories_of, subcategories_at
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.placement import place
-from memtrace.estimate.prediction import categories_of, live_at, subcategories_at
 from memtrace.estimate.presets import gpu_preset, model_preset
+from memtrace.estimate.stream import EMPTY_CACHE, Stream, live_at
 from memtrace.record.checkpoint import preset_config
 
 TRUTH = Path(__file__).parent.parent / "truth" / "measured"

@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memtrace.attribution.categories import Purpose
 from memtrace.estimate.dryrun.observer import DispatchMode, Handler
 from memtrace.estimate.dryrun.stacks import called_by_engine
 from memtrace.estimate.dryrun.values import value_of
-from memtrace.estimate.engine.attention import ATTENTION_MATRIX
 from memtrace.estimate.engine.kernels import Device, fused_4bit_product
-from memtrace.estimate.engine.ops import CUBLAS
-from memtrace.estimate.engine.quantized import BLOCK, DEQUANT
-from memtrace.estimate.engine.tape import BACKWARD, FORWARD
+from memtrace.estimate.engine.linears import BLOCK
 
 
 class CudaOps:
@@ -68,7 +66,7 @@ class CudaOps:
         self._workspaces.add((library, thread))
         lt = library == "cublaslt"
         size = self.device.cublaslt_workspace_bytes if lt else self.device.cublas_workspace_bytes
-        mode.observer.born(size, f"{library}_workspace", CUBLAS)
+        mode.observer.born(size, f"{library}_workspace", Purpose.CUBLAS_WORKSPACE)
 
     def warm_up(self, mode: DispatchMode, biased: bool) -> None:
         """Both threads have multiplied before."""
@@ -99,7 +97,7 @@ class CudaOps:
         named = _named(func, args, kwargs)
         nested = named.get("absmax_8bit") is not None
         scales = [blocks, blocks] if nested else []
-        with mode.buffers("dequantize_4bit", *scales, outputs * inputs * x.element_size(), label=DEQUANT):
+        with mode.buffers("dequantize_4bit", *scales, outputs * inputs * x.element_size(), label=Purpose.DEQUANT):
             result = func(*args, **kwargs)
             mode.note(result, "gemm_4bit")
             self.workspace(mode, "cublaslt" if named.get("bias") is not None else "cublas")
@@ -107,7 +105,7 @@ class CudaOps:
 
     def _dequantize(self, mode: DispatchMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        mode.note(result, func._schema.name.partition("::")[2], DEQUANT)
+        mode.note(result, func._schema.name.partition("::")[2], Purpose.DEQUANT)
         return result
 
     def _int8_quant(self, mode: DispatchMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -306,4 +304,5 @@ def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
 def _matrix_label(mode: DispatchMode, result: Any) -> str | None:
     """Attention matrices have a category of their own in the forward pass."""
     square = result.dim() == 4 and result.shape[-1] == result.shape[-2] > 1
-    return ATTENTION_MATRIX if square and mode.observer.tape.default_label in (FORWARD, BACKWARD) else None
+    passing = mode.observer.tape.default_label in (Purpose.FORWARD, Purpose.BACKWARD)
+    return Purpose.ATTENTION_MATRIX if square and passing else None

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memtrace.attribution.categories import Purpose
 from memtrace.estimate.dryrun.stacks import Stacks
-from memtrace.estimate.engine.loss import LOGITS, LOSS
-from memtrace.estimate.engine.tape import BACKWARD, FORWARD, Tape
+from memtrace.estimate.stream import Tape
 
 Where = Callable[[], tuple[str, int]]
 """Gives (module path inside its layer, layer number or -1) of the code that runs now."""
@@ -21,7 +21,7 @@ DEVICE = "meta"
 
 
 class Observer:
-    """The book of storages: writes allocations and frees on a :class:`memtrace.estimate.engine.tape.Tape`.
+    """The book of storages: writes allocations and frees on a :class:`memtrace.estimate.stream.Tape`.
 
     ``stacks`` runs parallel to the tape's sizes: one interned stack an allocation.
     """
@@ -55,9 +55,9 @@ class Observer:
     def _label_of_the_head(self, op: str) -> str | None:
         """Logits and their copies in the forward pass; what the loss makes of them, and all gradients of that width."""
         current = self.tape.default_label
-        if current == BACKWARD or (current == FORWARD and op == "_log_softmax"):
-            return LOSS
-        return LOGITS if current == FORWARD else None
+        if current == Purpose.BACKWARD or (current == Purpose.FORWARD and op == "_log_softmax"):
+            return Purpose.LOSS
+        return Purpose.LOGITS if current == Purpose.FORWARD else None
 
     def _died(self, key: int, index: int) -> None:
         del self._live[key]

@@ -25,14 +25,12 @@ from memtrace.estimate.dryrun.patches import Managed, device_free_libraries, rep
 from memtrace.estimate.dryrun.sites import Sites, site_of
 from memtrace.estimate.dryrun.stacks import Frames
 from memtrace.estimate.engine.kernels import Device, attention_kernel
-from memtrace.estimate.engine.step import INPUTS, SIMULATED_MICRO_BATCHES, Stream
-from memtrace.estimate.engine.tape import BACKWARD, CHECKPOINT_INPUT, FORWARD, HELD, LOADING, OPTIMIZER, RECOMPUTE
 from memtrace.estimate.options import RunOptions
+from memtrace.estimate.stream import MICRO_BATCHES, Stream
 from memtrace.record import qlora
 
 _TENSOR = torch.tensor
 _GET_PEFT_MODEL = peft.get_peft_model
-GRADIENT, STATE = Purpose.GRADS, Purpose.OPTIMIZER_STATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ def _quiet_libraries() -> Iterator[None]:
 class _Run:
     def __init__(self, architecture: dict[str, Any], options: RunOptions, device: Device, steps: int) -> None:
         self.architecture, self.options, self.device = architecture, options, device
-        simulated = replace(options, accumulation=min(options.accumulation, SIMULATED_MICRO_BATCHES))
+        simulated = replace(options, accumulation=min(options.accumulation, MICRO_BATCHES))
         self.config = qlora.step_config(simulated, steps)
         self.sites = Sites()
         self.sites.on_recompute = self._recompute
@@ -152,7 +150,7 @@ class _Run:
         require_language_model(model)
         if quantizer is not None:
             quantizer._process_model_before_weight_loading(model, {"": 0})
-        tape.default_label = LOADING
+        tape.default_label = Purpose.LOADING
         tape.mark("load")
         with self.mode:
             Loader(self.observer, self.sites, quantizer).load(model)
@@ -201,7 +199,7 @@ class _Run:
     def _train(self) -> None:
         tape = self.tape
         self.optimizer = self._make_optimizer()
-        tape.default_label = FORWARD
+        tape.default_label = Purpose.FORWARD
         tape.step = 0
         tape.mark("inputs")
         with self.sites.followed(), meta_autocast(), self.mode:
@@ -219,28 +217,29 @@ class _Run:
         if name == "forward":
             self._phase_start = len(tape.events)
             self.sites.checkpoint_inputs.clear()
-            tape.default_label = FORWARD
+            tape.default_label = Purpose.FORWARD
         elif name == "backward":
-            tape.relabel(tape.live_since(self._phase_start), FORWARD, HELD)
+            tape.relabel(tape.live_since(self._phase_start), Purpose.FORWARD, Purpose.SAVED)
             known = (observer.index_of_key(key) for key in self.sites.checkpoint_inputs)
-            tape.relabel([index for index in known if index is not None], HELD, CHECKPOINT_INPUT)
-            tape.default_label = BACKWARD
+            tape.relabel([index for index in known if index is not None], Purpose.SAVED, Purpose.CHECKPOINT_INPUT)
+            tape.default_label = Purpose.BACKWARD
         elif name == "optimizer":
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            observer.relabel_tensors(gradients, GRADIENT)
-            tape.default_label = OPTIMIZER
+            observer.relabel_tensors(gradients, Purpose.GRADS)
+            tape.default_label = Purpose.OPTIMIZER
         elif name == "zero_grad":
             for values in self.optimizer.state.values():
-                observer.relabel_tensors([v for v in values.values() if isinstance(v, torch.Tensor)], STATE)
+                tensors = [v for v in values.values() if isinstance(v, torch.Tensor)]
+                observer.relabel_tensors(tensors, Purpose.OPTIMIZER_STATE)
             maps = getattr(self.optimizer, "name2qmap", {})
-            observer.relabel_tensors(maps.values(), STATE)
+            observer.relabel_tensors(maps.values(), Purpose.OPTIMIZER_STATE)
         tape.mark(name)
 
     def _step_ends(self) -> None:
         self._steps += 1
         if self._steps < self.config.steps:
             self.tape.step += 1
-            self.tape.default_label = INPUTS
+            self.tape.default_label = Purpose.OTHER
             self.tape.mark("inputs")
 
     def _recompute(self, begins: bool) -> None:
@@ -248,14 +247,14 @@ class _Run:
         tape = self.tape
         if begins:
             self._recompute_start = len(tape.events)
-            tape.default_label = FORWARD
+            tape.default_label = Purpose.FORWARD
             tape.mark("recompute")
             if self.config.autocast:
                 self._in_recompute.enter_context(torch.autocast(DEVICE, dtype=torch.bfloat16))
         else:
             self._in_recompute.close()
-            tape.relabel(tape.live_since(self._recompute_start), FORWARD, RECOMPUTE)
-            tape.default_label = BACKWARD
+            tape.relabel(tape.live_since(self._recompute_start), Purpose.FORWARD, Purpose.RECOMPUTE)
+            tape.default_label = Purpose.BACKWARD
             tape.mark("backward")
 
     def _stream(self) -> Stream:
@@ -266,17 +265,7 @@ class _Run:
         head_dim = int(getattr(config, "head_dim", 0) or (config.hidden_size // heads if heads else 0))
         width = 4 if self.options.prepare_kbit and not self.options.autocast else 2
         kernel = attention_kernel(self.device, self.options.attention, width, shared, head_dim)
-        return Stream(
-            list(tape.events),
-            list(tape.sizes),
-            list(tape.labels),
-            tape.ops,
-            tape.sites,
-            tape.layers,
-            tape.marks,
-            self.managed.bytes,
-            kernel,
-        )
+        return tape.stream(self.managed.bytes, kernel)
 
 
 def _elements(parameter: Any) -> int:

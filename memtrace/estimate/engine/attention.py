@@ -11,10 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from memtrace.attribution.categories import Purpose
-from memtrace.estimate.engine.engine import Grads, Storage, Tensor
+from memtrace.estimate.engine.autograd import Grads, Storage, Tensor
 from memtrace.estimate.engine.ops import Ops
-
-ATTENTION_MATRIX = Purpose.ATTENTION_MATRIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +223,7 @@ def _unbatched(ops: Ops, g: Geometry, x: Tensor) -> Tensor:
 
 def _safe_softmax(ops: Ops, g: Geometry, attention: Tensor) -> Tensor:
     """``_safe_softmax``: tests for fully masked rows with a 1-byte matrix."""
-    out = ops.softmax(attention, ATTENTION_MATRIX)
+    out = ops.softmax(attention, Purpose.ATTENTION_MATRIX)
     masked = ops.new(g.score_elements, 1, "eq")
     masked_rows = ops.new(g.row_elements, 1, "all")
     zero = ops.new(1, 4, "scalar_tensor")
@@ -246,7 +244,7 @@ def eager(ops: Ops, g: Geometry, query: Tensor, key: Tensor, value: Tensor) -> t
         weights = ops.tanh(weights)
         weights = ops.scale(weights)
     weights = ops.add_mask(weights, width)
-    weights = ops.to(ops.softmax(ops.to(weights, 4), ATTENTION_MATRIX), width, ATTENTION_MATRIX)
+    weights = ops.to(ops.softmax(ops.to(weights, 4), Purpose.ATTENTION_MATRIX), width, Purpose.ATTENTION_MATRIX)
     if ops.autocast:
         weights_16, value_states = ops.to(weights, 2), ops.to(value_states, 2)
         out = ops.bmm(weights_16, _batched(ops, g, value_states), g.query_elements)

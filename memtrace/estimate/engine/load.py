@@ -8,20 +8,14 @@ bits, then cast to fp32).
 from __future__ import annotations
 
 from memtrace.attribution.categories import Purpose
-from memtrace.estimate.engine.engine import Storage, Tensor
+from memtrace.estimate.engine.autograd import Storage, Tensor
+from memtrace.estimate.engine.decoder import Layer, Weights
 from memtrace.estimate.engine.kernels import Device
-from memtrace.estimate.engine.lora import LoraLinear
+from memtrace.estimate.engine.linears import ABSMAX_BLOCK, BLOCK, BaseLinear, LoraLinear
 from memtrace.estimate.engine.ops import Ops
-from memtrace.estimate.engine.quantized import ABSMAX_BLOCK, BLOCK, UNQUANTIZED, BaseLinear
-from memtrace.estimate.engine.tape import LOADING
-from memtrace.estimate.model import Layer, Weights
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.shapes import ModelShape
 
-QUANTIZED = Purpose.QUANTIZED
-QUANT_STATE = Purpose.QUANT_STATE
-BUFFER = Purpose.BUFFER
-LORA_PARAMS = Purpose.PARAMS
 CHECKPOINT_BYTES = 2  # 16-bit checkpoints
 
 
@@ -57,9 +51,9 @@ class Loader:
         final_norm = self._plain(shape.hidden, "norm")
         ops.tape.site = "rotary_emb"
         rotary = round(shape.head_dim * shape.rotary_share)
-        buffers = [ops.new(rotary // 2, 4, "buffer", BUFFER), ops.new(rotary // 2, 4, "buffer", BUFFER)]
+        buffers = [ops.new(rotary // 2, 4, "buffer", Purpose.BUFFER), ops.new(rotary // 2, 4, "buffer", Purpose.BUFFER)]
         if shape.scaled_embedding:
-            buffers.append(ops.new(1, 4, "buffer", BUFFER))
+            buffers.append(ops.new(1, 4, "buffer", Purpose.BUFFER))
         if self._map is not None:
             buffers.append(self._map)
         return Weights(embedding, head or embedding, final_norm, layers, buffers)
@@ -73,7 +67,7 @@ class Loader:
 
     def _plain(self, elements: int, site: str) -> Tensor:
         self.ops.tape.site = site
-        return self.ops.new(elements, CHECKPOINT_BYTES, "materialize", UNQUANTIZED)
+        return self.ops.new(elements, CHECKPOINT_BYTES, "materialize", Purpose.UNQUANTIZED)
 
     def _load_layer(self, index: int) -> Layer:
         """The layer's tensors, sorted by name as the loader does."""
@@ -89,7 +83,7 @@ class Loader:
                 layer.norms[name] = self._plain(norms[name], name)
                 continue
             inputs, outputs, has_bias = linears[name]
-            bias = ops.new(outputs, CHECKPOINT_BYTES, "materialize", UNQUANTIZED) if has_bias else None
+            bias = ops.new(outputs, CHECKPOINT_BYTES, "materialize", Purpose.UNQUANTIZED) if has_bias else None
             loaded[name] = LoraLinear(name, self._linear(inputs, outputs, bias))
         for name in linears:  # module order
             layer.linears[name] = loaded[name]
@@ -99,12 +93,12 @@ class Loader:
     def _linear(self, inputs: int, outputs: int, bias: Tensor | None) -> BaseLinear:
         ops, scheme, elements = self.ops, self.options.quant, inputs * outputs
         if scheme == "none":
-            weight = ops.new(elements, CHECKPOINT_BYTES, "materialize_weight", UNQUANTIZED)
+            weight = ops.new(elements, CHECKPOINT_BYTES, "materialize_weight", Purpose.UNQUANTIZED)
             return BaseLinear(inputs, outputs, weight, [], bias, scheme)
         source = ops.new(elements, CHECKPOINT_BYTES, "materialize")
         if scheme == "int8":
-            scales = ops.new(outputs, 4, "int8_vectorwise_quant", QUANT_STATE)
-            weight = ops.new(elements, 1, "int8_vectorwise_quant", QUANTIZED)
+            scales = ops.new(outputs, 4, "int8_vectorwise_quant", Purpose.QUANT_STATE)
+            weight = ops.new(elements, 1, "int8_vectorwise_quant", Purpose.QUANTIZED)
             del source
             return BaseLinear(inputs, outputs, weight, [scales], bias, scheme)
         weight, constants = self._quantize_4bit(elements)
@@ -115,22 +109,22 @@ class Loader:
         """``quantize_4bit``: scales of 64 elements, the packed weight, and for double quantisation 8-bit scales."""
         ops, nested = self.ops, self.options.quant == "nf4-dq"
         blocks = -(-elements // BLOCK)
-        absmax = ops.new(blocks, 4, "quantize_4bit", LOADING if nested else QUANT_STATE)
-        packed = ops.new(-(-elements // 2), 1, "quantize_4bit", QUANTIZED)
-        code = ops.new(16, 4, "get_4bit_type", QUANT_STATE)
+        absmax = ops.new(blocks, 4, "quantize_4bit", Purpose.LOADING if nested else Purpose.QUANT_STATE)
+        packed = ops.new(-(-elements // 2), 1, "quantize_4bit", Purpose.QUANTIZED)
+        code = ops.new(16, 4, "get_4bit_type", Purpose.QUANT_STATE)
         magnitude = ops.new(16, 4, "abs")
         largest = ops.new(1, 4, "max")
         del magnitude, largest
         if not nested:
             return packed, [absmax, code]
-        offset = ops.new(1, 4, "mean", QUANT_STATE)
+        offset = ops.new(1, 4, "mean", Purpose.QUANT_STATE)
         self._split_reduction(blocks)
         centred = ops.new(blocks, 4, "sub")
         if self._map is None:
-            self._map = ops.new(256, 4, "create_dynamic_map", LOADING)
-        scales = ops.new(-(-blocks // ABSMAX_BLOCK), 4, "quantize_blockwise", QUANT_STATE)
-        absmax_8bit = ops.new(blocks, 1, "quantize_blockwise", QUANT_STATE)
-        code_8bit = ops.new(256, 4, "quantize_blockwise", QUANT_STATE)
+            self._map = ops.new(256, 4, "create_dynamic_map", Purpose.LOADING)
+        scales = ops.new(-(-blocks // ABSMAX_BLOCK), 4, "quantize_blockwise", Purpose.QUANT_STATE)
+        absmax_8bit = ops.new(blocks, 1, "quantize_blockwise", Purpose.QUANT_STATE)
+        code_8bit = ops.new(256, 4, "quantize_blockwise", Purpose.QUANT_STATE)
         del centred, absmax
         return packed, [code, offset, scales, absmax_8bit, code_8bit]
 
@@ -188,7 +182,7 @@ class Loader:
 
     def _upcast(self, tensor: Tensor, site: str, op: str = "prepare_kbit") -> None:
         self.ops.tape.site = site
-        replacement = self.ops.new(tensor.elements, 4, op, UNQUANTIZED)
+        replacement = self.ops.new(tensor.elements, 4, op, Purpose.UNQUANTIZED)
         tensor.storage, tensor.width = replacement.storage, 4
 
     # ---- adapters -----------------------------------------------------------------------------------------------
@@ -206,11 +200,11 @@ class Loader:
         self.ops.tape.layer = -1
         if options.adapter_bytes == 4:
             for parameter in weights.parameters:
-                replacement: Storage = self.ops.new(parameter.elements, 4, "cast_adapter", LORA_PARAMS).storage
+                replacement: Storage = self.ops.new(parameter.elements, 4, "cast_adapter", Purpose.PARAMS).storage
                 parameter.storage, parameter.width = replacement, 4
         else:
             indices = [parameter.storage.index for parameter in weights.parameters]
-            self.ops.tape.relabel(indices, LOADING, LORA_PARAMS)
+            self.ops.tape.relabel(indices, Purpose.LOADING, Purpose.PARAMS)
 
     def _adapter(self, elements: int) -> Tensor:
         tensor = self.ops.new(elements, 2, "move_adapter")

@@ -6,14 +6,11 @@ Mirrors ``loss_utils.py`` (Transformers 5.17) and ``ChunkedLogProbFunction`` of 
 from __future__ import annotations
 
 from memtrace.attribution.categories import Purpose
-from memtrace.estimate.engine.engine import Grads, Storage, Tensor
+from memtrace.estimate.engine.autograd import Grads, Storage, Tensor
 from memtrace.estimate.engine.ops import Ops
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.shapes import ModelShape
 
-LOGITS = Purpose.LOGITS
-LOSS = Purpose.LOSS
-LOSS_GRAD = Purpose.LOSS
 TILE_TOKENS = 4096  # TRL: tokens a tile
 TILE_COLUMNS = 32768  # TRL: vocabulary entries a tile
 
@@ -41,7 +38,7 @@ class Head:
     # ---- full logits --------------------------------------------------------------------------------------------
     def _logits(self, hidden_states: Tensor) -> Tensor:
         ops = self.ops
-        logits = ops.linear(self.weight, hidden_states, self.shape.vocabulary, LOGITS)
+        logits = ops.linear(self.weight, hidden_states, self.shape.vocabulary, Purpose.LOGITS)
         if self.shape.logit_softcap:
             logits = ops.scale(logits, "div")
             logits = ops.tanh(logits)
@@ -51,7 +48,7 @@ class Head:
     def _causal_lm_loss(self, logits: Tensor) -> Tensor:
         """``ForCausalLMLoss``: float logits, shifted labels, cross entropy."""
         ops, options = self.ops, self.options
-        logits = ops.to(logits, 4, LOGITS)
+        logits = ops.to(logits, 4, Purpose.LOGITS)
         labels = ops.new(options.batch * (options.sequence + 1), 8, "pad")
         shift_labels = ops.new(options.tokens, 8, "contiguous") if options.batch > 1 else labels
         return self._cross_entropy(logits, shift_labels)
@@ -60,13 +57,13 @@ class Head:
         """``log_softmax`` (result saved), then ``nll_loss``."""
         ops, elements = self.ops, logits.elements
         node = ops.node(logits)
-        log_probabilities = ops.new(elements, 4, "log_softmax", LOSS)
+        log_probabilities = ops.new(elements, 4, "log_softmax", Purpose.LOSS)
         if node is not None:
             ops.save(node, log_probabilities)
             ops.attach(
                 log_probabilities,
                 node,
-                lambda _grad, _saved: (ops.new(elements, 4, "log_softmax_backward", LOSS_GRAD),),
+                lambda _grad, _saved: (ops.new(elements, 4, "log_softmax_backward", Purpose.LOSS),),
             )
         node = ops.node(log_probabilities)
         loss = ops.new(1, 4, "nll_loss")
@@ -74,7 +71,7 @@ class Head:
         if node is not None:
             for tensor in (log_probabilities, labels, total_weight):
                 ops.save(node, tensor)
-            ops.attach(loss, node, lambda _grad, _saved: (ops.new(elements, 4, "nll_loss_backward", LOSS_GRAD),))
+            ops.attach(loss, node, lambda _grad, _saved: (ops.new(elements, 4, "nll_loss_backward", Purpose.LOSS),))
         return loss
 
     # ---- chunks of tokens ---------------------------------------------------------------------------------------
@@ -94,7 +91,7 @@ class Head:
         return total
 
     def _chunk_loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        return self._cross_entropy(self.ops.to(self._logits(x), 4, LOGITS), labels)
+        return self._cross_entropy(self.ops.to(self._logits(x), 4, Purpose.LOGITS), labels)
 
     # ---- TRL's fused head ---------------------------------------------------------------------------------------
     def _fused(self, hidden_states: Tensor) -> Tensor:
@@ -145,7 +142,7 @@ class Head:
         casts_head, casts_hidden = self.weight.width != compute, gathered.width != compute
         node = ops.node(gathered)
         statistics = [ops.new(scored, 4, "full") for _ in range(6)]
-        tile = ops.new(tile_elements, compute, "mm", LOGITS)
+        tile = ops.new(tile_elements, compute, "mm", Purpose.LOGITS)
         self._fill_tile(casts_hidden, casts_head, columns, compute, scored)
         log_z = ops.add_number(ops.new(scored, 4, "log"))
         out = ops.new(scored, 4, "sub")
@@ -158,8 +155,8 @@ class Head:
             elements, width = gathered.elements, gathered.width
 
             def backward(_grad: Tensor, _saved: list[Storage]) -> Grads:
-                of_hidden = ops.new(scored * hidden, 4, "zeros", LOSS_GRAD)
-                tile = ops.new(tile_elements, compute, "mm", LOSS_GRAD)
+                of_hidden = ops.new(scored * hidden, 4, "zeros", Purpose.LOSS)
+                tile = ops.new(tile_elements, compute, "mm", Purpose.LOSS)
                 self._fill_tile(casts_hidden, casts_head, columns, compute, scored)
                 result = of_hidden if width == 4 else ops.new(elements, width, "to")
                 del tile, of_hidden

@@ -6,11 +6,9 @@ Mirrors ``torch/optim/adam.py`` 2.11 and ``bitsandbytes/optim/optimizer.py`` 0.5
 from __future__ import annotations
 
 from memtrace.attribution.categories import Purpose
-from memtrace.estimate.engine.engine import Tensor
+from memtrace.estimate.engine.autograd import Tensor
 from memtrace.estimate.engine.ops import Ops
-from memtrace.estimate.engine.tape import OPTIMIZER
 
-STATE = Purpose.OPTIMIZER_STATE
 PAGED_ELEMENTS = 100_000  # paged optimizers put the states of larger matrices in managed memory
 MIN_8BIT_ELEMENTS = 4096  # smaller tensors keep fp32 states
 ABSMAX_BLOCK = 256
@@ -32,7 +30,7 @@ class Optimizer:
         """One step: states first (in the first step), then what the update needs."""
         first = not self._initialised
         self._initialised = True
-        self.ops.tape.default_label, previous = OPTIMIZER, self.ops.tape.default_label
+        self.ops.tape.default_label, previous = Purpose.OPTIMIZER, self.ops.tape.default_label
         for parameter in self.parameters:
             if first:
                 self._init_state(parameter)
@@ -84,4 +82,4 @@ class Optimizer:
             self._state(elements, width)
 
     def _state(self, elements: int, width: int) -> None:
-        self.states.append(self.ops.new(elements, width, "state", STATE))
+        self.states.append(self.ops.new(elements, width, "state", Purpose.OPTIMIZER_STATE))

@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
 
 from memtrace.attribution.categories import Purpose
-from memtrace.estimate.engine.engine import Tensor
+from memtrace.estimate.engine.autograd import Tensor
+from memtrace.estimate.engine.decoder import Decoder
 from memtrace.estimate.engine.kernels import Device
 from memtrace.estimate.engine.load import Loader
 from memtrace.estimate.engine.loss import Head
 from memtrace.estimate.engine.ops import Ops
 from memtrace.estimate.engine.optimizer import Optimizer
-from memtrace.estimate.engine.tape import BACKWARD, FORWARD, HELD, Mark, Tape
-from memtrace.estimate.model import Decoder, Weights
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.shapes import ModelShape
-
-INPUTS = Purpose.OTHER
-#: Micro-batches of a step that are simulated. The third and later ones find the memory that the one before found (the
-#: gradients exist since the first, cached segments fit since the second), so that more of them change no phase's peak.
-SIMULATED_MICRO_BATCHES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """The allocations and frees of a predicted run.
-
-    ``events``: an allocation's index, its complement for the free, or ``EMPTY_CACHE``. The other tuples have one
-    entry an allocation: requested bytes, ``category/subcategory``, operator, module, layer (-1 outside layers).
-    ``managed_bytes``: optimizer states outside the allocator.
-    """
-
-    events: list[int]
-    sizes: list[int]
-    labels: list[str]
-    ops: list[str]
-    sites: list[str]
-    layers: list[int]
-    marks: list[Mark]
-    managed_bytes: int
-    kernel: str
+from memtrace.estimate.stream import MICRO_BATCHES, Stream, Tape
 
 
 def simulate_run(shape: ModelShape, options: RunOptions, device: Device, steps: int = 2, warm: bool = False) -> Stream:
-    """The stream of loading the model and training ``steps`` steps, each of SIMULATED_MICRO_BATCHES at most.
+    """The stream of loading the model and training ``steps`` steps, each of MICRO_BATCHES at most.
 
     ``warm``: the process has trained before, so the workspaces of both threads exist when the first step begins.
     """
@@ -70,10 +44,10 @@ def _simulate(shape: ModelShape, options: RunOptions, device: Device, steps: int
     token_ids: Tensor | None = None
     result: tuple[Tensor, Tensor | None] | None = None
     for step in range(steps):
-        tape.step, tape.default_label, tape.site, tape.layer = step, FORWARD, "", -1
-        for _ in range(min(options.accumulation, SIMULATED_MICRO_BATCHES)):
+        tape.step, tape.default_label, tape.site, tape.layer = step, Purpose.FORWARD, "", -1
+        for _ in range(min(options.accumulation, MICRO_BATCHES)):
             tape.mark("inputs")
-            token_ids = ops.new(options.tokens, 8, "token_ids", INPUTS)  # the old ones die after
+            token_ids = ops.new(options.tokens, 8, "token_ids", Purpose.OTHER)  # the old ones die after
             result = _forward(ops, decoder, head, options.keep_logits)
             _backward(ops, result[0])
             if not options.hold_loss:
@@ -84,7 +58,8 @@ def _simulate(shape: ModelShape, options: RunOptions, device: Device, steps: int
         optimizer.zero_grad()
         result = None
     tape.mark("end")
-    return _stream(tape, optimizer, decoder, weights, token_ids)
+    assert weights.layers and (token_ids is None or token_ids.elements)  # what lives is alive to the end
+    return tape.stream(optimizer.managed_bytes, decoder.kernel)
 
 
 def _forward(ops: Ops, decoder: Decoder, head: Head, keep_logits: bool) -> tuple[Tensor, Tensor | None]:
@@ -101,29 +76,13 @@ def _forward(ops: Ops, decoder: Decoder, head: Head, keep_logits: bool) -> tuple
     tape.site = ""
     if not keep_logits:
         logits = None
-    tape.relabel(tape.live_since(start), FORWARD, HELD)
+    tape.relabel(tape.live_since(start), Purpose.FORWARD, Purpose.SAVED)
     return loss, logits
 
 
 def _backward(ops: Ops, loss: Tensor) -> None:
     """``loss.backward()``."""
     ops.tape.mark("backward")
-    ones = ops.new(1, 4, "ones_like", BACKWARD)
+    ones = ops.new(1, 4, "ones_like", Purpose.BACKWARD)
     ops.backward(loss, ones)
     del ones
-
-
-def _stream(tape: Tape, optimizer: Optimizer, decoder: Decoder, weights: Weights, token_ids: Tensor | None) -> Stream:
-    """What was recorded, copied before the tensors that still live die."""
-    assert weights.layers and (token_ids is None or token_ids.elements)
-    return Stream(
-        list(tape.events),
-        tape.sizes,
-        tape.labels,
-        tape.ops,
-        tape.sites,
-        tape.layers,
-        tape.marks,
-        optimizer.managed_bytes,
-        decoder.kernel,
-    )

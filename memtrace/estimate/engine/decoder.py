@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from memtrace.estimate.engine.attention import Geometry, apply_rotary, eager, sdpa
-from memtrace.estimate.engine.engine import Tensor
+from memtrace.estimate.engine.autograd import Tensor
 from memtrace.estimate.engine.kernels import Device, attention_kernel
-from memtrace.estimate.engine.lora import LoraLinear, lora_linear
+from memtrace.estimate.engine.linears import LoraLinear, lora_linear
 from memtrace.estimate.engine.ops import Ops
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.shapes import ModelShape

@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Protocol
 
-from memtrace.estimate.engine.tape import BACKWARD, CHECKPOINT_INPUT, FORWARD, RECOMPUTE, SAVED, Tape
+from memtrace.attribution.categories import Purpose
+from memtrace.estimate.stream import Tape
 
 _ACCUMULATOR_SEQUENCE = 1 << 60  # torch: UINT64_MAX, gradient accumulators run before everything else
 
@@ -122,7 +123,7 @@ class CheckpointFrame:
         self.counter = 0
         self.start = 0
         self.recomputed = False
-        engine.tape.relabel([inputs.storage.index], FORWARD, CHECKPOINT_INPUT)
+        engine.tape.relabel([inputs.storage.index], Purpose.FORWARD, Purpose.CHECKPOINT_INPUT)
 
     def pack(self, _storage: Storage) -> Holder:
         """Forward hook: keep nothing."""
@@ -138,7 +139,7 @@ class CheckpointFrame:
             holder.storage = storage
         if self.counter == len(self.holders):
             tape = self.engine.tape
-            tape.relabel(tape.live_since(self.start), FORWARD, RECOMPUTE)
+            tape.relabel(tape.live_since(self.start), Purpose.FORWARD, Purpose.RECOMPUTE)
             raise StopRecompute
         return storage
 
@@ -146,7 +147,7 @@ class CheckpointFrame:
         """Run the region again with gradients on, until its last saved tensor exists."""
         engine, tape = self.engine, self.engine.tape
         state = engine.pack, engine.grad_enabled, tape.default_label, tape.site, tape.layer
-        engine.pack, engine.grad_enabled, tape.default_label = self.repack, True, FORWARD
+        engine.pack, engine.grad_enabled, tape.default_label = self.repack, True, Purpose.FORWARD
         tape.mark("recompute")
         self.start = len(tape.events)
         saved_input = self.saved_input
@@ -219,8 +220,8 @@ class Engine:
         storage = tensor.storage
         if self.pack is None:
             labels = self.tape.labels
-            if labels[storage.index] == FORWARD:
-                labels[storage.index] = SAVED
+            if labels[storage.index] == Purpose.FORWARD:
+                labels[storage.index] = Purpose.SAVED
             node.saved.append(storage)
         else:
             node.saved.append(self.pack(storage))
@@ -245,7 +246,7 @@ class Engine:
         if node is None:
             return out
         node.saved.append(inputs.storage)
-        self.tape.relabel([inputs.storage.index], FORWARD, CHECKPOINT_INPUT)
+        self.tape.relabel([inputs.storage.index], Purpose.FORWARD, Purpose.CHECKPOINT_INPUT)
         elements, width = inputs.elements, inputs.width
 
         def backward(grad: Tensor, saved: list[Storage]) -> Grads:
@@ -253,13 +254,13 @@ class Engine:
             detached = Tensor(saved[0], elements, width, True)
             tape.mark("recompute")
             start, label = len(tape.events), tape.default_label
-            tape.default_label = FORWARD
+            tape.default_label = Purpose.FORWARD
             self.grad_enabled = True
             outputs = run(detached)
             self.grad_enabled = False
             self.end_autocast()
             tape.default_label = label
-            tape.relabel(tape.live_since(start), FORWARD, RECOMPUTE)
+            tape.relabel(tape.live_since(start), Purpose.FORWARD, Purpose.RECOMPUTE)
             tape.mark("backward")
             self.backward(outputs, grad)
             return (detached.grad,)
@@ -277,7 +278,7 @@ class Engine:
             return
         tape = self.tape
         state = self.grad_enabled, self.pack, self.thread, tape.default_label, tape.site, tape.layer
-        self.grad_enabled, self.pack, self.thread, tape.default_label = False, None, "backward", BACKWARD
+        self.grad_enabled, self.pack, self.thread, tape.default_label = False, None, "backward", Purpose.BACKWARD
         pending = self._dependencies(first)
         buffers: dict[Node, Tensor] = {first: grad}
         del grad

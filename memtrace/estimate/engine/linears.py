@@ -1,7 +1,7 @@
-"""The base model's linear layers: bitsandbytes 4-bit, 8-bit, or plain 16-bit weights.
+"""Linear layers: the base model's (bitsandbytes 4-bit, 8-bit, or plain 16-bit weights) and PEFT's LoRA around them.
 
 Mirrors ``bitsandbytes/nn/modules.py`` (``Linear4bit.forward``), ``autograd/_functions.py`` (``MatMul4Bit``) and
-``backends/cuda/ops.py`` (``gemm_4bit``) of bitsandbytes 0.50.
+``backends/cuda/ops.py`` (``gemm_4bit``) of bitsandbytes 0.50; ``peft/tuners/lora/bnb.py`` and ``layer.py``, PEFT 0.21.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memtrace.attribution.categories import Purpose
-from memtrace.estimate.engine.engine import Grads, Storage, Tensor
+from memtrace.estimate.engine.autograd import Grads, Storage, Tensor
 from memtrace.estimate.engine.kernels import Device, fused_4bit_product
 from memtrace.estimate.engine.ops import Ops
 
-DEQUANT = Purpose.DEQUANT
-UNQUANTIZED = Purpose.UNQUANTIZED
 COMPUTE_BYTES = 2  # bnb_4bit_compute_dtype bfloat16 (float16 on older cards)
 BLOCK = 64  # NF4 block size
 ABSMAX_BLOCK = 256  # block size of the second quantisation
@@ -53,7 +51,7 @@ def _linear4bit(ops: Ops, layer: BaseLinear, device: Device, x: Tensor) -> Tenso
     bias = layer.bias
     if bias is not None and bias.width != x.width:
         # "bias.data = bias.data.to(x.dtype)": the first forward recasts it for good.
-        bias = layer.bias = ops.new(bias.elements, x.width, "bias_cast", UNQUANTIZED)
+        bias = layer.bias = ops.new(bias.elements, x.width, "bias_cast", Purpose.UNQUANTIZED)
     return ops.to(_matmul_4bit(ops, layer, device, x), input_width)
 
 
@@ -65,8 +63,8 @@ def _matmul_4bit(ops: Ops, layer: BaseLinear, device: Device, x: Tensor) -> Tens
         elements, weight, nested = x.elements, layer.elements, layer.scheme == "nf4-dq"
 
         def backward(_grad: Tensor, _saved: list[Storage]) -> Grads:
-            absmax = ops.new(-(-weight // BLOCK), 4, "dequantize_blockwise", DEQUANT) if nested else None
-            dequantized = ops.new(weight, COMPUTE_BYTES, "dequantize_4bit", DEQUANT)
+            absmax = ops.new(-(-weight // BLOCK), 4, "dequantize_blockwise", Purpose.DEQUANT) if nested else None
+            dequantized = ops.new(weight, COMPUTE_BYTES, "dequantize_4bit", Purpose.DEQUANT)
             del absmax
             out = ops.new(elements, COMPUTE_BYTES, "matmul_4bit_backward")
             ops.workspace()
@@ -84,9 +82,9 @@ def _gemm_4bit(ops: Ops, layer: BaseLinear, device: Device, x: Tensor) -> Tensor
         return ops.new(rows * layer.outputs, COMPUTE_BYTES, "gemm_4bit")
     absmax_dq = absmax = None
     if layer.scheme == "nf4-dq":
-        absmax_dq = ops.new(-(-layer.elements // BLOCK), 4, "dequantize_absmax", DEQUANT)
-        absmax = ops.new(-(-layer.elements // BLOCK), 4, "dequantize_absmax", DEQUANT)
-    dequantized = ops.new(layer.elements, COMPUTE_BYTES, "dequantize_4bit", DEQUANT)
+        absmax_dq = ops.new(-(-layer.elements // BLOCK), 4, "dequantize_absmax", Purpose.DEQUANT)
+        absmax = ops.new(-(-layer.elements // BLOCK), 4, "dequantize_absmax", Purpose.DEQUANT)
+    dequantized = ops.new(layer.elements, COMPUTE_BYTES, "dequantize_4bit", Purpose.DEQUANT)
     out = ops.new(rows * layer.outputs, COMPUTE_BYTES, "mm")
     ops.workspace("cublaslt" if layer.bias is not None else "cublas")
     del absmax, absmax_dq, dequantized
@@ -126,7 +124,7 @@ def _int8(ops: Ops, layer: BaseLinear, x: Tensor) -> Tensor:
         node.kept = x.storage
 
         def backward(_grad: Tensor, _saved: list[Storage]) -> Grads:
-            dequantized = ops.new(weight, width, "int8_dequant", DEQUANT)
+            dequantized = ops.new(weight, width, "int8_dequant", Purpose.DEQUANT)
             out = ops.new(elements, width, "matmul_8bit_backward")
             ops.workspace()
             del dequantized
@@ -134,3 +132,41 @@ def _int8(ops: Ops, layer: BaseLinear, x: Tensor) -> Tensor:
 
         ops.attach(out, node, backward)
     return out
+
+
+@dataclass(slots=True)
+class LoraLinear:
+    """A base layer with its adapter (``a`` and ``b`` are None where the layer is not adapted)."""
+
+    name: str
+    base: BaseLinear
+    a: Tensor | None = None
+    b: Tensor | None = None
+
+
+def lora_linear(ops: Ops, layer: LoraLinear, device: Device, dropout: bool, x: Tensor) -> Tensor:
+    """The layer's forward: base product, then ``result + lora_B(lora_A(dropout(x))) * scaling``."""
+    tape = ops.tape
+    outer, tape.site = tape.site, layer.name
+    result = base_linear(ops, layer.base, device, x)
+    if layer.a is not None and layer.b is not None:
+        if layer.base.scheme.startswith("nf4"):
+            result = ops.clone(result)  # "for 4bit, we need to defensively clone here"
+        converts = not ops.autocast
+        expected_width = result.width
+        tape.site = f"{layer.name}.lora"
+        if converts:
+            x = ops.to(x, layer.a.width)
+        output = ops.scale(_adapter(ops, layer.a, layer.b, layer.base.outputs, dropout, x), "mul_scaling")
+        if converts:
+            output = ops.to(output, expected_width)
+        result = ops.add(result, output, "add_adapter")
+        del output, x
+    tape.site = outer
+    return result
+
+
+def _adapter(ops: Ops, a: Tensor, b: Tensor, outputs: int, dropout: bool, x: Tensor) -> Tensor:
+    """``lora_B(lora_A(dropout(x)))``."""
+    rank = b.elements // outputs
+    return ops.linear(b, ops.linear(a, ops.dropout(x) if dropout else x, rank), outputs)

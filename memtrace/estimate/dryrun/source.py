@@ -1,0 +1,81 @@
+"""A dry run as a source of streams, and its run as a snapshot with real stacks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from memtrace.errors import NoAnswerError
+from memtrace.estimate.dryrun.build import with_layers
+from memtrace.estimate.dryrun.run import Recorded, dry_run
+from memtrace.estimate.dryrun.stacks import Frames
+from memtrace.estimate.engine.kernels import Device
+from memtrace.estimate.estimate import Estimate
+from memtrace.estimate.options import RunOptions
+from memtrace.estimate.predicted import SnapshotWriter, document, plain
+from memtrace.estimate.stream import Stream
+
+
+class DryRunSource:
+    """The real code of ``architecture`` (keys of a ``config.json``) on tensors without data. Streams take seconds."""
+
+    basis = "dry run"
+
+    def __init__(self, name: str, architecture: dict[str, Any]) -> None:
+        self.name = name
+        self.architecture = architecture
+        self.recorded: Recorded | None = None  # of the model in full depth
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """Name, type and, once it has run, parameters."""
+        found = {"name": self.name, "model_type": self.architecture.get("model_type")}
+        if self.recorded is not None:
+            found |= {"parameters": self.recorded.parameters, "trainable_parameters": self.recorded.trainable}
+        return found
+
+    def check(self, options: RunOptions) -> None:
+        """Transformers and PEFT refuse for themselves."""
+
+    def stream(self, options: RunOptions, device: Device, layers: int | None = None, steps: int = 2) -> Stream:
+        """Load and train. Raises UsageError, NoAnswerError as :func:`dry_run` does."""
+        if layers is not None:
+            return dry_run(with_layers(self.architecture, layers), options, device, steps).stream
+        self.recorded = dry_run(self.architecture, options, device, steps)
+        return self.recorded.stream
+
+    def term(self, stream: Stream, index: int) -> tuple[str, str | None]:
+        """Module and operator; the formula is the number and size of the tensors."""
+        return f"{stream.sites[index] or 'model'}: {stream.ops[index]}", None
+
+    def notes(self, options: RunOptions, stream: Stream) -> list[str]:
+        """What a dry run is."""
+        return ["a dry run: the real model code on tensors without data; CUDA's own buffers are imitated"]
+
+
+class _Writer(SnapshotWriter):
+    """A snapshot with the stacks that were seen."""
+
+    def __init__(self, found: Estimate, recorded: Recorded) -> None:
+        super().__init__(found.stream, found.placement, str(found.model["model_type"] or ""))
+        self._found = recorded
+        self._loader: dict[int, Frames] = {}
+
+    def stack(self, index: int, phase: str) -> Frames:
+        """The real stack; loading has the loader's function below it."""
+        number = self._found.stack_of[index]
+        if phase != "load":
+            return self._found.stacks[number]
+        known = self._loader.get(number)
+        if known is None:
+            root = {"filename": "transformers/modeling_utils.py", "line": 0, "name": "from_pretrained"}
+            known = self._loader[number] = [*self._found.stacks[number], root]
+        return known
+
+
+def snapshot(found: Estimate, source: DryRunSource) -> dict[str, Any]:
+    """The dry run as PyTorch's ``_snapshot()`` would return it, marked as predicted."""
+    if source.recorded is None:
+        raise NoAnswerError("this source has not run yet")
+    config = {"model": plain(source.architecture), "options": plain(asdict(found.options)), "dry_run": True}
+    return document(_Writer(found, source.recorded), found, found.gpu, config)
