@@ -16,7 +16,7 @@ class Tag(IntFlag):
     """Facts about a frame; a stack has the union of its frames' tags."""
 
     CALL = auto()  # nn.Module.__call__: everything inside it belongs to a module's forward
-    ROOT = auto()  # the bottom of a Python program's main thread
+    FORWARD_FN = auto()  # a function called forward: inside a module call, the module's own code
     LOAD = auto()  # loading, moving or converting a model
     QUANTIZE = auto()  # making quantised weights
     ADAPTER_INIT = auto()  # creating adapters
@@ -53,6 +53,12 @@ class Tag(IntFlag):
     ENGINE_CPP = auto()  # the engine's own C++ frames, which say the thread but not the order of Python frames
 
 
+_CHECKPOINTING = (
+    r"torch/utils/checkpoint\.py$|packages/(deepspeed|fairscale|megatron\w*|colossalai)/.*"
+    r"(activation_checkpointing|checkpoint_wrapper|tensor_parallel/random)"
+)
+
+
 class FrameRule(NamedTuple):
     """A frame gets ``tag`` if both patterns are found; None matches anything."""
 
@@ -63,23 +69,26 @@ class FrameRule(NamedTuple):
 
 FRAME_RULES: tuple[FrameRule, ...] = (
     FrameRule(Tag.CALL, r"torch/nn/modules/module\.py$", r"^(_call_impl|_wrapped_call_impl|_slow_forward)$"),
-    FrameRule(Tag.ROOT, None, r"^<module>$"),
+    FrameRule(Tag.FORWARD_FN, None, r"^forward$"),
     # Loading
-    FrameRule(Tag.LOAD, r"transformers/(core_model_loading|integrations/(bitsandbytes|accelerate|peft|tensor_parallel|quanto|hqq|awq))\.py$", None),
+    FrameRule(Tag.LOAD, r"transformers/core_model_loading\.py$|transformers/quantizers/|accelerate/utils/modeling\.py$|safetensors/", None),
+    FrameRule(Tag.LOAD, r"transformers/integrations/\w+\.py$", r"(load|replace|convert|quantize|shard|pack|dispatch|materialize|set_module|update_param)"),
     FrameRule(Tag.LOAD, r"transformers/modeling_utils\.py$", r"(load|from_pretrained|warmup|convert|init\w*_weights|tie_weights|^to$|^cuda$)"),
-    FrameRule(Tag.LOAD, r"transformers/quantizers/|accelerate/(utils/modeling|big_modeling|hooks)\.py$|safetensors/", None),
+    FrameRule(Tag.LOAD, r"accelerate/(big_modeling|hooks)\.py$", r"^(pre_forward|init_hook|dispatch_model|load_checkpoint\w*|register_\w+|\w+_offload\w*)$"),
     FrameRule(Tag.LOAD, None, r"^(from_pretrained|prepare_model_for_kbit_training|load_state_dict|load_checkpoint\w*|from_config)$"),
     FrameRule(Tag.LOAD, r"torch/nn/modules/module\.py$", r"^(_apply|to|cuda|half|float|bfloat16|to_empty)$"),
+    FrameRule(Tag.LOAD, r"torch/nn/modules/\w+\.py$", r"^(__init__|reset_parameters)$"),
     FrameRule(Tag.QUANTIZE, r"bitsandbytes/", r"^(quantize_\w+|_quantize|int8_vectorwise_quant|double_quant|vectorwise_quant)$"),
     FrameRule(Tag.QUANTIZE, r"(hqq|auto_gptq|gptqmodel|awq|torchao|quanto)/", r"quantize|pack|from_float|from_hp"),
     FrameRule(Tag.ADAPTER_INIT, r"peft/", r"^(get_peft_model|inject_adapter\w*|update_layer|reset_\w*parameters|cast_adapter_dtype|_cast_adapter_dtype|_move_adapter_to_device_of_base_layer|add_adapter|load_adapter|dora_init|_create_and_replace|init_\w+)$"),
     # Optimizer
-    FrameRule(Tag.OPTIMIZER, r"(torch/optim/(?!lr_scheduler)|bitsandbytes/optim/|apex/optimizers/|deepspeed/(ops|runtime/zero)/|/lion_pytorch|galore_torch/|adafactor\.py$)", r"^(?!zero_grad)"),
+    FrameRule(Tag.OPTIMIZER, r"torch/optim/(?!lr_scheduler)|bitsandbytes/optim/|apex/optimizers/|deepspeed/ops/(adam|lamb|lion|adagrad)/|packages/(lion_pytorch|galore_torch)/|transformers/optimization\.py$", r"^(?!zero_grad)"),
+    FrameRule(Tag.OPTIMIZER, r"deepspeed/runtime/(zero/stage\w*|bf16_optimizer|fp16/\w+)\.py$", r"^(step|_optimizer_step|initialize_optimizer_states|_\w*update\w*)$"),
     FrameRule(Tag.OPTIMIZER_STATE, r"(optim|optimizers|adafactor|adam)", r"^(_init_group|init_state|get_state_buffer|_init_state|_initialize_state|init_states?)$"),
     FrameRule(Tag.ZERO_GRAD, None, r"^zero_grad$"),
     # Autograd and checkpointing
-    FrameRule(Tag.RECOMPUTE, r"torch/utils/checkpoint\.py$|activation_checkpointing|checkpoint_wrapper|tensor_parallel/random\.py$", r"^(recompute_fn|unpack_hook|backward|_run_fn_with_dynamo_disabled)$"),
-    FrameRule(Tag.CHECKPOINT, r"torch/utils/checkpoint\.py$|activation_checkpointing|checkpoint_wrapper", r"^(checkpoint|_checkpoint_without_reentrant_generator|forward|checkpoint_sequential)$"),
+    FrameRule(Tag.RECOMPUTE, _CHECKPOINTING, r"^(recompute_fn|unpack_hook|backward|_run_fn_with_dynamo_disabled)$"),
+    FrameRule(Tag.CHECKPOINT, _CHECKPOINTING, r"^(checkpoint|_checkpoint_without_reentrant_generator|forward|checkpoint_sequential)$"),
     FrameRule(Tag.APPLY, r"torch/autograd/function\.py$", r"^apply$"),
     FrameRule(Tag.BACKWARD_FN, None, r"^(backward|_backward\w*|backward_impl|vjp)$"),
     FrameRule(Tag.ENGINE, r"torch/autograd/(graph|__init__)\.py$", r"^(_engine_run_backward|backward|grad)$"),
@@ -112,7 +121,7 @@ FRAME_RULES: tuple[FrameRule, ...] = (
     FrameRule(Tag.BUCKET, None, r"c10d::Reducer::(initialize_buckets|rebuild_buckets|Reducer)"),
     FrameRule(Tag.KV_CACHE, r"cache_utils\.py$", r"^(update|lazy_initialization|__init__|reorder_cache)$"),
     FrameRule(Tag.GENERATE, r"generation/utils\.py$", r"^generate$"),
-    FrameRule(Tag.EVALUATE, None, r"^(evaluate|evaluation_loop|prediction_step|prediction_loop|nested_concat|validate|eval_\w+)$"),
+    FrameRule(Tag.EVALUATE, r"packages/(transformers|trl|lightning|pytorch_lightning|accelerate|sentence_transformers)/", r"^(evaluate|evaluation_loop|prediction_step|prediction_loop|nested_concat|validation_step|_evaluation_step)$"),
     FrameRule(Tag.COMPILED, r"torchinductor_\w+/|torch/_inductor/", None),
     FrameRule(Tag.INT8, r"bitsandbytes/", r"^(int8_\w+|matmul|get_cxB|init_8bit_state)$"),
     FrameRule(Tag.GRAPH_RESTORE, r"cudagraph_trees\.py$", None),
@@ -135,13 +144,19 @@ def frame_tags(filename: str, name: str) -> Tag:
     return tags
 
 
-_PACKAGE = re.compile(r"^(?:.*/)?(?:site-packages|dist-packages)/([^/]+)/")
+_PACKAGE = re.compile(r"^(?:.*/)?(?:site-packages|dist-packages)/([^/]+?)(?:\.py$|/)")
+_STANDARD = re.compile(r"(^|/)lib/python3[\d.]*/(?!site-packages|dist-packages)|^<frozen|^<string>")
 
 
 def package_of(filename: str) -> str:
     """The installed package a file belongs to ("torch"), "" for the user's own code."""
     found = _PACKAGE.match(filename.replace("\\", "/"))
     return found[1] if found else ""
+
+
+def is_own_code(filename: str, name: str) -> bool:
+    """Whether a frame is the user's: neither installed nor Python's own, nor C++."""
+    return not package_of(filename) and not _STANDARD.search(filename) and not is_cpp(filename, name)
 
 
 _CPP_FILE = re.compile(r"(^|\.(cpp|cc|cxx|c|h|hpp|cuh?|so[\d.]*)|\?\?)$")

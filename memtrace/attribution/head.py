@@ -15,41 +15,54 @@ from memtrace.snapshot.stacks import StackTable
 
 Bool = NDArray[np.bool_]
 _DEEPER = 3
-_LIBRARY = {"torch", "peft", "bitsandbytes", "accelerate"}
+_LIBRARY = {"torch", "peft", "bitsandbytes", "accelerate", "deepspeed"}
 
 
 def head_stacks(facts: StackFacts) -> Bool:
     """Per stack (plus the entry for "none"): does it allocate inside the head?"""
     table = facts.python
     result = np.zeros(len(table) + 1, dtype=np.bool_)
-    is_call = [bool(frame_tags(f.filename, f.name) & Tag.CALL) for f in table.frames]
+    tags = [frame_tags(f.filename, f.name) for f in table.frames]
     is_library = [package_of(f.filename) in _LIBRARY for f in table.frames]
     code = _function_ids(table)
     deepest: dict[tuple[int, int], int] = {}
     linear: list[tuple[int, list[tuple[int, int]]]] = []
     for stack in np.flatnonzero(facts.kind[:-1] == Kind.FORWARD).tolist():
-        chain, nested, in_call = 0, int(facts.depth[stack]), False
-        callers: list[tuple[int, int]] = []  # functions of the model's own code, outermost first
-        last_nested = 0
-        for frame in reversed(table.frame_ids(stack).tolist()):
-            if is_call[frame]:
-                nested -= not in_call
-                in_call = True
-                continue
-            in_call = False
-            if not is_library[frame]:
-                key = (chain, code[frame])
-                deepest[key] = max(deepest.get(key, 0), nested)
-                callers.append(key)
-                last_nested = nested
-            chain = hash((chain, code[frame]))
-        if callers and 1 <= last_nested <= 2 and facts.tags[stack] & int(Tag.LINEAR | Tag.QUANT_MODULE):
+        chain, callers, last_nested = 0, [], 0  # functions of the model's own code, outermost first
+        segments = _between_calls(table.frame_ids(stack).tolist()[::-1], tags)
+        for nested, frames in zip(range(len(segments) - 1, -1, -1), segments, strict=True):
+            forward = next((i for i, f in enumerate(frames) if tags[f] & Tag.FORWARD_FN), 0)
+            for place, frame in enumerate(frames):
+                # Between a module call and the module's own forward stand hooks and decorators; the innermost segment
+                # is the layer at work.
+                if nested and place >= forward and not is_library[frame]:
+                    key = (chain, code[frame])
+                    deepest[key] = max(deepest.get(key, 0), nested)
+                    callers.append(key)
+                    last_nested = nested
+                chain = hash((chain, code[frame]))
+        if callers and last_nested <= 2 and facts.tags[stack] & int(Tag.LINEAR | Tag.QUANT_MODULE):
             linear.append((stack, callers))
     heads = {callers[-1] for _, callers in linear if deepest[callers[-1]] >= _DEEPER}
     for stack, callers in linear:
         # Only the outermost such function: a block may call a projection of its own beside its parts.
         result[stack] = callers[-1] in heads and not heads.intersection(callers[:-1])
     return result
+
+
+def _between_calls(frames: list[int], tags: list[Tag]) -> list[list[int]]:
+    """Frames (outermost first) cut at module calls: the program, the module it calls, the module that calls, …"""
+    segments: list[list[int]] = [[]]
+    in_call = False
+    for frame in frames:
+        if tags[frame] & Tag.CALL:
+            if not in_call:
+                segments.append([])
+            in_call = True
+        else:
+            segments[-1].append(frame)
+            in_call = False
+    return segments
 
 
 def _function_ids(table: StackTable) -> list[int]:

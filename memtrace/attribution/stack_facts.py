@@ -5,14 +5,15 @@ Computed once a stack, never once an event: real traces have hundreds of stacks 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.frame_tags import Tag, frame_tags, is_cpp
-from memtrace.snapshot.stacks import StackTable
+from memtrace.attribution.frame_tags import Tag, frame_tags, is_cpp, is_own_code, package_of
+from memtrace.snapshot.stacks import Frame, StackTable
 
 I8 = NDArray[np.int64]
 U1 = NDArray[np.uint8]
@@ -65,10 +66,14 @@ def python_only(table: StackTable) -> StackTable:
 
 def first_positions(table: StackTable, frame_bits: I8, tag: Tag) -> I8:
     """Per stack, position of the innermost frame with ``tag`` (0 is the allocating frame), ``FAR`` if none."""
-    count = len(table)
-    position = np.arange(len(table.frame), dtype=np.int64) - np.repeat(table.start[:-1], np.diff(table.start))
+    position = _positions(table)
     position[(frame_bits[table.frame] & int(tag)) == 0] = FAR
-    return _reduce(np.minimum, position, table, count, int(FAR))
+    return _reduce(np.minimum, position, table, len(table), int(FAR))
+
+
+def _positions(table: StackTable) -> I8:
+    """Place of every stored frame in its stack."""
+    return np.arange(len(table.frame), dtype=np.int64) - np.repeat(table.start[:-1], np.diff(table.start))
 
 
 def _reduce(function: np.ufunc, values: I8, table: StackTable, count: int, empty: int) -> I8:
@@ -81,34 +86,56 @@ def _reduce(function: np.ufunc, values: I8, table: StackTable, count: int, empty
 
 
 def stack_facts(table: StackTable) -> StackFacts:
-    """Facts of every stack in the table. Linear in the number of frames stored."""
+    """Facts of every stack in the table. Linear in the number of frames stored.
+
+    Outer frames only say who called the program, so the *innermost* code that says something decides the kind: of a
+    module's forward, the autograd engine, an optimizer and a loader, whichever is nearest to the allocation.
+    """
     frame_bits = np.array([int(frame_tags(f.filename, f.name)) for f in table.frames] or [0], dtype=np.int64)
-    count = len(table)
-    tags = _reduce(np.bitwise_or, frame_bits[table.frame], table, count, 0)
+    all_tags = _reduce(np.bitwise_or, frame_bits[table.frame], table, len(table), 0)
     is_empty = np.diff(table.start) == 0
     table = python_only(table)  # all that follows is about the order of Python frames
-    calls = _reduce(np.add, ((frame_bits[table.frame] & int(Tag.CALL)) != 0).astype(np.int64), table, count, 0)
+    count = len(table)
+    position = _positions(table)
+    own = np.array([is_own_code(f.filename, f.name) for f in table.frames] or [False], dtype=np.bool_)[table.frame]
+    first_own = _reduce(np.minimum, np.where(own, position, FAR), table, count, int(FAR))
+    is_call = (frame_bits[table.frame] & int(Tag.CALL)) != 0
+    last_call = _reduce(np.maximum, np.where(is_call, position, -1), table, count, -1)
+    implementations = np.array([f.name == "_call_impl" for f in table.frames] or [False], dtype=np.bool_)
+    calls = _reduce(np.add, (is_call & implementations[table.frame]).astype(np.int64), table, count, 0)
 
     def first(tag: Tag) -> I8:
         return first_positions(table, frame_bits, tag)
 
-    call, loss, engine, recompute = first(Tag.CALL), first(Tag.LOSS), first(Tag.ENGINE), first(Tag.RECOMPUTE)
-    python_backward = _applies_backward(table, frame_bits)
-    in_backward = np.minimum(engine, python_backward)
+    call, engine, recompute = first(Tag.CALL), first(Tag.ENGINE), first(Tag.RECOMPUTE)
+    # A name alone says something only of the user's innermost function: further out it may be what they call their
+    # training loop.
+    loss, load = (np.where(place <= first_own, place, FAR) for place in (first(Tag.LOSS), first(Tag.LOAD)))
+    load = np.minimum(np.where(first(Tag.LOAD) < last_call, first(Tag.LOAD), load), first(Tag.ADAPTER_INIT))
+    own_forward = first(Tag.FORWARD_FN)
+    modules = np.minimum(call, np.where(own_forward < last_call, own_forward, FAR))
+    modules = np.minimum(modules, first(Tag.CHECKPOINT))
+    functions = np.minimum(np.minimum(loss, first(Tag.ATTENTION)), first(Tag.COMPILED))
+    backward = np.minimum(np.minimum(engine, _applies_backward(table, frame_bits)), recompute)
+    optimizer = np.where(_calls_back(table, frame_bits), FAR, first(Tag.OPTIMIZER))
+    forward = np.minimum(modules, functions)
+    nearest = np.minimum(np.minimum(forward, backward), np.minimum(optimizer, load))
+
     kind = np.full(count, Kind.OTHER, dtype=np.uint8)
-    forward = (tags & int(Tag.CALL | Tag.LOSS | Tag.ATTENTION | Tag.COMPILED | Tag.CHECKPOINT)) != 0
-    load = (tags & int(Tag.LOAD | Tag.QUANTIZE | Tag.ADAPTER_INIT)) != 0
-    kind[load] = Kind.LOAD
-    # A module moved or quantised from inside a forward pass is not loading, and a model loaded inside a module's
-    # method is: whichever is nearer to the allocation decides.
-    kind[forward & ~(load & (np.minimum(first(Tag.LOAD), first(Tag.ADAPTER_INIT)) < call))] = Kind.FORWARD
-    kind[(in_backward < FAR) | ((tags & int(Tag.ENGINE_CPP)) != 0)] = Kind.BACKWARD
-    # A recomputation's forward code lies inside the checkpoint's backward; a nested engine inside that is backward.
-    kind[(recompute < FAR) & (recompute < in_backward) & (call < recompute)] = Kind.RECOMPUTE
-    recomputes_here = (recompute < FAR) & (recompute <= in_backward) & (call >= recompute)
-    kind[recomputes_here] = Kind.BACKWARD
-    kind[(tags & int(Tag.OPTIMIZER)) != 0] = Kind.OPTIMIZER
+    inside = nearest < FAR
+    kind[(all_tags & int(Tag.QUANTIZE)) != 0] = Kind.LOAD
+    kind[inside & (nearest == load)] = Kind.LOAD
+    kind[inside & (nearest == optimizer)] = Kind.OPTIMIZER
+    kind[inside & (nearest == forward)] = Kind.FORWARD
+    in_engine = inside & (backward < FAR) & ((nearest == forward) | (nearest == backward))
+    kind[in_engine | (((all_tags & int(Tag.ENGINE_CPP)) != 0) & (kind != Kind.OPTIMIZER))] = Kind.BACKWARD
+    # Modules that run inside the backward pass are a checkpoint's recomputation.
+    kind[in_engine & (modules < backward)] = Kind.RECOMPUTE
     kind[is_empty] = Kind.NONE
+    # What a model's code does is said by frames inside it; further out the same words are somebody else's.
+    in_model = np.repeat(np.where(last_call >= 0, last_call, FAR), np.diff(table.start)) >= position
+    tags = _reduce(np.bitwise_or, np.where(in_model, frame_bits[table.frame], 0), table, count, 0)
+    tags |= all_tags & int(Tag.CHECKPOINT | Tag.CUBLAS | Tag.ENGINE_CPP | Tag.COMM | Tag.EVALUATE | Tag.GENERATE)
 
     def padded(column: NDArray[np.generic], last: int) -> NDArray[np.generic]:
         return np.append(column, np.array([last], dtype=column.dtype))
@@ -118,9 +145,42 @@ def stack_facts(table: StackTable) -> StackFacts:
         kind=padded(kind, Kind.NONE),  # type: ignore[arg-type]
         is_loss=padded(loss < call, 0),  # type: ignore[arg-type]
         is_bucket=padded(first(Tag.BUCKET) < call, 0),  # type: ignore[arg-type]
-        depth=padded((calls + 1) // 2, 0),  # type: ignore[arg-type]  # each call leaves two frames
+        depth=padded(calls, 0),  # type: ignore[arg-type]
         python=table,
     )
+
+
+# Installed code that computes for whoever calls it, optimizers among them.
+_COMPUTES = {"torch", "triton", "bitsandbytes", "apex", "numpy"}
+_FRAMEWORKS = {"lightning", "pytorch_lightning", "lightning_fabric", "transformers", "accelerate", "trl", "deepspeed"}
+
+
+def _calls_back(table: StackTable, frame_bits: I8) -> Bool:
+    """Stacks in which an optimizer's ``step`` calls back into the training code: a closure.
+
+    Inside an installed optimizer any other code is such a call. An optimizer of the user's own is called by PyTorch's
+    ``wrapper`` around every ``step``, and has helpers of its own: there, frameworks and functions called closure tell.
+    """
+    result = np.zeros(len(table), dtype=np.bool_)
+    optimizer = (frame_bits & int(Tag.OPTIMIZER)) != 0
+    package = [package_of(f.filename) for f in table.frames]
+    for stack in np.flatnonzero(first_positions(table, frame_bits, Tag.OPTIMIZER) < FAR).tolist():
+        frames = table.frame_ids(stack).tolist()
+        at = next(i for i, frame in enumerate(frames) if optimizer[frame])
+        inner = [f for f in frames[:at] if package[f] not in _COMPUTES and not _is_plain(table.frames[f])]
+        if inner and table.frames[frames[at]].name in ("wrapper", "_use_grad", "profile_hook_step"):
+            result[stack] = any(package[f] in _FRAMEWORKS or _CLOSURE.search(table.frames[f].name) for f in inner[:-1])
+        else:
+            result[stack] = bool(inner)
+    return result
+
+
+_CLOSURE = re.compile(r"closure|<lambda>")
+
+
+def _is_plain(frame: Frame) -> bool:
+    """A frame of Python's own library, which only passes calls on."""
+    return not package_of(frame.filename) and not is_own_code(frame.filename, frame.name)
 
 
 def _applies_backward(table: StackTable, frame_bits: I8) -> I8:
@@ -131,6 +191,6 @@ def _applies_backward(table: StackTable, frame_bits: I8) -> I8:
     inner_backward[1:] = (bits[:-1] & int(Tag.BACKWARD_FN)) != 0
     starts = table.start[:-1]
     inner_backward[starts[starts < len(bits)]] = False  # the frame before belongs to another stack
-    position = np.arange(len(bits), dtype=np.int64) - np.repeat(starts, np.diff(table.start))
+    position = _positions(table)
     position[~(is_apply & inner_backward)] = FAR
     return _reduce(np.minimum, position, table, len(table), int(FAR))

@@ -1,0 +1,336 @@
+"""The same recording as if the program had been called by other code, or dumped at another time.
+
+What an allocation was for depends neither on who called the program nor on when its history was dumped: purposes,
+phases, steps, verdict and findings of a recording must come out the same under each of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from memtrace.snapshot.model import Snapshot
+from memtrace.snapshot.stacks import Frame, StackTable
+
+Frames = tuple[Frame, ...]  # innermost first
+Fix = Callable[[Frames], Frames]
+
+
+PLACES = {"~": "/home/u", "py": "/usr/lib/python3.11", "<frozen runpy>": "<frozen runpy>", "tmp": "/tmp"}
+
+
+def frames_of(texts: tuple[str, ...]) -> Frames:
+    """Frames from ``file:function``: installed, unless the path begins with a word of ``PLACES``."""
+    made = []
+    for text in texts:
+        path, _, name = text.rpartition(":")
+        first, _, rest = path.partition("/")
+        place = PLACES.get(first)
+        file = f"/env/lib/python3.11/site-packages/{path}" if place is None else f"{place}/{rest}" if rest else place
+        made.append(Frame(file, 41, name))
+    return tuple(made)
+
+
+def _is_call(frame: Frame) -> bool:
+    return frame.filename.endswith("torch/nn/modules/module.py") and frame.name in ("_call_impl", "_wrapped_call_impl")
+
+
+def _is_backward(frame: Frame) -> bool:
+    return frame.name == "backward" and frame.filename.endswith("torch/_tensor.py")
+
+
+def _in_python(frames: Frames) -> bool:
+    return any(frame.filename.endswith(".py") for frame in frames)
+
+
+def _keeps_out(frames: Frames) -> bool:
+    """Loading and optimizer steps lie beside a training step, not inside it."""
+    optimizer = ("/torch/optim/", "/bitsandbytes/optim/")
+    return any(f.name == "from_pretrained" or any(part in f.filename for part in optimizer) for f in frames)
+
+
+def around_training(*inner: str) -> Fix:
+    """Frames outside the model's forward pass and outside ``backward()``."""
+
+    def fix(frames: Frames) -> Frames:
+        if _keeps_out(frames):
+            return frames
+        at = max((i for i, f in enumerate(frames) if _is_call(f) or _is_backward(f)), default=None)
+        return frames if at is None else (*frames[: at + 1], *frames_of(inner), *frames[at + 1 :])
+
+    return fix
+
+
+def around_program(*outer: str) -> Fix:
+    """Frames outside everything: what called the script."""
+    return lambda frames: (*frames, *frames_of(outer)) if _in_python(frames) else frames
+
+
+def around_modules(*hooks: str) -> Fix:
+    """Frames between every module's own ``forward`` and the module call."""
+
+    def fix(frames: Frames) -> Frames:
+        made: list[Frame] = []
+        for frame, outer in zip(frames, (*frames[1:], None), strict=False):
+            made.append(frame)
+            if frame.name == "forward" and outer is not None and _is_call(outer):
+                made += frames_of(hooks)
+        return tuple(made)
+
+    return fix
+
+
+def inside_linear(*inner: str) -> Fix:
+    """Frames that a linear layer's product runs in."""
+
+    def fix(frames: Frames) -> Frames:
+        first = next((i for i, f in enumerate(frames) if f.filename.endswith(".py")), None)
+        if first is None or frames[first].name != "forward" or not frames[first].filename.endswith("modules/linear.py"):
+            return frames
+        return (*frames[:first], *frames_of(inner), *frames[first:])
+
+    return fix
+
+
+def between_functions(*decorators: str) -> Fix:
+    """Frames of a decorator around each of the user's own functions."""
+
+    def fix(frames: Frames) -> Frames:
+        made: list[Frame] = []
+        for frame in frames:
+            made.append(frame)
+            if "site-packages" not in frame.filename and frame.filename.endswith(".py") and frame.name != "<module>":
+                made += frames_of(decorators)
+        return tuple(made)
+
+    return fix
+
+
+def renamed(pattern: str, replacement: str) -> Fix:
+    """Other paths."""
+    return lambda frames: tuple(f._replace(filename=re.sub(pattern, replacement, f.filename)) for f in frames)
+
+
+def other_lines(frames: Frames) -> Frames:
+    """Another release: every line number moves."""
+    return tuple(f._replace(line=f.line * 2 + 7 if f.line else 0) for f in frames)
+
+
+def both(first: Fix, second: Fix) -> Fix:
+    """One after the other."""
+    return lambda frames: second(first(frames))
+
+
+WRAPPERS: Mapping[str, Fix] = {
+    # accelerate's AlignDevicesHook: device_map over two devices, disk offload, bitsandbytes models before 0.43.2
+    "accelerate-hooks": around_modules("accelerate/hooks.py:new_forward"),
+    # Lightning's automatic optimisation: forward and backward run in the optimizer's closure
+    "lightning-closure": around_training(
+        "lightning/pytorch/strategies/strategy.py:training_step",
+        "lightning/pytorch/loops/optimization/automatic.py:_training_step",
+        "lightning/pytorch/loops/optimization/automatic.py:closure",
+        "torch/optim/adamw.py:step",
+        "torch/optim/optimizer.py:wrapper",
+        "lightning/pytorch/core/optimizer.py:step",
+        "lightning/pytorch/trainer/call.py:_call_lightning_module_hook",
+    ),
+    "lightning-own-optimizer": around_training(
+        "~/model.py:training_step",
+        "lightning/pytorch/loops/optimization/automatic.py:closure",
+        "~/optim/muon.py:step",
+        "torch/utils/_contextlib.py:decorate_context",
+        "torch/optim/optimizer.py:wrapper",
+        "torch/optim/lr_scheduler.py:wrapper",
+    ),
+    # DeepSpeed ZeRO-3 replaces torch.nn.functional.linear
+    "deepspeed-linear": inside_linear(
+        "deepspeed/runtime/zero/linear.py:forward",
+        "torch/amp/autocast_mode.py:decorate_fwd",
+        "torch/autograd/function.py:apply",
+        "deepspeed/runtime/zero/linear.py:zero3_linear_wrap",
+    ),
+    "deepspeed-engine": around_training(
+        "deepspeed/utils/nvtx.py:wrapped_fn",
+        "deepspeed/runtime/engine.py:forward",
+        "torch/nn/modules/module.py:_call_impl",
+        "torch/nn/modules/module.py:_wrapped_call_impl",
+    ),
+    # LBFGS and SAM style: the program's own closure inside torch.optim
+    "own-closure": around_training(
+        "~/train.py:closure",
+        "torch/utils/_contextlib.py:decorate_context",
+        "torch/optim/lbfgs.py:step",
+    ),
+    "sam-closure": around_training(
+        "~/train.py:<lambda>",
+        "~/sam.py:step",
+        "torch/utils/_contextlib.py:decorate_context",
+        "torch/optim/optimizer.py:wrapper",
+    ),
+    "fabric": around_training(
+        "lightning/fabric/wrappers.py:forward",
+        "torch/nn/modules/module.py:_call_impl",
+        "torch/nn/modules/module.py:_wrapped_call_impl",
+    ),
+    "ddp": around_training(
+        "torch/nn/parallel/distributed.py:_run_ddp_forward",
+        "torch/nn/parallel/distributed.py:forward",
+        "torch/nn/modules/module.py:_call_impl",
+        "torch/nn/modules/module.py:_wrapped_call_impl",
+    ),
+    "tensor-parallel-hooks": around_modules("transformers/integrations/tensor_parallel.py:<lambda>"),
+    "accelerate-offload": around_modules(
+        "accelerate/big_modeling.py:wrapper",
+        "accelerate/hooks.py:new_forward",
+        "functools.py:wrapped",
+    ),
+    "big-modeling-program": around_program(
+        "accelerate/big_modeling.py:wrapper",
+        "accelerate/utils/memory.py:decorator",
+    ),
+    "compile-frames": around_modules(
+        "torch/_dynamo/eval_frame.py:compile_wrapper",
+        "torch/_dynamo/external_utils.py:nonrecursive_disable_wrapper",
+    ),
+    "compiled-model": around_training(
+        "torch/_dynamo/eval_frame.py:compile_wrapper",
+        "torch/nn/modules/module.py:_call_impl",
+        "torch/_dynamo/eval_frame.py:__call__",
+    ),
+    "autocast-decorators": between_functions(
+        "torch/amp/autocast_mode.py:decorate_autocast",
+        "torch/utils/_contextlib.py:decorate_context",
+    ),
+    "functools": between_functions("py/contextlib.py:inner", "py/functools.py:wrapper"),
+    "notebook": both(
+        renamed(r"^/(?!.*site-packages).*\.py$", "/tmp/ipykernel_3141/2718281828.py"),
+        around_program(
+            "IPython/core/interactiveshell.py:run_code",
+            "ipykernel/zmqshell.py:run_cell",
+            "ipykernel/kernelbase.py:dispatch_shell",
+            "py/asyncio/events.py:_run",
+            "<frozen runpy>:_run_module_as_main",
+        ),
+    ),
+    "ray": around_program(
+        "ray/train/_internal/worker_group.py:__execute",
+        "ray/util/tracing/tracing_helper.py:_resume_span",
+        "ray/_private/function_manager.py:actor_method_executor",
+        "ray/_private/worker.py:main_loop",
+    ),
+    "pytest": around_program(
+        "_pytest/python.py:pytest_pyfunc_call",
+        "pluggy/_callers.py:_multicall",
+        "_pytest/main.py:_main",
+    ),
+    "unittest": around_program("py/unittest/case.py:run", "py/unittest/suite.py:run"),
+    "hydra": around_program(
+        "hydra/core/utils.py:run_job",
+        "hydra/_internal/utils.py:_run_hydra",
+        "hydra/main.py:decorated_main",
+    ),
+    "torchrun": around_program(
+        "torch/distributed/elastic/multiprocessing/errors/__init__.py:wrapper",
+        "torch/distributed/run.py:main",
+    ),
+    "profiler": around_program(
+        "torch/profiler/profiler.py:wrapper",
+        "torch/autograd/profiler.py:__call__",
+        "py/cProfile.py:runctx",
+    ),
+    "threads": around_program(
+        "py/threading.py:run",
+        "py/threading.py:_bootstrap_inner",
+    ),
+    "load-and-train": around_program("~/loading.py:load_checkpoint_and_train", "~/loading.py:load_and_train"),
+    "named-backward": around_training("~/optim/backward.py:backward", "~/optim/step.py:step"),
+    "named-optimizer": around_program("~/optim/adam.py:step", "~/optimizers/adafactor.py:init_state"),
+    "named-loss": around_program("~/losses/train.py:compute_loss", "~/loss.py:train_loss"),
+    "named-evaluate": around_program("~/evaluate.py:evaluate", "~/validate.py:validate", "~/generate.py:generate"),
+    "named-checkpoint": around_program(
+        "~/activation_checkpointing/run.py:checkpoint", "~/checkpoint_wrapper/run.py:backward"
+    ),
+    "named-loader-modules": around_modules("~/loading.py:load_state_dict", "~/optim/forward.py:step"),
+    "named-quantize": around_program("~/quantize/run.py:quantize", "~/cache_utils.py:update"),
+    "trainer-names": around_training(
+        "transformers/trainer.py:compute_loss",
+        "transformers/trainer.py:training_step",
+        "transformers/trainer.py:_inner_training_loop",
+        "accelerate/utils/memory.py:decorator",
+    ),
+    "other-site-packages": renamed(r"^.*/(site|dist)-packages/", "/opt/conda/envs/x/lib/python3.12/site-packages/"),
+    "other-lines": other_lines,
+}
+
+
+def wrapped(snapshot: Snapshot, fix: Fix) -> Snapshot:
+    """The snapshot with every stack changed; stacks keep their numbers. Labels by identity, which would hide what
+    stacks alone say, are left out."""
+    table, ids = snapshot.stacks, {frame: i for i, frame in enumerate(snapshot.stacks.frames)}
+    made = [[ids.setdefault(f, len(ids)) for f in fix(table.stack(number))] for number in range(len(table))]
+    start = np.concatenate([[0], np.cumsum([len(frames) for frames in made])]).astype(np.int64)
+    frame = np.array([f for frames in made for f in frames], dtype=np.int32)
+    return dataclasses.replace(snapshot, stacks=StackTable(tuple(ids), frame, start), memtrace={})
+
+
+def dumped_late(raw: dict[str, Any], interrupted: bool = False) -> dict[str, Any]:
+    """An out-of-memory recording as dumped in ``except`` or ``finally``, after the stack has unwound.
+
+    The tensors of the pass that failed are freed behind the error; nothing before it changes. With ``interrupted`` the
+    error leaves no ``oom`` event: what Ctrl-C does.
+    """
+    trace = raw["device_traces"][0]
+    oom = max(i for i, e in enumerate(trace) if e["action"] == "oom")
+    del trace[oom + 1 :]
+    time_us = trace[oom].get("time_us", 0) + 10
+
+    def names(event: Mapping[str, Any]) -> set[str]:
+        return {frame["name"] for frame in event.get("frames") or ()}
+
+    def ends_pass(event: Mapping[str, Any]) -> bool:
+        found = names(event)
+        return bool(found & {"backward", "step", "zero_grad"}) or any("autograd::Engine" in name for name in found)
+
+    begun = max((i for i, e in enumerate(trace[:oom]) if ends_pass(e)), default=0)
+    live: dict[int, tuple[int, dict[str, Any]]] = {}
+    for i, event in enumerate(trace):
+        if event["action"] == "alloc":
+            live[event["addr"]] = (i, event)
+        elif event["action"] == "free_completed":
+            live.pop(event["addr"], None)
+    gone = {
+        address: event
+        for address, (i, event) in live.items()
+        if i > begun and "forward" in names(event) and "from_pretrained" not in names(event)
+    }
+    if interrupted:
+        del trace[oom:]
+    for event in gone.values():
+        trace += [event | {"action": a, "frames": [], "time_us": time_us} for a in ("free_requested", "free_completed")]
+    for segment in raw["segments"]:
+        _give_back(segment, gone)
+    return raw
+
+
+def _give_back(segment: dict[str, Any], gone: Mapping[int, Any]) -> None:
+    """The segment once the blocks at those addresses are free."""
+    blocks: list[dict[str, Any]] = []
+    address = segment["address"]
+    for old in segment["blocks"]:
+        block = dict(old)
+        at = block.get("address", address)
+        address = at + block["size"]
+        if at in gone and block["state"] == "active_allocated":
+            block.update(state="inactive", frames=[], requested_size=0)
+            segment["allocated_size"] -= block["size"]
+            segment["active_size"] -= block["size"]
+        if blocks and blocks[-1]["state"] == "inactive" == block["state"]:
+            blocks[-1]["size"] += block["size"]
+        else:
+            blocks.append(block)
+    used = [b.get("requested_size", b["size"]) for b in blocks if b["state"] != "inactive"]
+    segment.update(blocks=blocks, requested_size=sum(used))
