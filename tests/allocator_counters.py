@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_sizes
-from memtrace.allocator.state import State
+from memtrace.allocator.state import AllocatorState
 from memtrace.allocator.whatif.program import Op
 from memtrace.allocator.whatif.whatif import Simulation
 
@@ -130,7 +130,7 @@ class Counters:
         return result
 
 
-class CountingState(State):
+class CountingState(AllocatorState):
     """A state that counts what PyTorch counts of segments and free blocks; allocations are counted from outside."""
 
     def __init__(self, config: AllocatorConfig) -> None:

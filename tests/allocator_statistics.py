@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from memtrace.allocator.config import NEWEST
-from memtrace.allocator.replay.evidence import Evidence
+from memtrace.allocator.replay.evidence import TraceEvidence
 from memtrace.allocator.replay.replay import evidence_of
-from memtrace.allocator.replay.rerun import Outcome, rerun
+from memtrace.allocator.replay.rerun import Rerun, rerun
 from memtrace.snapshot.model import I8, Action, Device
 
 
@@ -33,7 +33,7 @@ def statistics_of_replay(device: Device, settings: Mapping[str, Any]) -> dict[st
     return window_statistics(evidence, outcome) if outcome.diverged_at is None else {}
 
 
-def window_statistics(evidence: Evidence, outcome: Outcome) -> dict[str, int]:
+def window_statistics(evidence: TraceEvidence, outcome: Rerun) -> dict[str, int]:
     """Counters of ``torch.cuda.memory_stats`` (``all`` pools); what was live before the trace counts as allocated."""
     trace, life = evidence.device.trace, evidence.life
     count = len(trace)

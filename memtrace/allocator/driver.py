@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from memtrace.allocator.state import State
+from memtrace.allocator.state import AllocatorState
 
 
 class Driver(Protocol):
@@ -19,7 +19,7 @@ class Driver(Protocol):
     def place(self, number: int, size: int) -> int | None:
         """Address of a new segment of ``size`` bytes, None if the driver refuses."""
 
-    def reserve(self, state: State, number: int, size: int) -> tuple[int, int]:
+    def reserve(self, state: AllocatorState, number: int, size: int) -> tuple[int, int]:
         """(base, length) of a new reservation for a request of ``size`` bytes."""
 
     def map(self, number: int, address: int, size: int) -> bool:
@@ -31,8 +31,8 @@ class Driver(Protocol):
     def unmapped(self, number: int, address: int, size: int) -> None:
         """Whole pages of an expandable segment went back to the driver."""
 
-    def complete_pending(self, state: State) -> None:
+    def complete_pending(self, state: AllocatorState) -> None:
         """All streams were synchronised: release every delayed free."""
 
-    def may_release(self, state: State, pool: int) -> bool:
+    def may_release(self, state: AllocatorState, pool: int) -> bool:
         """Whether a flush may release the cached segments of a private pool."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from memtrace.allocator.driver import Driver
-from memtrace.allocator.state import MASK, SHIFT, State
+from memtrace.allocator.state import MASK, SHIFT, AllocatorState
 
 
-def grow(state: State, driver: Driver, number: int, size: int) -> int | None:
+def grow(state: AllocatorState, driver: Driver, number: int, size: int) -> int | None:
     """``try_allocate_expandable_block``: key of a free block of at least ``size`` bytes, None if the driver refuses.
 
     What was mapped before a refusal stays cached, as in PyTorch.
@@ -35,7 +35,7 @@ def grow(state: State, driver: Driver, number: int, size: int) -> int | None:
         start = mapped
 
 
-def _candidate(state: State, number: int, size: int) -> int | None:
+def _candidate(state: AllocatorState, number: int, size: int) -> int | None:
     """Start of the first run of free and unmapped blocks that is large enough; None if a reservation is needed."""
     for hole in state.unmapped.get(number, ()):
         before = None if hole in state.bounds else state.free_end.get(hole)
@@ -55,7 +55,7 @@ def _candidate(state: State, number: int, size: int) -> int | None:
     return None
 
 
-def _map(state: State, driver: Driver, number: int, address: int, size: int) -> int | None:
+def _map(state: AllocatorState, driver: Driver, number: int, address: int, size: int) -> int | None:
     """Map pages from the start of an unmapped block; returns the start of the free block they ended up in."""
     page = state.page_bytes(number)
     length = state.unmapped_at[address]
@@ -71,7 +71,7 @@ def _map(state: State, driver: Driver, number: int, address: int, size: int) -> 
     return address if before is None else before
 
 
-def shrink(state: State, driver: Driver, number: int, key: int) -> None:
+def shrink(state: AllocatorState, driver: Driver, number: int, key: int) -> None:
     """Unmap the whole pages inside a free expandable block; partial pages at its edges stay free blocks."""
     address, size = key & MASK, key >> SHIFT
     reservation = state.reservation_of(number, address)

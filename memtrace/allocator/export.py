@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.state import MASK, SHIFT, State
+from memtrace.allocator.state import MASK, SHIFT, AllocatorState
 from memtrace.allocator.whatif.program import Op
 from memtrace.allocator.whatif.whatif import Simulation
 from memtrace.snapshot.model import Action, Snapshot
@@ -86,7 +86,7 @@ class _Frames:
         return made
 
 
-def mapped_ranges(state: State) -> list[tuple[int, int, int, bool]]:
+def mapped_ranges(state: AllocatorState) -> list[tuple[int, int, int, bool]]:
     """(address, size, free list, expandable) of every segment or maximal mapped range, by address."""
     ranges = [(address, size, state.owner[address], False) for address, size in state.whole.items()]
     for number, reservations in state.reservations.items():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.state import LARGE_SPLIT_BYTES, MASK, SHIFT, SMALL_SPLIT_BYTES, State
+from memtrace.allocator.state import LARGE_SPLIT_BYTES, MASK, SHIFT, SMALL_SPLIT_BYTES, AllocatorState
 from memtrace.snapshot.model import I4, I8, Bool
 
 _NEVER = 1 << 200  # above every key
@@ -20,7 +20,7 @@ _NEVER = 1 << 200  # above every key
 Request = tuple[list[int], int, int, int, int, int]
 
 
-def request(state: State, number: int, size: int, config: AllocatorConfig) -> Request:
+def request(state: AllocatorState, number: int, size: int, config: AllocatorConfig) -> Request:
     """Everything about a rounded size and a free list that the loop would otherwise compute every time."""
     split = refuse = _NEVER
     if state.fine[number]:
@@ -36,7 +36,7 @@ def request(state: State, number: int, size: int, config: AllocatorConfig) -> Re
 
 
 def tabulate(
-    state: State, config: AllocatorConfig, rounded: I8, small: Bool, pool: I4, stream: I8
+    state: AllocatorState, config: AllocatorConfig, rounded: I8, small: Bool, pool: I4, stream: I8
 ) -> tuple[list[Request | None], I8]:
     """One request per distinct size and free list, and by handle its row in them; row -1 is for rare steps."""
     _, size_row = np.unique(rounded, return_inverse=True)
@@ -52,7 +52,7 @@ def tabulate(
 
 
 def run(
-    state: State,
+    state: AllocatorState,
     numbers: Sequence[int],
     requests: Sequence[Request | None],
     address_of: list[int],
@@ -127,7 +127,7 @@ def run(
 
 
 def run_complete(
-    state: State,
+    state: AllocatorState,
     numbers: Sequence[int],
     requests: Sequence[Request | None],
     address_of: list[int],

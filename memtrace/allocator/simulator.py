@@ -12,15 +12,15 @@ from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.driver import Driver
 from memtrace.allocator.expandable import grow, shrink
 from memtrace.allocator.rounding import segment_size
-from memtrace.allocator.state import MASK, SHIFT, State
+from memtrace.allocator.state import MASK, SHIFT, AllocatorState
 
 
 class Allocator:
-    """The algorithm over a :class:`State` (an empty one unless given) and a :class:`Driver`."""
+    """The algorithm over a :class:`AllocatorState` (an empty one unless given) and a :class:`Driver`."""
 
-    def __init__(self, config: AllocatorConfig, driver: Driver, state: State | None = None) -> None:
+    def __init__(self, config: AllocatorConfig, driver: Driver, state: AllocatorState | None = None) -> None:
         self.config = config
-        self.state = state or State(config)
+        self.state = state or AllocatorState(config)
         self.driver = driver
         self.num_alloc_retries = 0
         self.num_flushes = 0

@@ -37,7 +37,7 @@ class Reservation:
     page_bytes: int
 
 
-class State:
+class AllocatorState:
     """Everything that is not live: free blocks, segments, unmapped ranges. Moves keep all tables consistent.
 
     ``total_bytes`` is what the allocator holds in all pools and ``peak_bytes`` its highest value so far.

@@ -39,7 +39,7 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateResult:
     """One limit and how it was met. ``baseline_bytes`` is None for a fixed limit."""
 
     what: str
@@ -89,15 +89,15 @@ def parse_growth(text: str) -> Growth:
         raise UsageError(f"not a limit: {text!r} (write 2% or 200MiB)") from None
 
 
-def judge(what: str, baseline_bytes: int, current_bytes: int, growth: Growth) -> Verdict:
+def judge(what: str, baseline_bytes: int, current_bytes: int, growth: Growth) -> GateResult:
     """Whether ``current_bytes`` is within ``growth`` of the baseline."""
     limit = baseline_bytes + growth.allowed_bytes(baseline_bytes)
-    return Verdict(what, baseline_bytes, current_bytes, limit, current_bytes <= limit)
+    return GateResult(what, baseline_bytes, current_bytes, limit, current_bytes <= limit)
 
 
 def judge_peaks(
     baseline: Mapping[str, int], current: Mapping[str, int], growth: Growth, which: Sequence[str] = PEAKS
-) -> list[Verdict]:
+) -> list[GateResult]:
     """Each chosen peak (``allocated``, ``reserved``) against its baseline; both maps are ``Report.peaks``."""
     return [
         judge(f"peak {name}", baseline[f"{name}_bytes"], current[f"{name}_bytes"], growth)

@@ -53,7 +53,7 @@ class SelfCheckAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedPeaks:
     """What the recording itself shows, in bytes."""
 
     peak_allocated_bytes: int
@@ -104,7 +104,7 @@ class Answer:
     device: int
     torch: str
     self_check: SelfCheckAnswer
-    recorded: Recorded
+    recorded: RecordedPeaks
     runs: tuple[Run, ...]
     lower_bounds: LowerBounds
     """What no setting can go below, for the program that was asked about: the edited one where there are edits."""
@@ -201,7 +201,7 @@ def answer(
             check.exact, check.diverged_at, check.why, check.predicted, check.predicted_why,
             limit.size_bytes, limit.source, limit.at_least_bytes, limit.below_bytes,
         ),
-        recorded=Recorded(allocated.size_bytes, reserved.size_bytes, len(timeline.oom_events)),
+        recorded=RecordedPeaks(allocated.size_bytes, reserved.size_bytes, len(timeline.oom_events)),
         runs=tuple(run for run, _ in done),
         lower_bounds=lower_bounds(edited, replace(own, roundup_divisions=(0,) * INTERVALS, roundup_bypass_bytes=None)),
         notes=tuple(_notes(timeline, program, limit, question, done[0][1].run)),

@@ -13,8 +13,8 @@ from pathlib import Path
 from memtrace.answers.gate import (
     PEAKS,
     Baseline,
+    GateResult,
     Growth,
-    Verdict,
     died,
     judge,
     must_have_history,
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     analysis, at = open_analysis(args)
     must_have_history(analysis.timeline)
     budget = report(analysis, at)
-    verdicts: list[Verdict] = []
+    verdicts: list[GateResult] = []
     if baseline is not None:
         for what, growth in limits.items():
             if what in budget.categories:
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             verdicts.append(judge(name, before, now, growth))
     if max_peak_bytes is not None:
         peak = budget.peaks["reserved_bytes"]
-        verdicts.append(Verdict("peak reserved", None, peak, max_peak_bytes, peak <= max_peak_bytes))
+        verdicts.append(GateResult("peak reserved", None, peak, max_peak_bytes, peak <= max_peak_bytes))
     passed = all(verdict.passed for verdict in verdicts)
     args.exit_code = 0 if passed else 1  # also when nobody reads the output
     warnings = [*died(analysis.timeline), *budget.warnings]

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from memtrace.answers.diff.diff import diff
-    from memtrace.answers.gate import PEAKS, Verdict, died, judge_peaks, must_have_history, parse_growth
+    from memtrace.answers.gate import PEAKS, GateResult, died, judge_peaks, must_have_history, parse_growth
 
     if args.json and args.md:
         raise UsageError("--json and --md exclude each other")
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     (before, at_before), (after, at_after) = sides
     answer = diff(before, after, at_before, at_after)
-    verdicts: list[Verdict] = []
+    verdicts: list[GateResult] = []
     if growth is not None:
         for side in (before, after):
             must_have_history(side.timeline)

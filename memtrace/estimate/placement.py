@@ -11,7 +11,7 @@ from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.flat import Request, request, run
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
 from memtrace.allocator.simulator import Allocator
-from memtrace.allocator.state import State
+from memtrace.allocator.state import AllocatorState
 from memtrace.allocator.whatif.addresses import AddressSpace, Hints, Policy
 from memtrace.estimate.stream import EMPTY_CACHE, Stream
 
@@ -83,7 +83,7 @@ class _Driver:
         self.log.append(SegmentEvent(self.event, False, address, size))
         return address
 
-    def reserve(self, state: State, number: int, size: int) -> tuple[int, int]:
+    def reserve(self, state: AllocatorState, number: int, size: int) -> tuple[int, int]:
         raise NotImplementedError("a predicted run uses ordinary segments")
 
     def map(self, number: int, address: int, size: int) -> bool:
@@ -96,10 +96,10 @@ class _Driver:
     def unmapped(self, number: int, address: int, size: int) -> None:
         raise NotImplementedError("a predicted run uses ordinary segments")
 
-    def complete_pending(self, state: State) -> None:
+    def complete_pending(self, state: AllocatorState) -> None:
         pass
 
-    def may_release(self, state: State, pool: int) -> bool:
+    def may_release(self, state: AllocatorState, pool: int) -> bool:
         return True
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtrace.answers.steps import analyse, from_snapshot_key, read_log, read_series, render, trend
+from memtrace.answers.steps import StepSeries, analyse, from_snapshot_key, read_log, read_series, render, trend
 from memtrace.cli import main
 from memtrace.errors import NoAnswerError
 from memtrace.record.steplog import COLUMNS, StepLog
@@ -150,3 +150,61 @@ def test_step_log_follows_a_model() -> None:
     model(torch.zeros(4, 9, dtype=torch.long))
     log.note(1)
     assert [row[6:] for row in log.rows()["rows"]] == [[15, 5], [0, 0]]
+
+
+def series(
+    allocated: Any = 0.0, reserved: Any = 0.0, peak: Any = 0.0, tokens: Any = 1000.0, steps: int = 60
+) -> StepSeries:
+    """A log without noise: what a column adds to 10 GiB."""
+    base = np.full(steps, float(10 * GIB))
+    columns = [base + values for values in (allocated, reserved, peak)]
+    return StepSeries(np.arange(float(steps)), columns[0], columns[1], columns[2], np.zeros(steps) + tokens)
+
+
+def rising(total: float, steps: int = 60) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """From 0 by even steps, so that ``total`` is what is added between the third step and the last."""
+    return np.clip(np.arange(steps) - 2.0, 0, None) * (total / (steps - 3))
+
+
+def test_growth_counts_from_half_a_percent_of_the_peak_and_8_mib() -> None:
+    assert analyse(series(allocated=rising(45 * MIB))).verdict == "steady"  # of 10 GiB half a percent is 51.2 MiB
+    assert analyse(series(allocated=rising(58 * MIB))).verdict == "growth"
+    small = -9 * GIB
+    assert analyse(series(small + rising(7 * MIB), small, small)).verdict == "steady"
+    assert analyse(series(small + rising(9 * MIB), small, small)).verdict == "growth"
+
+
+def test_fragmentation_counts_from_four_times_that() -> None:
+    assert analyse(series(reserved=rising(3.8 * 51.2 * MIB))).verdict == "steady"
+    assert analyse(series(reserved=rising(4.2 * 51.2 * MIB))).verdict == "fragmentation"
+
+
+@pytest.mark.parametrize(("inversions", "verdict"), [(3, "growth"), (5, "steady")])
+def test_chance_is_ruled_out_at_one_in_a_thousand(inversions: int, verdict: str) -> None:
+    """Ten steps after warm-up: with three neighbours swapped p is 0.0007, with five 0.0023."""
+    order = np.arange(12.0)
+    for i in range(inversions):
+        order[[2 + 2 * i, 3 + 2 * i]] = order[[3 + 2 * i, 2 + 2 * i]]
+    found = analyse(series(allocated=order * 20 * MIB, steps=12))
+    assert found.verdict == verdict
+    assert 0.0005 < found.allocated.p_value < 0.003
+
+
+def test_twelve_steps_are_enough_and_the_first_two_are_warm_up() -> None:
+    with pytest.raises(NoAnswerError, match="11 steps"):
+        analyse(series(steps=11))
+    early = np.where(np.arange(14) < 2, -8.0 * GIB, 0.0)
+    found = analyse(series(reserved=early, steps=14))
+    assert (found.verdict, found.reserved_growth_bytes) == ("steady", 0)
+    late = np.where(np.arange(14) < 3, -8.0 * GIB, 0.0)
+    assert analyse(series(reserved=late, steps=14)).verdict == "fragmentation"
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.42, "steady"), (0.58, "lengths")])
+def test_lengths_explain_the_peaks_from_half_of_their_variance_on(share: float, verdict: str) -> None:
+    turn = np.arange(400)
+    of_tokens, of_others = np.where(turn % 2, 1.0, -1.0), np.where(turn // 2 % 2, 1.0, -1.0)
+    peak = 64 * MIB * (np.sqrt(share) * of_tokens + np.sqrt(1 - share) * of_others)
+    found = analyse(series(peak=peak, tokens=1000 + 500 * of_tokens, steps=400))
+    assert found.verdict == verdict
+    assert found.explained_share == pytest.approx(share, abs=0.02)

@@ -124,3 +124,32 @@ def test_ranks_without_a_common_step_are_compared_at_their_own_events() -> None:
     )
     assert answer.aligned_by == "each rank's own event" and answer.compared_step is None
     assert answer.ranks[1].verdict != "no_oom" and "out of memory on rank 1" in answer.sentence
+
+
+@pytest.mark.parametrize(("share", "is_odd"), [(0.015, False), (0.025, True), (0.1, True)])
+def test_a_rank_is_odd_from_two_percent_on(share: float, is_odd: bool) -> None:
+    ranks = [standing(i) for i in range(4)]
+    more = standing(4, activations=2 * GIB + int(share * 6 * GIB))
+    assert (find_odd([*ranks, more]) is not None) == is_odd
+
+
+@pytest.mark.parametrize(("excess", "is_odd"), [(9, False), (11, True)])
+def test_a_rank_is_odd_from_five_times_the_unevenness_of_the_others_on(excess: int, is_odd: bool) -> None:
+    """The others lie 2 % of 100 GiB from their median."""
+    uneven = [standing(i, base_weights=50 * GIB, activations=(48 + 4 * (i % 2)) * GIB) for i in range(4)]
+    more = standing(4, base_weights=50 * GIB, activations=(50 + excess) * GIB)
+    assert (find_odd([*uneven, more]) is not None) == is_odd
+
+
+@pytest.mark.parametrize(("part", "named"), [(17, 1), (23, 2)])
+def test_a_part_is_named_from_a_fifth_of_the_difference_on(part: int, named: int) -> None:
+    ranks = [standing(i) for i in range(3)]
+    more = standing(3, activations=2 * GIB + (100 - part) * GIB // 10, base_weights=4 * GIB + part * GIB // 10)
+    odd = find_odd([*ranks, more])
+    assert odd is not None and len(odd.why) == named
+
+
+@pytest.mark.parametrize(("times", "second"), [(1.55, False), (1.65, True)])
+def test_weights_are_a_second_model_from_sixteen_tenths_on(times: float, second: bool) -> None:
+    odd = find_odd([standing(0), standing(1), standing(2, base_weights=int(times * 4 * GIB))])
+    assert odd is not None and ("second model" in odd.why[0]) == second

@@ -16,7 +16,7 @@ from memtrace.snapshot.model import DEFAULT_POOL, I4, I8, Action, Bool, Device, 
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class TraceEvidence:
     """What a trace says before any simulation: lifetimes, segments, the beginning, and columns by handle (bytes).
 
     ``explicit`` is per event: releases that an ``empty_cache()`` caused.
@@ -55,7 +55,7 @@ def with_padding(device: Device, config: AllocatorConfig) -> AllocatorConfig:
     return config
 
 
-def gather(device: Device, config: AllocatorConfig) -> Evidence:
+def gather(device: Device, config: AllocatorConfig) -> TraceEvidence:
     """Read lifetimes, segments and the beginning out of one device's trace and final state."""
     trace, blocks = device.trace, device.blocks
     config = with_padding(device, config)
@@ -85,7 +85,7 @@ def gather(device: Device, config: AllocatorConfig) -> Evidence:
     stream[beginning.handle] = first.stream
     reserved = int(history.initial.total_size.sum())
     explicit = explicit_releases(trace, reserved, config.gc_threshold > 0)
-    return Evidence(device, config, life, history, beginning, requested, rounded, small, pool, stream, explicit)
+    return TraceEvidence(device, config, life, history, beginning, requested, rounded, small, pool, stream, explicit)
 
 
 def _alloc_pools(device: Device, life: Lifetimes, history: SegmentHistory, pools: tuple[PoolId, ...]) -> I4:

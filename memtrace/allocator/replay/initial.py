@@ -10,7 +10,7 @@ import numpy as np
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.replay.lifetimes import Lifetimes
 from memtrace.allocator.replay.segments import InitialSegments, SegmentHistory
-from memtrace.allocator.state import LARGE_SPLIT_BYTES, State
+from memtrace.allocator.state import LARGE_SPLIT_BYTES, AllocatorState
 from memtrace.snapshot.model import I4, I8, Action, Bool, Device
 
 RESERVATION_BYTES = 1 << 40  # PyTorch: 9/8 of the device's memory, which a snapshot does not tell
@@ -166,7 +166,7 @@ def _tails(
     return size, assumed
 
 
-def fill(state: State, history: SegmentHistory, beginning: Beginning) -> None:
+def fill(state: AllocatorState, history: SegmentHistory, beginning: Beginning) -> None:
     """Put the initial segments and their free blocks into an empty state."""
     segments, blocks = history.initial, beginning.blocks
     first = np.searchsorted(beginning.segment_row, np.arange(len(segments)))
@@ -195,7 +195,7 @@ def fill(state: State, history: SegmentHistory, beginning: Beginning) -> None:
         _reserve(state, number, ranges, history.base_of)
 
 
-def _reserve(state: State, number: int, ranges: list[tuple[int, int]], base_of: Mapping[int, int]) -> None:
+def _reserve(state: AllocatorState, number: int, ranges: list[tuple[int, int]], base_of: Mapping[int, int]) -> None:
     """One reservation around the mapped ranges of a free list, with holes between them."""
     first = ranges[0][0]
     base = base_of.get(first, first)

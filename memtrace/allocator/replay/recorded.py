@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from memtrace.allocator.replay.initial import RESERVATION_BYTES
-from memtrace.allocator.state import MASK, SHIFT, State
+from memtrace.allocator.state import MASK, SHIFT, AllocatorState
 from memtrace.snapshot.model import Action
 
 _NAMES = {
@@ -93,7 +93,7 @@ class RecordedDriver:
         self._expect(Action.SEGMENT_ALLOC, address, size)
         return address
 
-    def reserve(self, state: State, number: int, size: int) -> tuple[int, int]:
+    def reserve(self, state: AllocatorState, number: int, size: int) -> tuple[int, int]:
         if self.next_action() != Action.SEGMENT_MAP:
             return 0, 0
         return self.queue[self.at][1], RESERVATION_BYTES
@@ -110,13 +110,13 @@ class RecordedDriver:
     def unmapped(self, number: int, address: int, size: int) -> None:
         self._expect(Action.SEGMENT_UNMAP, address, size)
 
-    def complete_pending(self, state: State) -> None:
+    def complete_pending(self, state: AllocatorState) -> None:
         while self.next_action() == Action.FREE_COMPLETED:
             event = self.queue[self.at][3]
             self.at += 1
             self._release_completed(event)
 
-    def may_release(self, state: State, pool: int) -> bool:
+    def may_release(self, state: AllocatorState, pool: int) -> bool:
         """A private pool was given up if this flush is recorded to release some of its memory."""
         released = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
         starts = sorted(address for kind, address, _, _ in self.queue[self.at :] if kind in released)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from memtrace.allocator.config import NEWEST, Version, from_snapshot
-from memtrace.allocator.replay.evidence import Evidence, gather
+from memtrace.allocator.replay.evidence import TraceEvidence, gather
 from memtrace.allocator.replay.initial import InitialBlocks
-from memtrace.allocator.replay.rerun import Outcome, rerun
+from memtrace.allocator.replay.rerun import Rerun, rerun
 from memtrace.allocator.replay.segments import InitialSegments
 from memtrace.snapshot.model import I4, I8, Action, Bool, Device, PoolId
 
@@ -72,7 +72,7 @@ def replay_device(
     return _assemble(evidence, rerun(evidence, on_progress))
 
 
-def evidence_of(device: Device, settings: Mapping[str, Any], version: Version) -> Evidence:
+def evidence_of(device: Device, settings: Mapping[str, Any], version: Version) -> TraceEvidence:
     """What the trace says under the recorded settings, with a limit where garbage may have been collected."""
     config = from_snapshot(settings, version)
     if config.gc_threshold > 0 and config.limit_bytes is None:
@@ -80,7 +80,7 @@ def evidence_of(device: Device, settings: Mapping[str, Any], version: Version) -
     return gather(device, config)
 
 
-def _assemble(evidence: Evidence, outcome: Outcome) -> Replay:
+def _assemble(evidence: TraceEvidence, outcome: Rerun) -> Replay:
     device, life, beginning = evidence.device, evidence.life, evidence.beginning
     count = len(device.trace)
     events = life.alloc_event[life.initial :]

@@ -17,13 +17,13 @@ from memtrace.allocator.state import MASK, SHIFT
 from memtrace.snapshot.model import I8, Action, BlockState
 
 if TYPE_CHECKING:
-    from memtrace.allocator.replay.evidence import Evidence
+    from memtrace.allocator.replay.evidence import TraceEvidence
 
 _CHUNK = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Rerun:
     """Block sizes by handle; where the model and the recording part (None: nowhere) and why; counters.
 
     The limit on reserved bytes was at least ``limit_from`` and below ``limit_below`` (None: nothing was ever refused).
@@ -37,8 +37,8 @@ class Outcome:
     limit_below: int | None = None
 
 
-class _Rerun:
-    def __init__(self, evidence: Evidence) -> None:
+class _Run:
+    def __init__(self, evidence: TraceEvidence) -> None:
         self.evidence = evidence
         trace, life = evidence.device.trace, evidence.life
         self.trace, self.life = trace, life
@@ -179,7 +179,7 @@ class _Rerun:
         stream = self.trace.streams[int(self.trace.stream[event])]
         return self.state.list_of(0, size <= SMALL_LIMIT_BYTES, stream), size
 
-    def go(self, on_progress: Callable[[float], None] | None) -> Outcome:
+    def go(self, on_progress: Callable[[float], None] | None) -> Rerun:
         evidence, life = self.evidence, self.life
         loop = run_complete if evidence.config.gc_active else run
         at: int | None = None
@@ -221,7 +221,7 @@ class _Rerun:
         if at is not None:
             later = life.alloc_event >= at
             sizes = np.where(later, evidence.rounded, sizes)
-        return Outcome(sizes, at, why, self.allocator.num_alloc_retries, *self._limits())
+        return Rerun(sizes, at, why, self.allocator.num_alloc_retries, *self._limits())
 
     def _limits(self) -> tuple[int, int | None]:
         """Bounds on the limit from what was granted and refused, and from when garbage was collected."""
@@ -257,14 +257,14 @@ class _Rerun:
         return last, f"the final layout differs from the recorded one near address {int(theirs[row, 0]):#x}"
 
 
-def rerun(evidence: Evidence, on_progress: Callable[[float], None] | None = None) -> Outcome:
+def rerun(evidence: TraceEvidence, on_progress: Callable[[float], None] | None = None) -> Rerun:
     """Simulate a trace under its recorded settings and compare. ``on_progress`` gets the share done."""
     start = np.where(evidence.life.alloc_event < 0, 0, evidence.rounded)
     start[evidence.beginning.handle] = evidence.beginning.blocks.block_bytes
     if not len(evidence.device.trace):
-        return Outcome(start, None, None)
+        return Rerun(start, None, None)
     contradictions = evidence.history.contradictions + evidence.beginning.contradictions
     if contradictions:
         why = "the trace does not fit the final segments, so what was there before it began is not known"
-        return Outcome(start, 0, why)
-    return _Rerun(evidence).go(on_progress)
+        return Rerun(start, 0, why)
+    return _Run(evidence).go(on_progress)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memtrace.allocator.replay.evidence import Evidence
+from memtrace.allocator.replay.evidence import TraceEvidence
 from memtrace.allocator.replay.flushes import causes, next_anchor
 from memtrace.snapshot.model import I4, I8, U1, Action, Bool, DeviceTrace
 
@@ -28,7 +28,7 @@ class Op(IntEnum):
     REFUSE = 5
 
 
-class Refusal(NamedTuple):
+class RefusedRequest(NamedTuple):
     """A request that ended in an ``oom`` event. Sizes in bytes; ``size_bytes`` is already rounded."""
 
     event: int
@@ -46,11 +46,11 @@ class Program:
     were there before the first operation, except those marked ``absent``.
     """
 
-    evidence: Evidence
+    evidence: TraceEvidence
     op: U1
     handle: I8
     event: I8
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[RefusedRequest, ...]
     initial: int
     requested_bytes: I8
     stream: I8
@@ -89,7 +89,7 @@ class Program:
         )
 
 
-def extract(evidence: Evidence) -> Program:
+def extract(evidence: TraceEvidence) -> Program:
     """The program of a recorded trace."""
     trace, life = evidence.device.trace, evidence.life
     action, handle, cause = trace.action, life.handle, causes(trace)
@@ -151,7 +151,7 @@ def extract(evidence: Evidence) -> Program:
     acts_on = acts_on[order]
     index = {pool: i for i, pool in enumerate(evidence.history.pools)}
     refusals = tuple(
-        Refusal(
+        RefusedRequest(
             event,
             min(int(trace.size[event]), 1 << 60),
             trace.streams[int(trace.stream[event])],

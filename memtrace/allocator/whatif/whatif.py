@@ -13,7 +13,7 @@ from memtrace.allocator.flat import Request, run, run_complete, tabulate
 from memtrace.allocator.replay.initial import fill
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, round_sizes
 from memtrace.allocator.simulator import Allocator
-from memtrace.allocator.state import State
+from memtrace.allocator.state import AllocatorState
 from memtrace.allocator.whatif.addresses import AddressSpace, Hints, Policy
 from memtrace.allocator.whatif.program import Op, Program
 from memtrace.snapshot.model import I8, Action
@@ -72,7 +72,7 @@ class Simulation:
     pending: tuple[int, ...]  # handles whose delayed free is not done
     completed_by_flush: tuple[tuple[int, int], ...]  # (event, handle) of delayed frees that a flush completed
     keeps_layout: bool  # the run began with the recorded layout, not with blocks put in afresh
-    state: State
+    state: AllocatorState
 
     @property
     def fits(self) -> bool:
@@ -150,7 +150,7 @@ class World:
         self.log.append((self.event, int(Action.SEGMENT_ALLOC), address, size, number))
         return address
 
-    def reserve(self, state: State, number: int, size: int) -> tuple[int, int]:
+    def reserve(self, state: AllocatorState, number: int, size: int) -> tuple[int, int]:
         length = self.config.reservation_bytes
         page = 2 << 20 if size <= 1 << 20 else self.config.large_segment_bytes
         length = -(-length // page) * page
@@ -172,13 +172,13 @@ class World:
     def unmapped(self, number: int, address: int, size: int) -> None:
         self.log.append((self.event, int(Action.SEGMENT_UNMAP), address, size, number))
 
-    def complete_pending(self, state: State) -> None:
+    def complete_pending(self, state: AllocatorState) -> None:
         waiting, self.pending = self.pending, {}
         for handle in waiting:
             self.completed_by_flush.append((self.event, handle))
             self._complete(handle)
 
-    def may_release(self, state: State, pool: int) -> bool:
+    def may_release(self, state: AllocatorState, pool: int) -> bool:
         """A private pool is taken to be given up once nothing lives in it and nothing will ask for it again."""
         return bool(self._last_use[pool] < self.event) and state.is_idle(pool)
 
@@ -197,7 +197,7 @@ def simulate(
     policy: Policy = Policy.RECORDED,
     *,
     until: int | None = None,
-    state: State | None = None,
+    state: AllocatorState | None = None,
 ) -> Simulation:
     """Run ``program`` under ``config``. ``until`` stops after that event; ``state`` is an empty one to use.
 
@@ -226,7 +226,7 @@ def _hints(program: Program) -> Hints:
 
 
 class _Run:
-    def __init__(self, program: Program, config: AllocatorConfig, policy: Policy, state: State | None) -> None:
+    def __init__(self, program: Program, config: AllocatorConfig, policy: Policy, state: AllocatorState | None) -> None:
         self.program, self.config, self.policy = program, config, policy
         evidence = program.evidence
         first = slice(0, program.initial)
