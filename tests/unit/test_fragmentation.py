@@ -6,8 +6,7 @@ from strategies import BASE, MIB, block, event, modern, segment
 
 from memtrace.analysis import Analysis, analyse
 from memtrace.answers.fragmentation import measure
-from memtrace.explain.capacity import refusals
-from memtrace.explain.verdict import measure_pieces
+from memtrace.explain.snapshot_facts import measure_pieces, refusals
 from memtrace.history.layout import layout_at
 from memtrace.history.timeline import build
 from memtrace.snapshot.load import from_raw
