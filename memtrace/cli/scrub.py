@@ -1,8 +1,8 @@
 """Remove personal things from a snapshot before it is shared: paths, user names, project names, the command line.
 
-Files of installed packages and of Python become relative to them, project files become project/1/file_1.py, and every
-other text is kept only where PyTorch or a public library wrote it. Sizes, times and attribution stay as they are: the
-result opens in memtrace and in PyTorch's viewers, and reports the same bytes.
+What is known to be harmless stays: numbers, files of Python and public libraries, words that everybody's snapshots hold.
+Every other word is hidden; a project's acme_loss.py becomes project/1/word_2_loss.py. The result opens in memtrace and
+in PyTorch's viewers, and reports the same bytes.
 
 Function names of the project stay unless --functions is given. --check shows, without writing, what would still be
 recognisable; docs/scrub.md says what can't be promised.
@@ -49,10 +49,10 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.export.cut import read_recording
     from memtrace.render.scrub_text import render_kept, render_scrub
     from memtrace.render.text import print_lines
-    from memtrace.scrub import Options, scrub
+    from memtrace.scrub import ScrubOptions, scrub
     from memtrace.snapshot.decoder.decode import without_gc
 
-    options = Options(args.keep_names, args.functions, tuple(args.hide))
+    options = ScrubOptions(args.keep_names, args.functions, tuple(args.hide))
     with progress("reading"), without_gc():
         recording = read_recording(args.file)
         source = recording.snapshot.source

@@ -10,10 +10,7 @@ from memtrace.units import format_bytes, printable
 
 _HINTS = {
     "functions": "names of the project's own functions; --functions replaces them",
-    "installed packages": "packages that not everybody has; --hide NAME replaces what holds NAME",
     "project files": "base names of project files, kept by --keep-names",
-    "parts of project paths that attribution rests on": "kept, since categories follow from them",
-    "frames whose attribution may differ": "no pseudonym reads like the original: compare the reports",
 }
 _SHOWN = 12
 _WIDTH = 100

@@ -1,6 +1,6 @@
 """Snapshots without personal things: paths, names of users, hosts and projects, command lines, other processes."""
 
 from memtrace.scrub.document import Scrubbed, scrub
-from memtrace.scrub.frames import Options
+from memtrace.scrub.hiding import ScrubOptions
 
-__all__ = ["Options", "Scrubbed", "scrub"]
+__all__ = ["ScrubOptions", "Scrubbed", "scrub"]

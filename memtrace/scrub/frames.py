@@ -1,176 +1,185 @@
-"""New names for the files and functions of all frames, chosen so that attribution reads the same out of them.
+"""Files and functions of stacks: those of Python and of public libraries stay, relative to their package.
 
-Attribution looks at frames through :func:`frame_tags` and :func:`is_cpp` and compares functions for being the same one.
-A pseudonym is taken only if it gives the same tags; where the tags rest on words in a project's own path (a file in a
-folder ``losses``, say) the public pattern's part of the path stays.
+Files of the project become ``project/1/word_2.py``, one number a folder and one a name, in which harmless words stay:
+``acme_loss.py`` becomes ``word_2_loss.py``, and attribution still sees a loss.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator
+from typing import Any
 
-from memtrace.attribution.frame_tags import FRAME_RULES, frame_tags, is_cpp
-from memtrace.scrub import files
-from memtrace.scrub.ledger import Ledger
-from memtrace.scrub.vocabulary import CPP_NAMESPACE, FUNCTIONS
+from memtrace.attribution.frame_tags import is_cpp
+from memtrace.scrub.hiding import Hiding
+from memtrace.scrub.words import CPP_NAMESPACE, LIBRARIES, PACKAGES
 
-_ORDINARY = re.compile(r"__\w+__|<(?:lambda|listcomp|dictcomp|setcomp|genexpr)>")
+_INSTALLED = re.compile(r"(?:.*/)?((?:site|dist)-packages)/(([\w.-]+?)(?:\.py)?(?:/.*)?)")
+_STANDARD = re.compile(r"(?:.*/)?(lib(?:64)?/python\d(?:\.\d+)?t?|[A-Za-z]:/.*Lib)/((\w+)(?:\.py)?(?:/.*)?)")
+_PLAIN = re.compile(r"[\w.+-]+(?:/[\w.+-]+)*")
+_BARE = re.compile(r"\?\?|<(?:string|stdin|unknown|__array_function__ internals)>|<eval_with_key>\.\d+|")
+_FROZEN = re.compile(r"<frozen (\w+)[\w.]*>")
+_SYSTEM = re.compile(
+    r"(?:lib(?:c|m|dl|pthread|stdc\+\+|gcc_s|python[\d.]+|cuda\w*|cudart\w*|cublas\w*|cudnn\w*|nccl\w*|torch\w*|c10\w*)"
+    r"(?:[-.][\d.]+)?\.so[\d.]*|ld-linux[\w.-]*|python[\d.]*)"
+)
+_EXTENSION = re.compile(r"\.(?:py|pyx|pyi|cpp|cc|cxx|c|h|hpp|cu|cuh|so|dll|dylib|pyd)$|\.so[\d.]+$")
+_WINDOWS = re.compile(r"[A-Za-z]:([\\/])")
+_SCRUBBED = re.compile(r"(?:C:/)?(project/\d+/.+)", re.DOTALL)
+_INDUCTOR = re.compile(r"torchinductor_\w+/")
+_HOMES = re.compile(r"(?:^|/)(?:home|Users|Documents and Settings)/([^/]+)(?=/|$)|torchinductor_(\w+)/")
+_EVERYBODY = frozenset({
+    "root", "user", "users", "ubuntu", "admin", "runner", "jovyan", "ec2-user", "centos", "debian", "opc",
+    "sagemaker-user", "azureuser", "shared", "default", "public", "docker", "vscode", "coder", "gitpod", "kaggle",
+    "colab",
+})  # fmt: skip
+_SHORTEST_PERSON = 3
 _PATH_IN_NAME = re.compile(r"(?:[A-Za-z]:[\\/]|/)(?:[\w.@+ -]+[\\/])+[\w.@+-]+|~/[\w./-]+")
-_INDUCTOR = re.compile(r"torchinductor_\w+")
-_WORDS = re.compile(r"[^a-z0-9]+")
-_LONGEST_NAME = 4000
-# Names of functions, to be tried in this order: plain ones, then such as the public patterns of attribution fit.
-_PYTHON_FORMS = (
-    "function_{}", "function_{}_loss", "cross_entropy_{}", "eval_function_{}", "_backward_function_{}",
-    "rotary_function_{}", "sdpa_attention_{}", "eager_attention_{}", "init_function_{}", "initialize_weights_{}",
-    "dequantize_{}", "quantize_{}", "int8_function_{}", "_build_function_{}", "rotary_cross_entropy_{}",
-    "eval_function_{}_loss",
-)  # fmt: skip
-_CPP_FORMS = ("project::function_{}()", "project::function_{}Backward0::apply()", "project::rotary_function_{}()")
+_LONGEST = 4096  # of a path, what systems allow
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """``keep_names``: base names of project files stay. ``functions``: names of the project's functions go as well.
+class FrameScrubber:
+    """Stacks without personal things. People are known by the home folders in all paths of the snapshot."""
 
-    ``hide``: words that no kept name of a file, package or function may contain (compared without case).
-    """
+    def __init__(self, raw: Any, hiding: Hiding) -> None:
+        self._hiding = hiding
+        self._stacks: dict[int, tuple[Any, list[Any]]] = {}  # by id; old lists are held, so that no id is given again
+        self._of_object: dict[int, dict[str, Any]] = {}
+        self._frames: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._files: dict[str, tuple[str, bool]] = {}
+        people = {person for frame in _all_frames(raw) for person in _people(frame.get("filename"))}
+        hiding.people = frozenset(people)
+        for person in sorted(people):
+            hiding.remove("user names", person)
 
-    keep_names: bool = False
-    functions: bool = False
-    hide: tuple[str, ...] = ()
+    def stack(self, frames: Any) -> list[dict[str, Any]] | None:
+        """A stack; lists that were one object stay one, which says that two events came from one call."""
+        if not isinstance(frames, (list, tuple)):
+            return None
+        known = self._stacks.get(id(frames))
+        if known is None:
+            made = self._of_object
+            new = [made.get(id(frame)) or self._frame(frame) for frame in frames if isinstance(frame, dict)]
+            known = self._stacks[id(frames)] = (frames, new)
+        return known[1]
 
+    def _frame(self, frame: dict[str, Any]) -> dict[str, Any]:
+        filename, name = (part if isinstance(part := frame.get(key), str) else "" for key in ("filename", "name"))
+        line, operator = frame.get("line"), frame.get("fx_node_op")
+        line = line if type(line) in (int, float) else 0
+        operator = operator if isinstance(operator, str) and self._hiding.is_harmless(operator) else None
+        known = self._frames.get((filename, name, line, operator))
+        if known is None:
+            file, is_public = self._file(filename, name)
+            known = {"filename": file, "line": line, "name": self._function(filename, name, is_public)}
+            known |= {"fx_node_op": operator} if operator is not None else {}
+            self._frames[filename, name, line, operator] = known
+        self._of_object[id(frame)] = known
+        return known
 
-class Frames:
-    """Old to new names of files and functions. ``functions`` maps every file to the functions seen in it."""
+    def _file(self, filename: str, name: str) -> tuple[str, bool]:
+        """(the path that stays, whether it is a public library's)."""
+        path = filename.replace("\\", "/")
+        if "/" not in path and self._is_native(name) and is_cpp(filename, name) and not self._hiding.names(path):
+            return filename, True  # a bare name of PyTorch's own sources, as symbolised stacks have them
+        known = self._files.get(filename)
+        if known is None:
+            public = _public_path(path) if len(path) <= _LONGEST else None
+            is_public = public is not None and not self._hiding.names(public)
+            if is_public and public != path:
+                self._hiding.remove("paths", filename)
+            known = _as_written(filename, public if public and is_public else self._project_path(path)), is_public
+            known = self._files[filename] = (filename, is_public) if not path else known
+        return known
 
-    def __init__(self, functions: Mapping[str, Collection[str]], options: Options, ledger: Ledger) -> None:
-        self._options, self._ledger = options, ledger
-        self._hidden = tuple(word.lower() for word in options.hide if word)
-        self._people = files.user_names(functions)
-        for name in sorted(self._people):
-            ledger.remove("user names", name)
-        roots = files.library_roots(functions)
-        self._file: dict[str, str] = {}
-        self._own: set[str] = set()
-        for filename in functions:
-            self._file[filename] = self._new_file(filename, functions[filename], roots)
-        self._name: dict[tuple[str, str], str] = {}
-        for filename, names in functions.items():
-            for name in names:
-                self._name[filename, name] = self._new_name(filename, name)
+    def _project_path(self, path: str) -> str:
+        done = _SCRUBBED.fullmatch(path)
+        if done is not None and self._hiding.is_harmless(done[1]):
+            return done[1]
+        folder, _, base = path[-_LONGEST:].rpartition("/")
+        extension = _EXTENSION.search(base)
+        stem = base[: extension.start()] if extension else base
+        self._hiding.number("project files", path)
+        if self._hiding.options.keep_names and stem and not self._hiding.names(base):
+            self._hiding.keep("project files", stem)
+        else:
+            stem = self._hiding.words(stem) or "file"
+        last = folder.rpartition("/")[2]
+        inside = f"{last}/" if last.isalpha() and self._hiding.is_harmless(last) else ""
+        inside = "torchinductor_user/" if _INDUCTOR.search(path) else inside
+        number = self._hiding.number("project folders", folder)
+        return f"project/{number}/{inside}{stem}{extension[0] if extension else ''}"
 
-    def file(self, filename: str) -> str:
-        """The new path of a file."""
-        return self._file[filename]
-
-    def name(self, filename: str, name: str) -> str:
-        """The new name of a function in the file with the old path ``filename``."""
-        return self._name[filename, name]
-
-    def is_hidden(self, text: str) -> bool:
-        """Whether a text names a person whose home folder was seen, or holds a word that was asked to be hidden."""
-        low = text.lower()
-        return any(word in low for word in self._hidden) or bool(self._people.intersection(_WORDS.split(low)))
-
-    # -- files ----------------------------------------------------------------------------------------------------
-
-    def _new_file(self, filename: str, names: Collection[str], roots: dict[str, str]) -> str:
-        public = files.public_path(filename, roots)
-        if public is not None:
-            path, package = public
-            known = not package or files.is_widely_known(package)
-            if known or not self.is_hidden(path):
-                if not known:
-                    self._ledger.keep("installed packages", package)
-                if path != filename:
-                    self._ledger.remove("paths", filename)
-                if path.startswith("<") and not path.startswith("<frozen "):
-                    self._own.add(filename)  # code out of a text; whose, the name of the file doesn't tell
-                return path
-        if "/" not in files.slashed(filename) and self._is_native_source(filename, names):
-            return filename
-        self._own.add(filename)
-        return self._pseudonym(filename, names)
-
-    def _is_native_source(self, filename: str, names: Collection[str]) -> bool:
-        """A bare C++ file name of PyTorch and the like, as symbolised stacks have them."""
-        return all(self._is_native(name) and is_cpp(filename, name) for name in names)
+    def _function(self, filename: str, name: str, is_public: bool) -> str:
+        hiding, text = self._hiding, _PATH_IN_NAME.sub("…", name[:_LONGEST])
+        if text != name:
+            hiding.remove("paths", name)
+        is_own = not is_public or (_BARE.fullmatch(filename) is not None and filename != "??")
+        is_own = not self._is_native(name) if is_cpp(filename, name) else is_own
+        if hiding.names(text) or (is_own and hiding.options.functions):
+            text = hiding.words(text)
+        elif is_own and hiding.words(text) != text:
+            hiding.keep("functions", text)
+        return text
 
     def _is_native(self, name: str) -> bool:
         """Whether a C++ function is of PyTorch, CUDA, Python or the C library, by how its name begins."""
-        return CPP_NAMESPACE.match(name) is not None and not any(word in name.lower() for word in self._hidden)
-
-    def _pseudonym(self, filename: str, names: Collection[str]) -> str:
-        folder = self._ledger.number("project folders", files.folder_of(filename))
-        number = self._ledger.number("project files", filename)
-        stem = f"file_{number}"
-        if self._options.keep_names and not self.is_hidden(files.basename(filename)):
-            stem = files.basename(filename) or stem
-            self._ledger.keep("project files", stem)
-        wanted = _reading(filename, names)
-        candidates = [files.project_path(filename, folder, stem)]
-        if _reading(candidates[0], names) != wanted:
-            candidates += _telling(filename, names, folder, stem)
-        for candidate in candidates:
-            if _reading(candidate, names) == wanted:
-                if candidate is not candidates[0]:
-                    self._ledger.keep("parts of project paths that attribution rests on", candidate)
-                return candidate
-        self._ledger.keep("frames whose attribution may differ", candidates[0])
-        return candidates[0]
-
-    # -- functions ------------------------------------------------------------------------------------------------
-
-    def _new_name(self, filename: str, name: str) -> str:
-        text = _PATH_IN_NAME.sub("…", name[:_LONGEST_NAME])
-        if text != name:
-            self._ledger.remove("paths", name)
-        own = filename in self._own or (is_cpp(filename, name) and not self._is_native(name))
-        if not own or name in FUNCTIONS or _ORDINARY.fullmatch(name) or not name:
-            return text
-        if self._options.functions or self.is_hidden(name):
-            number, path = self._ledger.number("functions", name), self._file[filename]
-            wanted = _reading(path, [name])
-            for form in _CPP_FORMS if "::" in name or "(" in name else _PYTHON_FORMS:
-                if _reading(path, [form.format(number)]) == wanted:
-                    return form.format(number)
-        self._ledger.keep("functions", text)
-        return text
+        return CPP_NAMESPACE.match(name) is not None
 
 
-def _reading(filename: str, names: Iterable[str]) -> list[tuple[int, bool]]:
-    """What attribution reads out of a file's frames."""
-    return [(int(frame_tags(filename, name)), is_cpp(filename, name)) for name in names]
+def _public_path(path: str) -> str | None:
+    """The part of a path that everybody's snapshots hold; None for a project's own file."""
+    frozen = _FROZEN.fullmatch(path)
+    if _BARE.fullmatch(path) or (frozen is not None and frozen[1] in sys.stdlib_module_names):
+        return path
+    installed = _INSTALLED.fullmatch(path)
+    if installed is not None:
+        return f"{installed[1]}/{installed[2]}" if installed[3] in PACKAGES and _is_plain(installed[2]) else None
+    standard = _STANDARD.fullmatch(path)
+    if standard is not None and standard[3] in sys.stdlib_module_names and _is_plain(standard[2]):
+        return f"{'Lib' if ':' in standard[1] else standard[1]}/{standard[2]}"
+    parts = path.split("/")
+    for i, part in enumerate(parts[:-1]):
+        within = "/".join(parts[i + 1 :])
+        if part in LIBRARIES and within.startswith(LIBRARIES[part]) and _is_plain(within):
+            return f"{part}/{within}"
+    if _SYSTEM.fullmatch(parts[-1]):
+        return parts[-1]
+    is_module = len(parts) == 1 and path.removesuffix(".py") in sys.stdlib_module_names
+    return path if is_module else None
 
 
-def _telling(filename: str, names: Collection[str], folder: int, stem: str) -> list[str]:
-    """Pseudonyms that keep the parts of the path which the rules of attribution look for, the least telling first."""
-    path = files.slashed(filename)
-    if len(path) > files.LONGEST_PATH:
-        return []
-    spans = sorted(
-        found.span()
-        for rule in FRAME_RULES
-        if rule.file is not None and any(rule.name is None or re.search(rule.name, name) for name in names)
-        for found in re.finditer(rule.file, path)
-    )
-    merged: list[tuple[int, int]] = []
-    for start, end in spans:
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        elif end > start:
-            merged.append((start, end))
-    if not merged:
-        return []
-    parts = [_INDUCTOR.sub("torchinductor_user", path[start:end]).strip("/") for start, end in merged]
-    plain = files.project_path(filename, folder, stem)
-    head, _, tail = files.slashed(plain).rpartition("/")
-    at_end = merged[-1][1] == len(path)
-    folders = [*parts[:-1], parts[-1].rpartition("/")[0] if at_end else parts[-1]]
-    inside = "/".join([head, *filter(None, folders), tail])
-    whole = "/".join([head, *parts] if at_end else [head, *parts, tail])
-    separator = plain[2] if files.WINDOWS.match(plain) else "/"
-    return [candidate.replace("/", separator) for candidate in (inside, whole)]  # the first keeps only folders
+def _is_plain(path: str) -> bool:
+    return _PLAIN.fullmatch(path) is not None and ".." not in path.split("/")
+
+
+def _as_written(original: str, path: str) -> str:
+    """``path`` with the original's separators and, for a Windows path, a drive: findings ask which system it was."""
+    windows = _WINDOWS.match(original)
+    return f"C:{windows[1]}{path.replace('/', windows[1])}" if windows else path
+
+
+def _people(filename: Any) -> Iterator[str]:
+    """Names of people in whose home folders a path lies; names that any machine has are left out."""
+    if isinstance(filename, str) and len(filename) <= _LONGEST:
+        for match in _HOMES.finditer(filename.replace("\\", "/")):
+            name = (match[1] or match[2]).lower()
+            if len(name) >= _SHORTEST_PERSON and name not in _EVERYBODY:
+                yield name
+
+
+def _all_frames(raw: Any) -> Iterator[dict[str, Any]]:
+    """Every frame, and whatever else is a dictionary with a file name; each container once."""
+    seen: set[int] = set()
+    waiting = [raw]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, (dict, list, tuple)) and id(item) not in seen:
+            seen.add(id(item))
+            if isinstance(item, dict):
+                if "filename" in item:
+                    yield item
+                waiting += [part for part in item.values() if isinstance(part, (dict, list, tuple))]
+            else:
+                waiting += item

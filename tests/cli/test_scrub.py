@@ -83,12 +83,3 @@ def test_one_line_for_what_is_wrong(
 ) -> None:
     out, err = run(capsysbinary, "scrub", *args, code=code)
     assert (out, err.count("\n")) == ("", 1)
-
-
-def test_parts_that_no_verb_reads_must_have_the_form_too(
-    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
-) -> None:
-    source = tmp_path / "a.pickle"
-    source.write_bytes(pickle.dumps(modern() | {"host_segments": ["text"]}, protocol=4))
-    err = run(capsysbinary, "scrub", str(source), "--check", code=3)[1]
-    assert err.startswith(f"memtrace: {source}: ") and err.count("\n") == 1

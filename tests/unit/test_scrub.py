@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from memtrace.errors import SnapshotError
 from memtrace.explain.detectors import precision, reference
 from memtrace.export.cut import read_recording
 from memtrace.history.timeline import build
-from memtrace.scrub import Options, scrub
-from memtrace.scrub.vocabulary import FUNCTIONS
+from memtrace.scrub import ScrubOptions, scrub
+from memtrace.scrub.hiding import Hiding
 from memtrace.snapshot.decoder.decode import without_gc
 from memtrace.snapshot.load import from_raw
 from memtrace.snapshot.model import Snapshot
@@ -70,7 +71,7 @@ def same_memory(before: Snapshot, after: Snapshot) -> None:
             for a, b in zip(old_frames, new_frames, strict=True):
                 assert frame_tags(a.filename, a.name) == frame_tags(b.filename, b.name)
                 assert is_cpp(a.filename, a.name) == is_cpp(b.filename, b.name)
-                assert SECRET in a.filename or package_of(a.filename) == package_of(b.filename)
+                assert package_of(a.filename) == package_of(b.filename) or not package_of(b.filename)
 
 
 # Attribution reads nothing but what same_memory() compares; the largest are compared only.
@@ -81,7 +82,7 @@ LARGEST = ("llama2-7b_kept-graphs", "llama2-7b_variable-length", "llama2-7b_vari
 def test_same_bytes(name: str) -> None:
     with without_gc():
         recording = read_recording(trace_path(name))
-        answer = scrub(recording.raw, Options(functions=True))
+        answer = scrub(recording.raw, ScrubOptions(functions=True))
         after = from_raw(answer.snapshot, "scrubbed")
     same_memory(recording.snapshot, after)
     assert answer.kept == {}
@@ -92,8 +93,7 @@ def test_same_bytes_and_same_attribution(name: str) -> None:
     with without_gc():
         recording = read_recording(trace_path(name))
         old = build(recording.snapshot, recording.snapshot.devices[0])
-        answer = scrub(recording.raw, Options(functions=True))
-        assert recording.raw == {}  # emptied on the way: both are never whole in memory
+        answer = scrub(recording.raw, ScrubOptions(functions=True))
         after = loaded(answer.snapshot)
     assert after.warnings == recording.snapshot.warnings
     same_memory(recording.snapshot, after)
@@ -102,7 +102,7 @@ def test_same_bytes_and_same_attribution(name: str) -> None:
     np.testing.assert_array_equal(first.rule, second.rule)
     modules = [np.array([*found.sites.module, ""]) for found in (first, second)]
     np.testing.assert_array_equal(modules[0][old.allocations.stack], modules[1][new.allocations.stack])
-    assert not leaks(answer.snapshot, "train/", "load_qlora")
+    assert not leaks(answer.snapshot, "/train.py", "/qlora.py")
     assert answer.kept == {}
 
 
@@ -191,20 +191,22 @@ def test_nothing_personal_is_left(as_json: bool) -> None:
 
         raw = json.loads(json.dumps(raw))
     before = loaded(copy.deepcopy(raw))
-    answer = scrub(raw, Options(functions=True))
+    answer = scrub(raw, ScrubOptions(functions=True))
     assert leaks(answer.snapshot, SECRET, "/home", "31337", "4242", "\\Users") == []
     after = loaded(answer.snapshot)
     same_memory(before, after)
     assert after.memtrace["config"]["models"][0]["config"] == {"model_type": "llama", "hidden_size": 64}
-    assert after.memtrace["packages"] == {"transformers": "5.1.0", "peft": "0.1"}
-    assert (
-        after.memtrace["labels"][0]["name"] == "base_model.model.part_1.layers.0.self_attn.q_proj.lora_A.default.weight"
-    )
+    assert after.memtrace["packages"].keys() == {"transformers", "peft"}
+    assert after.memtrace["packages"]["transformers"] == "5.1.0"
+    name = after.memtrace["labels"][0]["name"]
+    assert re.fullmatch(r"base_model\.model\.word_\d+\.layers\.0\.self_attn\.q_proj\.lora_A\.default\.weight", name)
+    assert after.memtrace["gpu"] == "NVIDIA H200"
     assert after.memtrace["oom"]["message"].startswith(
         "CUDA out of memory. Tried to allocate 86.00 MiB. GPU 0 has a total capacity of 23.65 GiB of which 44.00 MiB "
         "is free. Process 1 has 3.00 GiB memory in use. …"
     )
-    assert after.settings["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True,roundup_power2_divisions:[256:1,>:4]"
+    conf = after.settings["PYTORCH_CUDA_ALLOC_CONF"]
+    assert re.fullmatch(r"expandable_segments:True,word_\d+:1,roundup_power2_divisions:\[256:1,>:4\]", conf)
     assert [note.name for note in after.annotations][-1] == "nccl:all_reduce"
     assert sum(note.name.startswith("Optimizer.step#") for note in after.annotations) == 2
     assert answer.removed["user names"] == 2
@@ -214,7 +216,7 @@ def test_nothing_personal_is_left(as_json: bool) -> None:
         "lib/python3.11/threading.py", "<frozen runpy>",
     } < files  # fmt: skip
     assert any(file.startswith("C:\\project\\") for file in files)  # which system it was decides about advice
-    assert any("losses/" in file for file in files)  # the folder is why these frames count as a loss
+    assert any("/losses/" in file for file in files)  # a harmless word, and why these frames count as a loss
 
 
 def test_without_functions_the_projects_names_stay_but_not_those_that_name_a_person() -> None:
@@ -223,19 +225,19 @@ def test_without_functions_the_projects_names_stay_but_not_those_that_name_a_per
     names = {frame.name for frame in after.stacks.frames}
     assert "main" in names
     assert leaks(answer.snapshot, f"/{SECRET}", f"run_{SECRET}") == []  # part of a name, in a person's home folder
-    assert leaks(scrub(personal(), Options(hide=(SECRET,))).snapshot, SECRET) == []
+    assert leaks(scrub(personal(), ScrubOptions(hide=(SECRET,))).snapshot, SECRET) == []
 
 
 def test_scrubbing_twice_changes_nothing_more() -> None:
-    once = scrub(personal(), Options(functions=True)).snapshot
-    again = scrub(copy.deepcopy(once), Options(functions=True))
+    once = scrub(personal(), ScrubOptions(functions=True)).snapshot
+    again = scrub(copy.deepcopy(once), ScrubOptions(functions=True))
     assert again.snapshot == once
 
 
 def test_base_names_can_be_kept() -> None:
     raw = modern()
     raw["device_traces"][0][1]["frames"] = [dict(FRAME, filename="/home/someone/proj/train.py")]
-    answer = scrub(raw, Options(keep_names=True))
+    answer = scrub(raw, ScrubOptions(keep_names=True))
     files = {frame.filename for frame in loaded(answer.snapshot).stacks.frames}
     assert any(file.startswith("project/") and file.endswith("/train.py") for file in files)
     assert answer.kept["project files"] == ["train"]
@@ -251,10 +253,58 @@ def test_code_out_of_a_text_and_types_in_library_functions() -> None:
     ]
     answer = scrub(copy.deepcopy(raw))
     assert "qwyjibo_step" in answer.kept["functions"]
-    assert leaks(scrub(copy.deepcopy(raw), Options(functions=True)).snapshot, "qwyjibo_step") == []
-    hidden = scrub(raw, Options(hide=("Qwyjibo",)))
+    assert leaks(scrub(copy.deepcopy(raw), ScrubOptions(functions=True)).snapshot, "qwyjibo_step") == []
+    hidden = scrub(raw, ScrubOptions(hide=("Qwyjibo",)))
     assert leaks(hidden.snapshot, "qwyjibo") == []
     assert {"torch::autograd::Engine::execute()", "engine.cpp", "<string>"} <= texts_of(hidden.snapshot)
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("xanadu_loss", "word_1_loss"),
+        ("compute_xanadu_cross_entropy", "compute_word_1_cross_entropy"),
+        ("base_model.model.layers.31.q_proj", "base_model.model.layers.31.q_proj"),
+        ("2.11.0+cu130", "2.11.0+cu130"),
+        ("20260131", "word_1"),
+        ("bob@example.org", "word_1word_2word_3.word_4"),
+        ("étude", "word_1"),
+        ("\x1b[31m\u202e", "word_1[word_2word_3"),
+        ("word_1", "word_1"),
+    ],
+)
+def test_words_that_are_harmless_stay_and_the_rest_is_numbered(text: str, left: str) -> None:
+    assert Hiding(ScrubOptions()).words(text) == left
+
+
+@pytest.mark.parametrize(
+    "gpu", ["NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090", "Tesla V100-PCIE-32GB", "rtx4090",
+            "AMD Instinct MI300X", "NVIDIA RTX 6000 Ada Generation", "NVIDIA L40S", "NVIDIA GH200 480GB"],
+)  # fmt: skip
+def test_names_of_gpus_stay_and_what_else_stands_there_does_not(gpu: str) -> None:
+    hiding = Hiding(ScrubOptions())
+    assert hiding.words(gpu, gpu=True) == gpu
+    assert SECRET not in hiding.words(f"{gpu} {SECRET}", gpu=True)
+
+
+@given(st.data())
+def test_a_secret_in_the_place_of_any_text_is_gone(data: st.DataObject) -> None:
+    """Turned round: not one text of a snapshot is let through because of where it stands (but names of functions)."""
+    raw = personal()
+    places: list[tuple[Any, Any]] = []
+    waiting: list[Any] = [raw]
+    while waiting:
+        holder = waiting.pop()
+        for key, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
+            if isinstance(value, str) and key not in ("action", "state", "segment_type"):
+                places.append((holder, key))
+            elif isinstance(value, (dict, list)):
+                waiting.append(value)
+    before = data.draw(st.sampled_from(["", "NVIDIA ", "memtrace 0.1 ", "2.1+", "cu130", "Optimizer.step#", "torch."]))
+    for holder, key in places:
+        holder[key] = f"{before}qwyjibo"
+    answer = scrub(raw, ScrubOptions(functions=True, hide=data.draw(st.sampled_from([(), ("qwyjibo",)]))))
+    assert leaks(answer.snapshot, "qwyjibo") == []
 
 
 def test_shared_stacks_stay_shared() -> None:
@@ -274,19 +324,15 @@ def test_a_library_counts_as_one_only_by_its_own_files() -> None:
         after = loaded(scrub(raw).snapshot)
         return [frame.filename for frame in after.stacks.stack(int(after.devices[0].trace.stack[1]))]
 
-    assert file_of("/data/site/trl/trainer/sft_trainer.py", "/data/site/trl/x/y.py") == [
-        "trl/trainer/sft_trainer.py", "trl/x/y.py",
-    ]  # fmt: skip
+    public, other = file_of("/data/site/trl/trainer/sft_trainer.py", "/data/site/trl/x/y.py")
+    assert public == "trl/trainer/sft_trainer.py" and other.startswith("project/")
     [own] = file_of("/data/jobs/trl/plan.py")
     assert own.startswith("project/")
 
 
-def test_names_that_findings_look_for_are_public() -> None:
+def test_names_that_findings_look_for_are_harmless() -> None:
     wanted = reference._LOADERS | reference._COPIERS | precision._UPCAST | precision._CASTS_INPUT
-    assert set(wanted) <= FUNCTIONS
-
-
-KEYS = ("device_traces", "segments", "allocator_settings", "external_annotations", "memtrace", "host_segments")
+    assert {name for name in wanted if not Hiding(ScrubOptions()).is_harmless(name)} == set()
 
 
 @given(st.data())
@@ -311,9 +357,6 @@ def test_no_text_gets_through_wherever_it_stands(data: st.DataObject) -> None:
         from_raw(copy.deepcopy(raw), "canary")
     except SnapshotError:  # no snapshot any more: refused before anything is scrubbed
         return
-    try:
-        answer = scrub(raw, Options(functions=True))
-    except SnapshotError:  # parts that memtrace itself doesn't read must have a snapshot's form, too
-        return
+    answer = scrub(raw, ScrubOptions(functions=True))
     assert leaks(answer.snapshot, "qwyjibo", SECRET) == []
     loaded(answer.snapshot)
