@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any
 
 from memtrace.allocator.config import INTERVALS, NEWEST, AllocatorConfig, Version, fraction_limit
@@ -52,6 +53,9 @@ _FIRST_RELEASE: dict[str, Version] = {
 SETTINGS = (*_FIRST_RELEASE, *_IGNORED)
 
 
+_PAST_END = "Index out of bounds in ConfigTokenizer"
+
+
 class ConfError(UsageError):
     """PyTorch would refuse this settings string; the text is PyTorch's own where it has one."""
 
@@ -88,15 +92,15 @@ class _Parser:
         self.at = 0
         self.handlers: dict[str, Callable[[], None]] = {
             "max_split_size_mb": self._max_split,
-            "max_non_split_rounding_mb": self._non_split_rounding,
+            "max_non_split_rounding_mb": lambda: self._keep("max_non_split_rounding_bytes", self._megabytes),
             "large_segment_size_mb": self._large_segment,
             "garbage_collection_threshold": self._gc,
             "roundup_power2_divisions": self._roundup,
             "roundup_bypass_threshold_mb": self._bypass,
             "backend": self._backend,
-            "expandable_segments": lambda: self._set("expandable_segments", self._bool("expandable_segments")),
+            "expandable_segments": lambda: self._keep("expandable_segments", self._bool),
             "per_process_memory_fraction": self._fraction,
-            "throw_on_cudamalloc_oom": lambda: self._set("throw_on_oom", self._bool("throw_on_cudamalloc_oom")),
+            "throw_on_cudamalloc_oom": lambda: self._keep("throw_on_oom", self._bool),
             "expandable_segments_reserve": self._reserve,
         }
 
@@ -122,10 +126,11 @@ class _Parser:
             self.handlers[key]()
         elif known:
             self._ignored(key, _IGNORED[key][1])
-        elif self.modern:
-            raise ConfError(f"Unrecognized key '{key}' in Accelerator allocator config.")
         else:
-            raise ConfError(f"Unrecognized CachingAllocator option: {key}")
+            raise self._error(
+                f"Unrecognized CachingAllocator option: {key}",
+                f"Unrecognized key '{key}' in Accelerator allocator config.",
+            )
 
     def _known(self, key: str) -> bool:
         if key == "roundup_bypass_threshold_mb":
@@ -133,14 +138,16 @@ class _Parser:
         first = _FIRST_RELEASE.get(key) or (_IGNORED[key][0] if key in _IGNORED else None)
         return first is not None and self.version >= first
 
-    def _set(self, name: str, value: Any) -> None:
-        self.values[name] = value
+    def _keep(self, name: str, read: Callable[[str], Any]) -> None:
+        self.values[name] = read(self.tokens[self.at])
+
+    def _error(self, old: str, new: str) -> ConfError:
+        """What the parser up to 2.9, and the one since, say."""
+        return ConfError(new if self.modern else old)
 
     def _expect(self, token: str, index: int) -> None:
         if index >= len(self.tokens):
-            if self.modern:
-                raise ConfError("Index out of bounds in ConfigTokenizer")
-            raise ConfError(f"Error parsing CachingAllocator settings, expected {token}")
+            raise self._error(f"Error parsing CachingAllocator settings, expected {token}", _PAST_END)
         if self.tokens[index] != token and not self.modern:  # the token parser compares, and ignores the outcome
             raise ConfError(f"Error parsing CachingAllocator settings, expected {token}")
 
@@ -150,9 +157,7 @@ class _Parser:
         self._expect(":", self.at)
         self.at += 1
         if self.at >= len(self.tokens):
-            if self.modern:
-                raise ConfError("Index out of bounds in ConfigTokenizer")
-            raise ConfError(f"Error, expecting {key} value")
+            raise self._error(f"Error, expecting {key} value", _PAST_END)
         return self.tokens[self.at]
 
     def _integer(self, text: str, key: str) -> int:
@@ -176,27 +181,22 @@ class _Parser:
         text = self._value(key)
         if text in ("True", "False"):
             return text == "True"
-        if self.modern:
-            raise ConfError(f"Expected 'True' or 'False' at index {self.at} in ConfigTokenizer but got '{text}'")
-        raise ConfError(f"Expected a single True/False argument for {key}")
+        raise self._error(
+            f"Expected a single True/False argument for {key}",
+            f"Expected 'True' or 'False' at index {self.at} in ConfigTokenizer but got '{text}'",
+        )
 
     def _megabytes(self, key: str) -> int:
         """A size that must not be below the large segment size: above it up to 2.9, at least it since."""
         value = self._integer(self._value(key), key)
         least = self.values.get("large_segment_bytes", 20 * _MIB) // _MIB
-        if self.modern:
-            if value < least:
-                raise ConfError(f"CachingAllocator option {key} too small, must be >= {least}")
-        elif value <= least:
-            raise ConfError(f"CachingAllocator option {key} too small, must be > {least}")
+        if value < least or (value == least and not self.modern):
+            raise ConfError(f"CachingAllocator option {key} too small, must be {'>=' if self.modern else '>'} {least}")
         return min(value, _MOST_MB) * _MIB
 
     def _max_split(self) -> None:
         size = self._megabytes("max_split_size_mb")
         self.values["max_split_bytes"] = size if size < 1 << 60 else None
-
-    def _non_split_rounding(self) -> None:
-        self.values["max_non_split_rounding_bytes"] = self._megabytes("max_non_split_rounding_mb")
 
     def _large_segment(self) -> None:
         value = self._integer(self._value("large_segment_size_mb"), "large_segment_size_mb")
@@ -206,13 +206,11 @@ class _Parser:
 
     def _gc(self) -> None:
         value = self._double(self._value("garbage_collection_threshold"), "garbage_collection_threshold")
-        if self.modern:
-            if not 0 < value < 1:
-                raise ConfError("garbage_collect_threshold is invalid, set it in (0.0, 1.0)")
-        elif not value > 0:
-            raise ConfError("garbage_collect_threshold too small, set it 0.0~1.0")
-        elif not value < 1:
-            raise ConfError("garbage_collect_threshold too big, set it 0.0~1.0")
+        if not 0 < value < 1:
+            raise self._error(
+                f"garbage_collect_threshold too {'big' if value > 0 else 'small'}, set it 0.0~1.0",
+                "garbage_collect_threshold is invalid, set it in (0.0, 1.0)",
+            )
         self.values["gc_threshold"] = value
 
     def _roundup(self) -> None:
@@ -238,11 +236,7 @@ class _Parser:
             self._expect(":", self.at)
             self.at += 1
             if self.at >= len(self.tokens):
-                raise ConfError(
-                    "Index out of bounds in ConfigTokenizer"
-                    if self.modern
-                    else "Error parsing roundup_power2_divisions value"
-                )
+                raise self._error("Error parsing roundup_power2_divisions value", _PAST_END)
             value = self._integer(self.tokens[self.at], key)
             zero = self.version > (2, 0)
             if not (_is_power2(value) or (value == 0 and zero)):
@@ -292,10 +286,7 @@ class _Parser:
             self.values["reserve"] = (float(number), number == text)
 
     def _ignored(self, key: str, kind: str) -> None:
-        if kind == "bool":
-            self._bool(key)
-            return
-        text = self._value(key)
+        text = self._value(key) if kind != "bool" else str(self._bool(key))
         if kind == "list":
             while self.at < len(self.tokens) and self.tokens[self.at] != "]":
                 self.at += 1
@@ -306,9 +297,28 @@ class _Parser:
                 raise ConfError(f"Number of register threads has to be power of 2{got or ' '}")
             if value > 128:
                 raise ConfError(f"Number of register threads should be less than or equal to 128{got}")
-        elif kind in ("positive", "size") and self._integer(text, key) == 0 and kind == "positive":
+        elif kind in ("positive", "size") and not self._integer(text, key) and kind == "positive":
             raise ConfError("Pinned reserve segment size has to be greater than 0")
 
 
 def _is_power2(value: int) -> bool:
     return value > 0 and value & (value - 1) == 0
+
+
+def conf_hint(text: str) -> str:
+    """What may have been meant by a string that PyTorch refuses; its own texts don't tell.
+
+    One clause that repairs the usual slips, with the separator before it; empty where none is recognised.
+    """
+    if "=" in text:
+        return f"; a setting is written KEY:VALUE, as in {text.split(',')[0].replace('=', ':', 1)}"
+    for item in re.sub(r"\s", "", text).split(","):
+        key, colon, value = item.partition(":")
+        if value.capitalize() in ("True", "False") and value not in ("True", "False"):
+            return f"; write {key}:{value.capitalize()}"
+        if key in SETTINGS and not colon:
+            return f"; {key} needs a value after a colon"
+        close = get_close_matches(key, SETTINGS, n=1) if key not in SETTINGS and "[" not in text else []
+        if close:
+            return f"; did you mean {close[0]}?"
+    return ""

@@ -7,12 +7,13 @@ same order of requests, same streams, same timing of other streams.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import numpy as np
+
 from memtrace.allocator.bounds import LowerBounds, lower_bounds
-from memtrace.allocator.conf_hints import conf_hint
-from memtrace.allocator.conf_text import ConfError, parse_conf
+from memtrace.allocator.conf_text import ConfError, conf_hint, parse_conf
 from memtrace.allocator.config import (
     INTERVALS,
     AllocatorConfig,
@@ -25,31 +26,14 @@ from memtrace.allocator.config import (
 from memtrace.allocator.replay.evidence import gather
 from memtrace.allocator.whatif.program import Program, extract
 from memtrace.allocator.whatif.search import Candidate, ranked, run_conf, sensible_confs
-from memtrace.allocator.whatif.selfcheck import Limit, recorded_limit, settle
+from memtrace.allocator.whatif.selfcheck import Limit, SelfCheck, recorded_limit, settle
 from memtrace.allocator.whatif.whatif import Simulation
-from memtrace.answers.simulate_edits import Edit, apply
+from memtrace.attribution.categories import Category
 from memtrace.attribution.classify import Attribution
-from memtrace.errors import NoAnswerError
+from memtrace.attribution.sites import frame_label
+from memtrace.errors import NoAnswerError, UsageError
 from memtrace.history.timeline import Timeline
-from memtrace.snapshot.model import Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class SelfCheckAnswer:
-    """Whether the model reproduces the recording (``exact``), and whether it predicts it untold (``predicted``).
-
-    ``limit_source`` is given, recorded, inferred or none; an inferred limit lies between the two bounds.
-    """
-
-    exact: bool
-    diverged_at: int | None
-    why: str | None
-    predicted: bool | None
-    predicted_why: str | None
-    limit_bytes: int | None
-    limit_source: str
-    limit_at_least_bytes: int | None
-    limit_below_bytes: int | None
+from memtrace.snapshot.model import Bool, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +87,7 @@ class Answer:
     file: str
     device: int
     torch: str
-    self_check: SelfCheckAnswer
+    self_check: SelfCheck
     recorded: RecordedPeaks
     runs: tuple[Run, ...]
     lower_bounds: LowerBounds
@@ -113,14 +97,89 @@ class Answer:
 
     def as_json(self) -> dict[str, Any]:
         """The answer in builtin containers, with the keys of the contract."""
-        names = [name for name in self.__dataclass_fields__ if name != "simulations"]
-        return {name: getattr(self, name) for name in names}
+        check, limit = self.self_check, self.self_check.limit
+        told = {field.name: getattr(check, field.name) for field in fields(check) if field.name != "limit"}
+        told |= {"limit_bytes": limit.size_bytes, "limit_source": limit.source}
+        told |= {"limit_at_least_bytes": limit.at_least_bytes, "limit_below_bytes": limit.below_bytes}
+        kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "simulations"}
+        return kept | {"self_check": told}
 
 
 def device_total(snapshot: Snapshot) -> int | None:
     """Memory of the card in bytes, where memtrace's own recorder noted it."""
     value = snapshot.memtrace.get("device_total_bytes")
     return value if isinstance(value, int) and value > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """``what``: a category, ``category/subcategory`` or part of a call site; ``factor`` 0 leaves it out."""
+
+    what: str
+    factor: float
+
+    @property
+    def label(self) -> str:
+        """``without logits`` or ``0.5 × logits``."""
+        return f"without {self.what}" if self.factor == 0 else f"{self.factor:g} × {self.what}"
+
+
+def parse_edits(without: Sequence[str], scale: Sequence[str]) -> tuple[Edit, ...]:
+    """Edits from the values of ``--without WHAT`` and ``--scale WHAT=FACTOR``. Raises UsageError."""
+    edits = [Edit(what, 0.0) for what in without]
+    for text in scale:
+        what, _, number = text.rpartition("=")
+        try:
+            factor = float(number)
+        except ValueError:
+            factor = -1.0
+        if not what or not 0 <= factor < 1e6:
+            raise UsageError(f"--scale takes WHAT=FACTOR with a factor of 0 or more, as in logits=0.5, not {text!r}")
+        edits.append(Edit(what, factor))
+    if any(not edit.what.strip() for edit in edits):
+        raise UsageError("--without takes a category, category/subcategory or part of a call site")
+    return tuple(edits)
+
+
+def select(attribution: Attribution, what: str) -> Bool:
+    """Rows of ``Timeline.allocations`` that ``what`` names. Raises NoAnswerError if it names none.
+
+    Tried in this order: a category, ``category/subcategory``, a subcategory by itself, part of the call site shown in
+    reports (``modeling_llama.py:175 forward``), part of any frame of the stack.
+    """
+    wanted = what.strip()
+    rules = attribution.rules
+    for test in (
+        [rule.category == wanted for rule in rules],
+        [rule.purpose == wanted for rule in rules],
+        [rule.subcategory == wanted for rule in rules],
+    ):
+        rows = np.array(test, dtype=np.bool_)[attribution.rule]
+        if rows.any():
+            return rows
+    stacks = attribution.facts.timeline.snapshot.stacks
+    stack = attribution.facts.timeline.allocations.stack
+    shown = [wanted in attribution.sites.label(i) for i in range(len(stacks))]
+    if not any(shown):
+        frames = [wanted in frame_label(frame) or wanted in frame.filename for frame in stacks.frames]
+        shown = [any(frames[f] for f in stacks.frame_ids(i).tolist()) for i in range(len(stacks))]
+    rows = np.array([*shown, False], dtype=np.bool_)[stack]  # stack -1: the entry added at the end
+    if not rows.any():
+        known = ", ".join(Category)
+        raise NoAnswerError(
+            f"no allocation is of {what!r}: no category or subcategory ({known}, temporary/logits, …) and no call site"
+        )
+    return rows
+
+
+def _edited(program: Program, attribution: Attribution, edits: Sequence[Edit]) -> Program:
+    """The program with all edits made, in order."""
+    for edit in edits:
+        rows = select(attribution, edit.what)
+        marked = rows.copy()  # rows of Timeline.allocations as handles of the program: only the first ones differ
+        marked[program.evidence.beginning.handle] = rows[: program.initial]
+        program = program.without(marked) if edit.factor == 0 else program.scaled(marked, edit.factor)
+    return program
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,63 +209,67 @@ def answer(
     if not len(device.trace):
         raise NoAnswerError("the snapshot has no trace of events, so there is no program to replay")
     version = question.version or release_of(snapshot)
-    total = device_total(snapshot)
-    configs = [(conf, _config(conf, version, total)) for conf in question.confs]  # refuse bad strings first
-    if any(config.backend != "native" for _, config in configs):
-        raise NoAnswerError("the cudaMallocAsync back end leaves placement to the driver, which is not modelled")
+    asked = _asked(question, version, device_total(snapshot))  # refuses bad strings first
     program = extract(gather(device, from_snapshot(snapshot.settings, version)))
-    limit = _limit(snapshot, timeline, version)
-    check = settle(program, timeline.replay, limit)
-    limit = check.limit
-    edited, labels = program, tuple(edit.label for edit in question.edits)
-    if attribution is not None:
-        edited = apply(program, attribution, question.edits)
-
-    capacity = question.capacity_bytes if question.capacity_bytes is not None else limit.size_bytes
+    check = settle(program, timeline.replay, _limit(snapshot, timeline, version))
     own = program.evidence.config
-    if question.search:
-        confs = sensible_confs(version, capacity is not None)
-        for conf in confs:
-            parsed = parse_conf(conf, version, total)
-            # Without edits, the first run is that of the recorded settings already.
-            as_recorded = not labels and replace(parsed, padding_bytes=own.padding_bytes).places_like(own)
-            if conf not in question.confs and not as_recorded:
-                configs.append((conf, parsed))
-    jobs: list[tuple[str, AllocatorConfig, Program, tuple[str, ...]]] = [
-        (conf_string(snapshot.settings), own.with_limit(capacity), program, ())
-    ]
-    if labels and not configs:
-        jobs.append((conf_string(snapshot.settings), own.with_limit(capacity), edited, labels))
-    for conf, parsed in configs:
-        config = replace(parsed, padding_bytes=own.padding_bytes)
-        if question.capacity_bytes is not None or config.limit_bytes is None:
-            config = config.with_limit(capacity)
-        jobs.append((conf, config, edited, labels))
-
-    done: list[tuple[Run, Candidate]] = []
-    for conf, config, code, changes in jobs:
-        candidate = run_conf(code, conf, config, spread=question.addresses)
-        done.append((_run(candidate, changes), candidate))
+    edited = _edited(program, attribution, question.edits) if attribution is not None else program
+    jobs = _jobs(question, asked, check.limit.size_bytes, snapshot, program, edited)
+    done: list[Candidate] = []
+    for conf, config, code in jobs:
+        done.append(run_conf(code, conf, config, spread=question.addresses))
         if progress is not None:
             progress(len(done) / len(jobs))
+    first = done[0].run
     if question.search:
-        order = {id(candidate): place for place, candidate in enumerate(ranked(c for _, c in done[1:]))}
-        done[1:] = sorted(done[1:], key=lambda pair: order[id(pair[1])])
+        done[1:] = ranked(done[1:])
+    labels = tuple(edit.label for edit in question.edits)
     _, allocated, reserved = timeline.peaks()
     return Answer(
         file=snapshot.source,
         device=device.device,
         torch=f"{version[0]}.{version[1]}",
-        self_check=SelfCheckAnswer(
-            check.exact, check.diverged_at, check.why, check.predicted, check.predicted_why,
-            limit.size_bytes, limit.source, limit.at_least_bytes, limit.below_bytes,
-        ),
+        self_check=check,
         recorded=RecordedPeaks(allocated.size_bytes, reserved.size_bytes, len(timeline.oom_events)),
-        runs=tuple(run for run, _ in done),
+        runs=tuple(_run(candidate, () if candidate.run.program is program else labels) for candidate in done),
         lower_bounds=lower_bounds(edited, replace(own, roundup_divisions=(0,) * INTERVALS, roundup_bypass_bytes=None)),
-        notes=tuple(_notes(timeline, program, limit, question, done[0][1].run)),
-        simulations=tuple(candidate.run for _, candidate in done),
-    )  # fmt: skip
+        notes=tuple(_notes(timeline, program, check.limit, question, first)),
+        simulations=tuple(candidate.run for candidate in done),
+    )
+
+
+def _asked(question: Question, version: Version, total_bytes: int | None) -> list[tuple[str, AllocatorConfig]]:
+    """The settings that the question names. Raises like :func:`answer`."""
+    named = [(conf, _config(conf, version, total_bytes)) for conf in question.confs]
+    if any(config.backend != "native" for _, config in named):
+        raise NoAnswerError("the cudaMallocAsync back end leaves placement to the driver, which is not modelled")
+    return named
+
+
+def _jobs(
+    question: Question,
+    asked: list[tuple[str, AllocatorConfig]],
+    limit_bytes: int | None,
+    snapshot: Snapshot,
+    program: Program,
+    edited: Program,
+) -> list[tuple[str, AllocatorConfig, Program]]:
+    """(settings string, settings, program) of every run: the recorded ones, then what was asked for."""
+    own, recorded = program.evidence.config, conf_string(snapshot.settings)
+    capacity = question.capacity_bytes if question.capacity_bytes is not None else limit_bytes
+    tried = [(conf, replace(config, padding_bytes=own.padding_bytes)) for conf, config in asked]
+    for conf in sensible_confs(own.version, capacity is not None) if question.search else ():
+        config = replace(parse_conf(conf, own.version, device_total(snapshot)), padding_bytes=own.padding_bytes)
+        # Without edits, the first run is that of the recorded settings already.
+        if conf not in question.confs and (question.edits or not config.places_like(own)):
+            tried.append((conf, config))
+    jobs = [(recorded, own.with_limit(capacity), program)]
+    if question.edits and not tried:
+        jobs.append((recorded, own.with_limit(capacity), edited))
+    for conf, config in tried:
+        limited = question.capacity_bytes is None and config.limit_bytes is not None
+        jobs.append((conf, config if limited else config.with_limit(capacity), edited))
+    return jobs
 
 
 def _config(conf: str, version: Version, total_bytes: int | None) -> AllocatorConfig:

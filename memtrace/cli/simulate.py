@@ -55,8 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from memtrace.allocator.conf_text import ConfError
-    from memtrace.answers.simulate import Question, answer
-    from memtrace.answers.simulate_edits import parse_edits
+    from memtrace.answers.simulate import Question, answer, parse_edits
     from memtrace.units import parse_capacity
 
     edits = parse_edits(args.without, args.scale)

@@ -6,7 +6,8 @@ import textwrap
 
 from rich.text import Text
 
-from memtrace.answers.simulate import Answer, Run, SelfCheckAnswer
+from memtrace.allocator.whatif.selfcheck import SelfCheck
+from memtrace.answers.simulate import Answer, Run
 from memtrace.render.text import columns, heading, warning_lines
 from memtrace.units import format_bytes, format_count
 
@@ -35,7 +36,7 @@ def _ooms(count: int) -> str:
     return {0: "no refusal", 1: "one refusal"}.get(count, f"{count} refusals")
 
 
-def _self_check(check: SelfCheckAnswer) -> list[Text]:
+def _self_check(check: SelfCheck) -> list[Text]:
     if not check.exact:
         return [
             Text.assemble("self-check: ", (f"diverged at event {check.diverged_at:,}", "red bold"), f": {check.why}"),
@@ -46,7 +47,8 @@ def _self_check(check: SelfCheckAnswer) -> list[Text]:
             "self-check: ", ("exact", "green bold"), ": every address, driver call and the final layout reproduced"
         )
     ]
-    limit = "" if check.limit_bytes is None else f" under a limit of {format_bytes(check.limit_bytes)}"
+    most = check.limit.size_bytes
+    limit = "" if most is None else f" under a limit of {format_bytes(most)}"
     if check.predicted:
         lines.append(Text(f"and predicted from the program alone{limit}, refusals and reclaims included"))
     else:

@@ -17,7 +17,7 @@ from memtrace.allocator.replay.evidence import gather
 from memtrace.allocator.replay.replay import replay_device
 from memtrace.allocator.whatif.addresses import Policy
 from memtrace.allocator.whatif.program import Op
-from memtrace.allocator.whatif.search import run_conf, search, sensible_confs
+from memtrace.allocator.whatif.search import ranked, run_conf, sensible_confs
 from memtrace.allocator.whatif.selfcheck import Limit, recorded_limit, self_check, settle
 from memtrace.allocator.whatif.whatif import Simulation, simulate
 from memtrace.snapshot.load import from_raw
@@ -49,6 +49,14 @@ def own_settings(name: str, *, counted: bool = False) -> Simulation:
     limit = cap_of(name) if name in FUZZ else recorded_limit(replayed(name)).size_bytes
     config = code.evidence.config.with_limit(limit)
     return simulate(code, config, state=CountingState(config) if counted else None)
+
+
+def reserved_curve(run: Simulation) -> tuple[np.ndarray, np.ndarray]:
+    """(events, reserved bytes from that event on), one entry a change."""
+    rows = run.segment_events
+    sign = np.where((rows[:, 1] == Action.SEGMENT_ALLOC) | (rows[:, 1] == Action.SEGMENT_MAP), 1, -1)
+    start = run.end_reserved_bytes - int((sign * rows[:, 3]).sum())
+    return rows[:, 0], start + np.cumsum(sign * rows[:, 3])
 
 
 @pytest.mark.parametrize("name", FUZZ)
@@ -117,7 +125,7 @@ def test_expandable_segments_survive_the_fragmentation_oom() -> None:
     mallocs = int((run.program.op == Op.MALLOC).sum())
 
     def reserved_at_mallocs(simulation: Simulation) -> np.ndarray:
-        events, level = simulation.reserved_curve()
+        events, level = reserved_curve(simulation)
         code = simulation.program
         at = code.event[code.op == Op.MALLOC][:mallocs]
         return np.concatenate(([0], level))[np.searchsorted(events, at, side="right")]
@@ -157,7 +165,7 @@ def test_stopping_at_an_event() -> None:
     whole = simulate(code, code.evidence.config)
     for event in (0, 1000, 4000):
         part = simulate(code, code.evidence.config, until=event)
-        events, level = whole.reserved_curve()
+        events, level = reserved_curve(whole)
         place = int(np.searchsorted(events, event, side="right"))
         assert part.end_reserved_bytes == (int(level[place - 1]) if place else 0)
 
@@ -229,7 +237,9 @@ def test_bounds_of_a_program_by_hand() -> None:
 
 
 def test_search_ranks_what_fits_first() -> None:
-    found = search(program("fuzz_default_0"), V, 3 * GIB)
+    code = program("fuzz_default_0")
+    confs = sensible_confs(V, True)
+    found = ranked(run_conf(code, conf, parse_conf(conf, V).with_limit(3 * GIB), spread=False) for conf in confs)
     assert [candidate.conf for candidate in found] != []
     fits = [candidate.run.fits for candidate in found]
     assert fits == sorted(fits, reverse=True)

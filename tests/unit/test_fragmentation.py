@@ -1,4 +1,4 @@
-"""What is reserved and not used, on a layout made by hand: a pending block holds its segment, a taken one is no hole."""
+"""What is reserved and not used, on a layout made by hand: a pending block holds its segment, a taken one is no hole"""
 
 from __future__ import annotations
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from memtrace.allocator.conf_text import parse_conf
 from memtrace.allocator.config import AllocatorConfig, Version
 from memtrace.allocator.whatif.addresses import Policy
 from memtrace.allocator.whatif.program import Program
@@ -65,26 +64,6 @@ def run_conf(program: Program, conf: str, config: AllocatorConfig, *, spread: bo
 def _insensitive(run: Simulation) -> bool:
     """With one reservation per pool and stream, no two free blocks tie by size and lie in different segments."""
     return run.config.expandable_segments and all(run.state.expands) and not run.state.whole
-
-
-def search(
-    program: Program,
-    version: Version,
-    limit_bytes: int | None,
-    confs: Iterable[str] | None = None,
-    *,
-    spread: bool = False,
-    progress: Callable[[float], None] | None = None,
-) -> list[Candidate]:
-    """Candidates, best first; see :func:`ranked`."""
-    names = tuple(confs) if confs is not None else sensible_confs(version, limit_bytes is not None)
-    found: list[Candidate] = []
-    for done, conf in enumerate(names):
-        config = parse_conf(conf, version).with_limit(limit_bytes)
-        found.append(run_conf(program, conf, config, spread=spread))
-        if progress is not None:
-            progress((done + 1) / len(names))
-    return ranked(found)
 
 
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:

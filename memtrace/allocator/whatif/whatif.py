@@ -106,13 +106,6 @@ class Simulation:
         """Driver calls that give memory back."""
         return len(self.segment_events) - self.segment_allocs
 
-    def reserved_curve(self) -> tuple[I8, I8]:
-        """(events, reserved bytes from that event on), one entry a change."""
-        rows = self.segment_events
-        sign = np.where((rows[:, 1] == Action.SEGMENT_ALLOC) | (rows[:, 1] == Action.SEGMENT_MAP), 1, -1)
-        start = self.end_reserved_bytes - int((sign * rows[:, 3]).sum())
-        return rows[:, 0], start + np.cumsum(sign * rows[:, 3])
-
 
 class World:
     """Implements :class:`memtrace.allocator.simulator.Driver`. ``event`` is the step under way.
