@@ -10,7 +10,8 @@ from memtrace.answers.curves import category_curves, pick_events
 from memtrace.answers.diff.comparison import Difference
 from memtrace.attribution.categories import Category
 from memtrace.errors import MissingDependencyError, UsageError
-from memtrace.export.plot import COLOUR, plain
+from memtrace.export.plot import plain
+from memtrace.render.words import COLOUR
 from memtrace.units import GIB, format_delta
 from memtrace.writing import whole_file
 

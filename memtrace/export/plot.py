@@ -9,19 +9,10 @@ from memtrace.answers.curves import Curves, pick_events
 from memtrace.attribution.categories import Category
 from memtrace.attribution.phases import Phase
 from memtrace.errors import MissingDependencyError, UsageError
+from memtrace.render.words import COLOUR
 from memtrace.units import GIB, printable
 from memtrace.writing import whole_file
 
-# Okabe and Ito's palette, told apart by readers who see few colours.
-COLOUR: dict[Category, str] = {
-    Category.BASE_WEIGHTS: "#0072B2",
-    Category.LORA: "#CC79A7",
-    Category.ACTIVATIONS: "#009E73",
-    Category.TEMPORARY: "#F0E442",
-    Category.RUNTIME: "#56B4E9",
-    Category.FRAGMENTATION: "#D55E00",
-    Category.UNATTRIBUTED: "#999999",
-}
 _POINTS = 6000
 
 

@@ -11,8 +11,8 @@ from rich.text import Text
 from memtrace.answers.diff.comparison import Difference, SiteDelta
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
-from memtrace.render.report_text import when
-from memtrace.render.text import STYLE, clip, columns, heading, warning_lines
+from memtrace.render.text import columns, heading, warning_lines
+from memtrace.render.words import STYLE, clip, moment_name
 from memtrace.units import format_bytes, format_delta
 
 _LINE = re.compile(r":\d+ ")
@@ -68,7 +68,7 @@ def _head(budget: Report) -> str:
     step = "" if budget.moment.step is None else f", step {budget.moment.step}"
     phase = "" if budget.moment.phase == "unknown" else f", {budget.moment.phase}"
     return (
-        f"{PurePath(budget.file).name} · GPU {budget.device} · {when(budget.at)}{step}{phase} · peak allocated "
+        f"{PurePath(budget.file).name} · GPU {budget.device} · {moment_name(budget.at)}{step}{phase} · peak allocated "
         f"{format_bytes(budget.peaks['allocated_bytes'])}, reserved {format_bytes(budget.peaks['reserved_bytes'])}"
     )
 

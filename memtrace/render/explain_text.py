@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from memtrace._version import __version__
 from memtrace.explain.answer import Advice, Explanation, Finding, When
-from memtrace.render.words import verdict_name
+from memtrace.render.words import verdict_meaning, verdict_name
 from memtrace.units import format_bytes, format_delta
 
 WIDTH = 80
@@ -14,17 +14,6 @@ LINES = 20
 _INDENT = 15
 _WHY_LINES = 7
 _SINCE = "Since the same point of the pass before"
-
-_MEANING = {
-    "fragmentation": "there was room, but in pieces",
-    "budget": "more was needed than there is",
-    "limit": "it would have fitted and was refused all the same",
-    "not_this_process": "others hold the card's memory",
-    "not_gpu_memory": "this is not about GPU memory",
-    "not_pytorch": "not PyTorch's allocator ran out",
-    "no_oom": "nothing was refused",
-    "unknown": "the input does not tell why",
-}
 
 
 def _when_text(when: When) -> str:
@@ -37,7 +26,7 @@ def _when_text(when: When) -> str:
 
 
 def _headline(answer: Explanation) -> str:
-    parts = [f"{verdict_name(answer.verdict)}, {answer.confidence}: {_MEANING.get(answer.verdict, '')}"]
+    parts = [f"{verdict_name(answer.verdict)}, {answer.confidence}: {verdict_meaning(answer.verdict)}"]
     if answer.when is not None and (text := _when_text(answer.when)):
         parts.append(text)
     return " · ".join(parts)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from rich.text import Text
 
 from memtrace.answers.fragmentation import Fragmentation
-from memtrace.render.report_text import when
-from memtrace.render.text import STYLE, bar, clip, columns, heading
-from memtrace.render.words import pool_name, stream_name
+from memtrace.render.text import columns, heading
+from memtrace.render.words import STYLE, bar, clip, moment_name, pool_name, stream_name
 from memtrace.units import counted, format_bytes, format_count
 
 _SEGMENTS = 8
@@ -17,7 +16,7 @@ _PINS = 2
 def render_fragmentation(f: Fragmentation, width: int = 80) -> list[Text]:
     """Kinds with bars, the verdict on the failing request, pools, and the segments whose holes are largest."""
     lines = [
-        Text.assemble((when(f.at), "bold"), f": {format_bytes(f.reserved_bytes)} reserved,"),
+        Text.assemble((moment_name(f.at), "bold"), f": {format_bytes(f.reserved_bytes)} reserved,"),
         Text(
             f"{format_bytes(f.total_bytes)} of it in nobody's hands; utilisation {f.utilisation:.1%} here, "
             f"{f.peak_utilisation:.1%} at the peaks"

@@ -11,18 +11,9 @@ from memtrace.analysis import PREDICTED
 from memtrace.attribution.categories import Category
 from memtrace.ranks.compare import RankComparison
 from memtrace.render.text import columns, heading, warning_lines
-from memtrace.render.words import verdict_name
+from memtrace.render.words import plain_name, verdict_name
 from memtrace.units import format_bytes, printable
 
-_SHORT = {
-    Category.BASE_WEIGHTS: "base",
-    Category.LORA: "lora",
-    Category.ACTIVATIONS: "activations",
-    Category.TEMPORARY: "temporary",
-    Category.RUNTIME: "runtime",
-    Category.FRAGMENTATION: "fragmentation",
-    Category.UNATTRIBUTED: "unattributed",
-}
 _STEPS = 12
 
 
@@ -71,7 +62,7 @@ def _tables(answer: RankComparison, width: int) -> list[Text]:
     outside = any(rank.outside_bytes is not None for rank in answer.ranks)
     levels = [["file", "peak", "reserved", *(["outside"] if outside else [])]]
     shown = _present(answer)
-    categories = [[_SHORT[c] for c in shown]]
+    categories = [[plain_name(c) for c in shown]]
     names = short_names([rank.file for rank in answer.ranks])
     for name, rank, standing in zip(names, answer.ranks, answer.compared, strict=True):
         extra = [] if not outside else ["?" if rank.outside_bytes is None else format_bytes(rank.outside_bytes)]

@@ -8,27 +8,12 @@ from rich.text import Text
 
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
-from memtrace.history.timeline import At
-from memtrace.render.text import STYLE, bar, clip, heading, warning_lines
+from memtrace.render.text import heading, warning_lines
+from memtrace.render.words import STYLE, bar, clip, moment_name
 from memtrace.units import counted, format_bytes, format_count
 
-_KIND = {
-    "oom": "out of memory",
-    "peak": "peak of allocated memory",
-    "reserved-peak": "peak of reserved memory",
-    "end": "end of the recording",
-    "event": "state",
-}
 _SMALL_SHARE = 0.001
 _SMALL_REST = 0.005  # what is left of a category is named where its parts would not seem to add up
-
-
-def when(at: At) -> str:
-    """``out of memory at event 250,595``."""
-    if at.kind == "end" and at.event < 0:
-        return "final state, no history recorded"
-    where = f"at event {format_count(at.event)}" if at.event >= 0 else "before the first event"
-    return f"{_KIND[at.kind]} {where}"
 
 
 def render_report(report: Report, width: int = 80, sites: int = 8) -> list[Text]:
@@ -69,7 +54,7 @@ def _where(report: Report) -> str:
 
 def _head(report: Report) -> list[Text]:
     moment = report.moment
-    parts = [when(report.at)]
+    parts = [moment_name(report.at)]
     if moment.step is not None:
         parts.append(f"step {moment.step}")
     if moment.phase != "unknown":

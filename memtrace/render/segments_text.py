@@ -8,20 +8,10 @@ from rich.text import Text
 
 from memtrace.answers.segment_map import SegmentMap, SegmentView
 from memtrace.attribution.categories import Category
-from memtrace.render.report_text import when
-from memtrace.render.text import STYLE, heading
-from memtrace.render.words import pool_name, stream_name
+from memtrace.render.text import heading
+from memtrace.render.words import FREE, MARKS, PENDING, STYLE, moment_name, pool_name, stream_name
 from memtrace.units import counted, format_bytes, format_count
 
-LETTER: dict[str, str] = {
-    Category.BASE_WEIGHTS: "W",
-    Category.LORA: "L",
-    Category.ACTIVATIONS: "A",
-    Category.TEMPORARY: "t",
-    Category.RUNTIME: "r",
-    Category.UNATTRIBUTED: "?",
-}
-_FREE, _PENDING = "·", "x"
 _HEAD_WIDTH = 48
 
 
@@ -30,10 +20,11 @@ def render_segments(answer: SegmentMap, width: int = 80, most: int | None = 40) 
 
     ``most`` rows of each group, in which segments that look alike share one; None: a row for every segment.
     """
-    legend = Text.assemble(when(answer.at), ": ")
-    for category, letter in LETTER.items():
-        legend.append(f"{letter} {category}  ", STYLE[category])
-    legend.append(f"{_FREE} free  {_PENDING} pending free")
+    legend = Text.assemble(moment_name(answer.at), ": ")
+    for category, mark in MARKS.items():
+        if category != Category.FRAGMENTATION:
+            legend.append(f"{mark.letter} {category}  ", mark.ansi)
+    legend.append(f"{FREE} free  {PENDING} pending free")
     lines = [legend]
     key = _group
     for (pool, stream), members in groupby(sorted(answer.segments, key=key), key=key):
@@ -110,7 +101,7 @@ def _cells(segment: SegmentView, cells: int) -> Text:
 
 def _mark(state: str, category: str | None) -> tuple[str, str]:
     if state == "free" or category is None:
-        return _FREE, "dim"
+        return FREE, "dim"
     if state == "pending_free":
-        return _PENDING, "red"
-    return LETTER[category], STYLE[category]
+        return PENDING, "red"
+    return MARKS[category].letter, STYLE[category]

@@ -1,4 +1,4 @@
-"""What the text renderers share: a console that suits the output, bars, and the colour of each category.
+"""What the text renderers share: a console that suits the output, headings, columns, and safe printing.
 
 Renderers return lines (:class:`rich.text.Text`); only verbs print. Colour disappears with NO_COLOR or in a pipe.
 """
@@ -14,20 +14,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from memtrace.attribution.categories import Category
 from memtrace.units import printable
 
-STYLE: dict[str, str] = {
-    Category.BASE_WEIGHTS: "blue",
-    Category.LORA: "magenta",
-    Category.ACTIVATIONS: "green",
-    Category.TEMPORARY: "yellow",
-    Category.RUNTIME: "cyan",
-    Category.FRAGMENTATION: "red",
-    Category.UNATTRIBUTED: "bright_black",
-}
 _WORD = re.compile(r"\s*\S+(?: [KMGT]?i?B\b\S*)?")  # a size keeps its unit
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class _Console(Console):
@@ -40,22 +29,6 @@ def console() -> Console:
     """A console on stdout, as wide as the terminal or $COLUMNS; else 100 columns, so that pipes don't wrap oddly."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100
     return _Console(file=sys.stdout, width=width, highlight=False, soft_wrap=True)
-
-
-def bar(share: float, width: int) -> str:
-    """A horizontal bar of ``share`` (0 to 1) of ``width`` cells, in eighths; a sliver for anything above zero."""
-    eighths = round(max(0.0, min(1.0, share)) * width * 8)
-    if share > 0:
-        eighths = max(eighths, 1)
-    full, rest = divmod(eighths, 8)
-    return "█" * full + (_EIGHTHS[rest] if rest else "")
-
-
-def clip(text: str, width: int, keep_end: bool = False) -> str:
-    """At most ``width`` characters, with an ellipsis where something was cut."""
-    if len(text) <= width:
-        return text
-    return "…" + text[-(width - 1) :] if keep_end else text[: width - 1] + "…"
 
 
 def heading(title: str) -> Text:

@@ -10,7 +10,8 @@ from rich.text import Text
 from memtrace.analysis import Analysis
 from memtrace.answers.curves import Curves
 from memtrace.attribution.phases import Phase
-from memtrace.render.text import STYLE, bar, columns, heading
+from memtrace.render.text import columns, heading
+from memtrace.render.words import STYLE, bar
 from memtrace.units import format_bytes, format_count
 
 _ROWS = 40

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from memtrace.answers.why import Why
-from memtrace.render.report_text import when
-from memtrace.render.text import STYLE
+from memtrace.render.words import STYLE, moment_name
 from memtrace.units import format_bytes, format_count
 
 _STACK_LINES = 6
@@ -14,7 +13,7 @@ _STACK_LINES = 6
 
 def render_why(answer: Why) -> list[Text]:
     """What was asked, then each rule with its sentence and its largest examples."""
-    lines = [Text.assemble((answer.asked, "bold"), f": {answer.meaning} ({when(answer.at)})")]
+    lines = [Text.assemble((answer.asked, "bold"), f": {answer.meaning} ({moment_name(answer.at)})")]
     for decision in answer.decisions:
         lines.append(Text())
         lines.append(

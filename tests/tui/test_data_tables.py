@@ -131,11 +131,11 @@ def test_search_in_the_log() -> None:
     table, _ = live()
     log = EventLog(table)
     allocs = np.flatnonzero(log.trace.action == Action.ALLOC)
-    assert log.matches("/^alloc$/").sum() == len(allocs)
+    assert log.fitting(parse("/^alloc$/")).sum() == len(allocs)
     address = int(log.trace.address[allocs[5]])
-    assert log.matches(hex(address + 1))[allocs[5]]
+    assert log.fitting(parse(hex(address + 1)))[allocs[5]]
     row = int(log.row_of_event[allocs[5]])
     assert table.table.alloc_event[row] == allocs[5]
     for wrong in ("/(/", "0xzz"):
         with pytest.raises(UsageError):
-            log.matches(wrong)
+            parse(wrong)

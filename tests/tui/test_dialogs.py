@@ -19,16 +19,16 @@ from memtrace_tui.helptext import help_lines
 from memtrace_tui.loading import LoadingScreen
 from memtrace_tui.look import Look
 from memtrace_tui.main_screen import MainScreen
-from memtrace_tui.palette import LETTERS, PALETTES, PHASE_LETTERS, SIXTEEN, colour
+from memtrace_tui.palette import PALETTES, PHASE_LETTERS, SIXTEEN, colour
 from memtrace_tui.provider import Recording
 from memtrace_tui.settings import Settings, config_path
-from memtrace_tui.widgets.bars import KeyBar
 from support import trace_path
 from textual.binding import Binding
 
 from memtrace.cli import main
 from memtrace.cli.browse import run as run_browse
 from memtrace.errors import MissingDependencyError, UsageError
+from memtrace.render.words import MARKS
 
 VIEWS = ("overview", "timeline", "segments", "allocations", "stacks", "findings", "events")
 
@@ -154,12 +154,12 @@ async def test_help_names_every_key() -> None:
         screen = main_screen(pilot)
         for view in VIEWS:
             await hit(pilot, screen.view_keys[view])
-            text = "\n".join(line.plain for line in help_lines(screen, 90))
+            text = "\n".join(line.plain for line in help_lines(screen, screen.view, 90))
             for cls in (type(screen.view), type(screen.view.main()), MainScreen):
                 for binding in vars(cls).get("BINDINGS", ()):
                     assert isinstance(binding, Binding)
                     if binding.show:
-                        name = binding.key_display or KeyBar.name_of(binding.key.split(",")[0])
+                        name = pilot.app.get_key_display(binding).split(",")[0]
                         assert name in text, (view, binding)
 
 
@@ -225,8 +225,8 @@ def test_settings_fail_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_palettes_know_every_role_and_tell_categories_apart() -> None:
     for palette in PALETTES.values():
-        assert set(palette.category) == set(LETTERS) and set(palette.phase) == set(PHASE_LETTERS)
-        assert len(set(palette.category.values())) == len(LETTERS)
+        assert set(palette.category) == set(MARKS) and set(palette.phase) == set(PHASE_LETTERS)
+        assert len(set(palette.category.values())) == len(MARKS)
         for role in ("text", "dim", "title", "hole", "unused", "cat:lora", "faded:cat|lora", "shade:ramp|2", "heat:5",
                      "hue:3", "phase:forward", "fill:cat|lora", "select"):  # fmt: skip
             assert len(colour(palette, role)) == 7
@@ -234,7 +234,7 @@ def test_palettes_know_every_role_and_tell_categories_apart() -> None:
     ansi = {"00", "55", "aa", "ff"}
     for value in (*SIXTEEN.category.values(), *SIXTEEN.phase.values(), SIXTEEN.background, SIXTEEN.hole):
         assert {value[i : i + 2] for i in (1, 3, 5)} <= ansi
-    assert len(set(LETTERS.values())) == len(LETTERS)
+    assert len({mark.letter for mark in MARKS.values()}) == len(MARKS)
 
 
 # -- the command

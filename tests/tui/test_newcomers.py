@@ -178,7 +178,7 @@ async def test_the_key_of_the_comparison_says_that_it_needs_two_files() -> None:
 async def test_help_names_tab_once_and_fits(key: str) -> None:
     async with open_app(TINY) as pilot:
         await hit(pilot, key)
-        lines = [line.plain for line in help_lines(main_screen(pilot), 70)]
+        lines = [line.plain for line in help_lines(main_screen(pilot), main_screen(pilot).view, 70)]
         assert sum(line.strip().startswith("tab ") for line in lines) == 1
         await hit(pilot, "question_mark")
         shown = pilot.app.screen.query_one("#dialog-lines", Lines)
@@ -263,7 +263,7 @@ async def test_allocated_and_requested_bytes_are_told_apart(size: tuple[int, int
 @pytest.mark.parametrize("size", [(40, 12), (60, 20)])
 async def test_a_narrow_cursor_line_cuts_no_number_silently(size: tuple[int, int]) -> None:
     async with open_app(OOM, size) as pilot:
-        text = text_of(pilot).split("\n")[1]
+        text = text_of(pilot).split("\n")[1 if size[1] < 16 else 2]
         assert format_bytes(main_screen(pilot).session.report.reserved_bytes) in text or text.rstrip().endswith("…")
 
 
@@ -272,7 +272,7 @@ async def test_the_first_filter_that_is_suggested_keeps_what_it_says() -> None:
         await hit(pilot, "4", "slash")
         view = main_screen(pilot).view
         assert isinstance(view, AllocationsView)
-        bar = view.query_one(FilterBar)
+        bar = main_screen(pilot).query_one(FilterBar)
         assert len(bar.placeholder) < 76
         first = bar.placeholder.removeprefix("filter: ").split()[0]
         await hit(pilot, *first, "enter")
@@ -281,8 +281,7 @@ async def test_the_first_filter_that_is_suggested_keeps_what_it_says() -> None:
             "lora"
         }
         assert "(stack, too)" not in text_of(pilot)
-        view.set_filter("lora")
-        await settle(pilot)
+        await hit(pilot, "slash", "ctrl+u", *"lora", "enter")
         assert "filter lora  (stack, too)" in text_of(pilot)
         assert parse("lora")[0].field == "any"
 

@@ -11,22 +11,25 @@ from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.markup import escape
 from textual.screen import Screen
 
 from memtrace.attribution.user_rules import UserRule
 from memtrace.errors import MemtraceError
-from memtrace_tui.data.lines import BLANK, clean, line, wrap
+from memtrace.units import printable
+from memtrace_tui.data.lines import BLANK, line, wrap
 from memtrace_tui.dialogs import Details, text_width
 from memtrace_tui.loading import LoadingScreen
 from memtrace_tui.look import THEMES, Look
 from memtrace_tui.main_screen import MainScreen
 from memtrace_tui.memory import give_back
+from memtrace_tui.messages import Failed
 from memtrace_tui.palette import DARK, PALETTES, SIXTEEN
 from memtrace_tui.provider import Cancelled, Recording, View
 from memtrace_tui.session import Session
 from memtrace_tui.settings import Settings
 from memtrace_tui.views import all_views
-from memtrace_tui.widgets.bars import KeyBar
+from memtrace_tui.widgets.base import Drawn
 
 _UNNAMED = ("view(", "app.focus", "screen.", "step(", "dismiss")  # actions that the command palette leaves out
 
@@ -123,7 +126,7 @@ class BrowseApp(App[int]):
         if isinstance(self.screen, LoadingScreen):
             self.screen.show(share)
 
-    def cancel_loading(self) -> None:
+    def action_cancel_loading(self) -> None:
         """The thread stops at its next report of progress; the application leaves at once."""
         self._is_cancelled = True
         self.exit(130)
@@ -153,14 +156,12 @@ class BrowseApp(App[int]):
         """Use a palette."""
         self.look = Look(PALETTES[name], self._plain)
         self.theme = name
+        for drawn in self.screen.query(Drawn) if self._screen_stack else ():
+            drawn.changed_look()
         if isinstance(self.screen, MainScreen):
-            for view in self.screen.query("View"):
-                view.changed_look()  # type: ignore[attr-defined]
-            self.screen.refresh(repaint=True, layout=False)
-            for bar in ("#tabs", "#cursor", "#scrubber", "#keys"):
-                self.screen.query_one(bar).refresh()
+            self.screen.update()
 
-    def next_theme(self) -> None:
+    def action_next_theme(self) -> None:
         """The next palette in the list."""
         names = list(PALETTES)
         name = names[(names.index(self.look.palette.name) + 1) % len(names)]
@@ -169,6 +170,11 @@ class BrowseApp(App[int]):
         self.notify(f"Theme: {PALETTES[name].title}", timeout=1.5)
 
     # -- errors
+
+    def on_failed(self, message: Failed) -> None:
+        """Something that goes on failed in a widget or a thread."""
+        message.stop()
+        self.fail(message.error, message.where)
 
     def fail(self, error: Exception, where: str) -> None:
         """Show an error in a dialog and go on.
@@ -187,10 +193,10 @@ class BrowseApp(App[int]):
     def _error_dialog(self, error: Exception, where: str) -> Details:
         width = text_width(self.size.width, 80)
         if isinstance(error, MemtraceError):
-            return Details("Error", wrap([(clean(str(error)), "text")], width), "error")
+            return Details("Error", wrap([(printable(str(error)), "text")], width), "error")
         trail = traceback.extract_tb(error.__traceback__)
         lines = [
-            *wrap([(f"{type(error).__name__} in {where}: {clean(str(error))}", "strong")], width),
+            *wrap([(f"{type(error).__name__} in {where}: {printable(str(error))}", "strong")], width),
             BLANK,
             *wrap([("This is a fault of memtrace, not of the recording. Other screens go on working. "
                     "A report should name these places:", "text")], width),
@@ -213,7 +219,7 @@ class BrowseApp(App[int]):
         if not isinstance(screen, MainScreen):
             return
         for name, view in screen.view_types.items():
-            yield SystemCommand(f"Show {view.title}", view.load().about, self._doing(f"view('{name}')"))
+            yield SystemCommand(f"Show {view.title}", escape(view.load().about), self._doing(f"view('{name}')"))
         seen = set()  # several keys may do one thing
         for node in (screen.view.main(), screen.view, screen):
             where = "Everywhere" if node is screen else f"On {screen.view.title}"
@@ -222,9 +228,9 @@ class BrowseApp(App[int]):
                     if binding.action.startswith(_UNNAMED) or binding.system or binding.action in seen:
                         continue
                     seen.add(binding.action)
-                    title = f"{binding.description}  [{binding.key_display or KeyBar.name_of(binding.key)}]"
+                    title = escape(f"{binding.description}  ({self.get_key_display(binding)})")  # keys such as [ and /
                     about = where if not binding.tooltip else f"{where}: {binding.tooltip}"
-                    yield SystemCommand(title, about, self._doing(binding.action, node))
+                    yield SystemCommand(title, escape(about), self._doing(binding.action, node))
         for palette in PALETTES.values():
             yield SystemCommand(f"Theme: {palette.title}", "colours", lambda name=palette.name: self._choose(name))
 

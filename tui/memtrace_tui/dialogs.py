@@ -97,7 +97,7 @@ class Ask(Dialog):
 
     def on_mount(self) -> None:
         """Ready to write."""
-        self.query_one("#answer").focus()
+        self.set_focus(self.query_one("#answer"))  # at once: keys typed ahead are for this line
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Try the answer."""

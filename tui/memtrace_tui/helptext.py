@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 from textual.binding import Binding
 
 from memtrace.attribution.categories import MEANING
+from memtrace.render.words import MARKS, plain_name
 from memtrace_tui.data.lines import BLANK, Line, line, wrap
-from memtrace_tui.palette import LETTERS
-from memtrace_tui.widgets.bars import KeyBar
 
 if TYPE_CHECKING:
-    from memtrace_tui.main_screen import MainScreen
+    from textual.app import App
+    from textual.screen import Screen
+
+    from memtrace_tui.views.base import View
 
 
-def key_lines(title: str, bindings: list[Binding]) -> list[Line]:
+def key_lines(title: str, app: App[object], bindings: list[Binding]) -> list[Line]:
     """A heading and one line an action. A binding that shows several keys stands for all of its kind."""
     lines = [line((title, "title"))]
     shown: dict[str, list[str]] = {}
@@ -25,11 +27,11 @@ def key_lines(title: str, bindings: list[Binding]) -> list[Line]:
         leader = leaders.get(_kind(binding), binding.action)
         if leader != binding.action:
             continue
-        names = [binding.key_display] if binding.key_display else [KeyBar.name_of(k) for k in binding.key.split(",")]
-        shown.setdefault(leader, []).extend(names)
+        keys = [binding] if binding.key_display else [Binding(k, "", "") for k in binding.key.split(",")]
+        shown.setdefault(leader, []).extend(app.get_key_display(key) for key in keys)
         text.setdefault(leader, binding.tooltip or binding.description)
-    for action, keys in shown.items():
-        lines.append(line((f"  {' '.join(dict.fromkeys(keys)):<14}", "key"), text[action]))
+    for action, names in shown.items():
+        lines.append(line((f"  {' '.join(dict.fromkeys(names)):<14}", "key"), text[action]))
     return lines
 
 
@@ -38,20 +40,18 @@ def _kind(binding: Binding) -> str:
     return binding.action.partition(",")[0] if "'" in binding.action else binding.action.partition("(")[0]
 
 
-def help_lines(screen: MainScreen, width: int) -> list[Line]:
+def help_lines(screen: Screen[None], view: View, width: int) -> list[Line]:
     """What this view is, its keys, the keys that work everywhere, and the colours."""
-    view = screen.view
     lines = [line((view.title, "title")), *wrap([(view.about, "text")], width), BLANK]
-    chain = [node for node in (view.main(), view) if node is not None]
-    own = [b for node in chain for b in _bindings(node) if b.action != "app.focus_next"]  # said for all of them below
-    lines += [*key_lines("keys of this screen", own), line(("  tab           ", "key"), "The next pane"), BLANK]
-    lines += [*key_lines("keys everywhere", _bindings(screen)), BLANK]
+    own = [b for node in (view.main(), view) for b in _bindings(node) if b.action != "app.focus_next"]
+    lines += [*key_lines("keys of this screen", screen.app, own)]
+    lines += [line(("  tab           ", "key"), "The next pane"), BLANK]
+    lines += [*key_lines("keys everywhere", screen.app, _bindings(screen))]
+    lines += [line(("  1 to 8        ", "key"), "The screens, in the order of the tabs")]
     lines += [line(("  ctrl+p        ", "key"), "Everything by name"), BLANK, line(("colours", "title"))]
     for category, meaning in MEANING.items():
-        mark = LETTERS[category] if screen.browser.look.plain else "■"
-        lines += wrap(
-            [(f"  {mark} {str(category).replace('_', ' '):<14} ", f"cat:{category}"), (meaning, "dim")], width, 19
-        )
+        mark = MARKS[category].letter if view.look.plain else "■"
+        lines += wrap([(f"  {mark} {plain_name(category):<14} ", f"cat:{category}"), (meaning, "dim")], width, 19)
     lines += [line(("    ", "hole"), ("  free, but reserved: a hole", "dim"))]
     return lines
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.strip import Strip
 
-from memtrace_tui.data.lines import bar, clean, clip
+from memtrace.render.words import bar, clip
+from memtrace.units import printable
 from memtrace_tui.widgets.base import Drawn
-
-if TYPE_CHECKING:
-    from memtrace_tui.app import BrowseApp
 
 
 class Progress(Drawn):
@@ -21,26 +19,24 @@ class Progress(Drawn):
 
     def __init__(self, name: str) -> None:
         super().__init__(id="loading")
-        self.file = clean(name)
+        self.file = printable(name)
         self.share = 0.0
 
     def draw_line(self, y: int) -> Strip:
         width = self.size.width
-        if y == 0:
-            return self.look.spans([("memtrace", "title"), ("  " + clip(self.file, width - 12, True), "text")], width)
-        if y == 2:
-            done = bar(self.share, width - 6)
-            return self.look.spans([(f"{done:<{width - 6}}", "accent"), (f"{self.share:>6.0%}", "strong")], width)
-        if y == 4:
-            what = "reading" if self.share < 0.7 else "replaying the allocator, attributing allocations"
-            return self.look.spans([(what, "dim"), ("   esc cancels", "dim")], width)
-        return self.blank()
+        what = "reading" if self.share < 0.7 else "replaying the allocator, attributing allocations"
+        lines = {
+            0: [("memtrace", "title"), ("  " + clip(self.file, width - 12, True), "text")],
+            2: [(f"{bar(self.share, width - 6):<{width - 6}}", "accent"), (f"{self.share:>6.0%}", "strong")],
+            4: [(what, "dim"), ("   esc cancels", "dim")],
+        }
+        return self.look.spans(lines.get(y, []), width)
 
 
 class LoadingScreen(Screen[None]):
-    """Shown while a worker thread loads."""
+    """Shown while a worker thread loads; dismissed by whoever gives up on it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,ctrl+c", "cancel", "Cancel")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,ctrl+c", "app.cancel_loading", "Cancel")]
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -59,7 +55,3 @@ class LoadingScreen(Screen[None]):
     def stop(self) -> None:
         """It can't be read: nothing is under way any more."""
         self.query_one(Progress).display = False
-
-    def action_cancel(self) -> None:
-        """Give up and leave."""
-        cast("BrowseApp", self.app).cancel_loading()

@@ -9,8 +9,9 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.theme import Theme
 
+from memtrace.render.words import MARKS
 from memtrace_tui.data.lines import Line
-from memtrace_tui.palette import LETTERS, PALETTES, Palette, colour
+from memtrace_tui.palette import PALETTES, Palette, colour
 
 _BOLD = {"strong", "title", "alarm", "key", "accent"}
 
@@ -67,7 +68,8 @@ def _letters(text: str, role: str) -> str:
     """A part of a stacked bar as letters: without colours its blocks would all look alike."""
     if not role.startswith("fill:"):
         return text
-    return {"fill:outside": "x", "fill:empty": "·"}.get(role, LETTERS.get(role.rpartition("|")[2], "?")) * len(text)
+    special = {"fill:outside": "x", "fill:empty": "·"}
+    return (special.get(role) or MARKS[role.rpartition("|")[2]].letter) * len(text)
 
 
 def textual_theme(palette: Palette) -> Theme:

@@ -1,9 +1,14 @@
-"""The screen around all views: tabs, cursor line, the view, the scrubber, the keys; and what moves the cursor."""
+"""The screen around all views: tabs, cursor line, filter, the view, the scrubber, the keys; and what the keys that work
+everywhere do. It owns the cursor: everything else posts :class:`MoveCursor` or :class:`Open`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+import csv
+import io
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -11,25 +16,30 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.screen import Screen
 from textual.timer import Timer
+from textual.widgets import Input, Tab, Tabs
 
-from memtrace.errors import MemtraceError
-from memtrace_tui.actions import Actions
+from memtrace.errors import MemtraceError, UsageError
+from memtrace.units import format_count
 from memtrace_tui.data.goto import Goto
+from memtrace_tui.dialogs import Ask, Details, text_width
+from memtrace_tui.helptext import help_lines
 from memtrace_tui.memory import give_back
-from memtrace_tui.messages import Failed, MoveCursor, Open
+from memtrace_tui.messages import Changed, Failed, MoveCursor, Open
+from memtrace_tui.provider import PLACES
 from memtrace_tui.session import Session
 from memtrace_tui.views import DIFF, Entry, View
-from memtrace_tui.widgets.bars import CursorLine, KeyBar, Scrubber, Tabs
+from memtrace_tui.widgets.bars import CursorLine, KeyBar, Scrubber
+from memtrace_tui.widgets.filterbar import FilterBar
 
 if TYPE_CHECKING:
     from memtrace.explain.answer import Explanation
-    from memtrace_tui.app import BrowseApp
 
 TICK_S = 1 / 12
+SHORT = {"Allocations": "Allocs", "Findings": "Finds"}  # on the tabs
 
 
-class MainScreen(Actions, Screen[None]):
-    """Owner of the cursor: everything else posts :class:`MoveCursor` or :class:`Open`."""
+class MainScreen(Screen[None]):
+    """One view at a time, and the keys that work on all of them."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("comma", "event(-1)", "Event", key_display=", .", tooltip="One event back or on"),
@@ -37,10 +47,7 @@ class MainScreen(Actions, Screen[None]):
         Binding("less_than_sign", "percent(-1)", "A hundredth of the trace", show=False, key_display="< >"),
         Binding("greater_than_sign", "percent(1)", "On 1 %", show=False),
         Binding(
-            "left_square_bracket",
-            "neighbour('phase', -1)",
-            "Phase",
-            key_display="[ ]",
+            "left_square_bracket", "neighbour('phase', -1)", "Phase", key_display="[ ]",
             tooltip="Previous or next phase",
         ),
         Binding("right_square_bracket", "neighbour('phase', 1)", "Next phase", show=False),
@@ -52,6 +59,7 @@ class MainScreen(Actions, Screen[None]):
         Binding("P", "jump('reserved-peak')", "Peak of reserved", show=False),
         Binding("o", "oom", "OOM", tooltip="To the next refused request"),
         Binding("colon", "ask_event", "Go to", show=False, key_display=":"),
+        Binding("slash", "filter", "Filter", tooltip="Filter allocations, stacks, segments and events"),
         Binding("space", "play(1)", "Play", tooltip="Play the cursor forward, or stop"),
         Binding("backspace", "play(-1)", "Play back", show=False),
         Binding("right_parenthesis", "speed(1)", "Play faster or slower", show=False, key_display=") ("),
@@ -60,10 +68,10 @@ class MainScreen(Actions, Screen[None]):
         Binding("y", "copy", "Copy", show=False),
         Binding("x", "export_csv", "Save CSV", show=False),
         Binding("X", "export_svg", "Save SVG", show=False),
-        Binding("t", "theme", "Theme", show=False),
-        Binding("question_mark,f1", "help", "Help", key_display="?"),
-        Binding("q", "app.quit", "Quit"),
-    ]
+        Binding("t", "app.next_theme", "Theme", show=False),
+        Binding("question_mark,f1", "help", "Help", show=False, key_display="?"),
+        Binding("q", "app.quit", "Quit", show=False),
+    ]  # fmt: skip
 
     def __init__(self, session: Session, views: Sequence[Entry], first: str = "overview") -> None:
         super().__init__()
@@ -78,15 +86,17 @@ class MainScreen(Actions, Screen[None]):
         for each in {DIFF.view: DIFF, **self.view_types}.values():  # without a second file, 7 says what it needs
             self._bindings.bind(each.key, f"view('{each.view}')", each.title, show=False)
 
-    @property
-    def browser(self) -> BrowseApp:
-        """The application."""
-        return cast("BrowseApp", self.app)
-
     def compose(self) -> ComposeResult:
-        """Four lines and the body."""
-        yield Tabs([(self.view_keys[name], name, each.title) for name, each in self.view_types.items()])
+        """A line of tabs, the cursor, the filter while it is written, the body, and two lines below."""
+        tabs = Tabs(
+            *(Tab(f"{each.key} {SHORT.get(each.title, each.title)}", id=f"tab-{each.view}")
+              for each in self.view_types.values()),
+            active=f"tab-{self.current}", id="tabs",
+        )  # fmt: skip
+        tabs.can_focus = False
+        yield tabs
         yield CursorLine(self.session)
+        yield FilterBar()
         yield Container(id="body")
         yield Scrubber(self.session)
         yield KeyBar()
@@ -95,7 +105,7 @@ class MainScreen(Actions, Screen[None]):
         """Show the first view."""
         self._timer = self.set_interval(TICK_S, self._tick, pause=True)
         self.bindings_updated_signal.subscribe(self, lambda _: self.query_one(KeyBar).refresh())
-        self.set_class(self.app.size.width >= 118, "wide")
+        self.set_class(self.app.size.width >= 118, "wide").set_class(self.app.size.height < 16, "low")
         await self.action_view(self.current)
         self.set_timer(0.25, self.action_explain)  # after the first screen, with which it would compete
 
@@ -113,7 +123,7 @@ class MainScreen(Actions, Screen[None]):
             give_back()
             key, explanation = self.session.explain()
         except Exception as error:
-            self.call_later(self.browser.fail, error, "explain")
+            self.post_message(Failed(error, "explain"))
             return
         give_back()
         self.call_later(self._explained, key, explanation)
@@ -135,16 +145,23 @@ class MainScreen(Actions, Screen[None]):
             self.notify("This screen compares two files: memtrace browse BEFORE AFTER", timeout=4)
             return
         body = self.query_one("#body")
-        existing = body.query(f"#view-{name}")
-        if not existing:
+        if not body.query(f"#view-{name}"):
             await body.mount(self.view_types[name].load()(self.session))
         self.current = name
         with self.app.batch_update():  # one repaint
             for view in body.query(View):
                 view.display = view.view == name
-            self.query_one(Tabs).show(name)
-            self.view.main().focus()
+            tabs = self.query_one(Tabs)
+            with tabs.prevent(Tabs.TabActivated):
+                tabs.active = f"tab-{name}"
+            self.set_focus(self.view.main())
             self.view.show()
+
+    async def on_tabs_tab_activated(self, message: Tabs.TabActivated) -> None:
+        """A click on a tab."""
+        name = (message.tab.id or "").removeprefix("tab-")
+        if name != self.current:
+            await self.action_view(name)
 
     def update(self) -> None:
         """Something that screens show has changed: draw once, however many changes there were."""
@@ -159,9 +176,7 @@ class MainScreen(Actions, Screen[None]):
         try:
             self.view.show()
         except Exception as error:
-            self.browser.fail(error, self.current)
-
-    # -- messages
+            self.post_message(Failed(error, self.current))
 
     def on_move_cursor(self, message: MoveCursor) -> None:
         """The one place that moves the cursor."""
@@ -183,20 +198,105 @@ class MainScreen(Actions, Screen[None]):
         if goto.event is not None:
             self.session.move(goto.event)
         try:
+            if goto.filter is not None:
+                self.session.filter_by(goto.filter)
             await self.action_view(goto.view or self.current)
             self.view.arrive(goto)
         except MemtraceError as error:
-            self.browser.fail(error, "jump")
+            self.post_message(Failed(error, "jump"))
         self.update()
 
-    def on_failed(self, message: Failed) -> None:
-        """A widget could not draw."""
+    def on_changed(self, message: Changed) -> None:
+        """What screens share has changed."""
         message.stop()
-        self.browser.fail(message.error, message.where)
+        self.update()
 
     def on_resize(self, event: events.Resize) -> None:
         """Wide or narrow."""
-        self.set_class(event.size.width >= 118, "wide")
+        self.set_class(event.size.width >= 118, "wide").set_class(event.size.height < 16, "low")
+        self.update()
+
+    # -- the filter
+
+    def action_filter(self) -> None:
+        """Write a filter."""
+        self.query_one(FilterBar).begin(self.session.filter)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while writing; what is wrong with a half-written one is said, and the last good one stays."""
+        event.stop()
+        complaint = ""
+        try:
+            self.session.filter_by(event.value)
+        except UsageError as error:
+            complaint = str(error)
+        self.query_one(FilterBar).complain(complaint)
+        self.query_one(CursorLine).complain(complaint)
+        self.update()
+
+    def on_filter_bar_closed(self, message: FilterBar.Closed) -> None:
+        """Written, or given up: the keys are the view's again."""
+        self.query_one(CursorLine).complain("")
+        self.set_focus(self.view.main())
+        if message.is_kept:
+            self.view.filtered()
+        self.update()
+
+    # -- the cursor
+
+    def action_event(self, by: int) -> None:
+        """One event on or back."""
+        self.go(self.session.event + by)
+
+    def action_percent(self, by: int) -> None:
+        """A hundredth of the recording on or back."""
+        session = self.session
+        self.go(max(session.event + by * max(session.provider.count // 100, 1), min(0, session.event)))
+
+    def action_neighbour(self, what: str, direction: int) -> None:
+        """The next or previous start of a phase or step."""
+        target = self.session.provider.neighbour(self.session.event, direction, what)
+        if target == self.session.event:
+            self.notify(f"No {'later' if direction > 0 else 'earlier'} {what}.", timeout=2)
+        self.go(target)
+
+    def action_jump(self, where: str) -> None:
+        """To a named event."""
+        self.go(self.session.provider.named(where))
+
+    def action_oom(self) -> None:
+        """The next refused request, around the end."""
+        ooms = self.session.provider.ooms
+        if not ooms:
+            self.notify("No request was refused in this recording.", timeout=3)
+            return
+        self.go(next((event for event in ooms if event > self.session.event), ooms[0]))
+
+    async def action_ask_event(self) -> None:
+        """Ask where to go."""
+        provider = self.session.provider
+        await self._ask("Go to", PLACES, str(self.session.event), lambda text: self.go(provider.named(text)))
+
+    async def _ask(self, title: str, hint: str, value: str, accept: Callable[[str], None]) -> None:
+        await self.app.push_screen(Ask(title, hint, value, accept))
+
+    def action_device(self) -> None:
+        """The next device."""
+        session = self.session
+        devices = session.recording.devices
+        if session.other is not None:
+            self.notify("With two files each keeps the device it was opened at.", timeout=3)
+            return
+        if len(devices) < 2:
+            self.notify("This recording has one device.", timeout=2)
+            return
+        self.stop()
+        session.look_at(devices[(devices.index(session.provider.device) + 1) % len(devices)])
+        self.action_refresh_all()
+
+    def action_refresh_all(self) -> None:
+        """Another device or file: everything is new."""
+        self.action_explain()
         self.update()
 
     # -- playing
@@ -210,21 +310,79 @@ class MainScreen(Actions, Screen[None]):
 
     def stop(self) -> None:
         """Stop playing."""
-        self.direction = 0
-        if self._timer is not None:
-            self._timer.pause()
-        line = self.query_one(CursorLine)
-        line.playing = 0
-        line.refresh()
+        self._set_direction(0)
 
-    def action_play(self, direction: int) -> None:
-        """Play forward or back; the same key again stops."""
-        if self.direction == direction or not self.session.provider.count:
-            self.stop()
-            return
+    def _set_direction(self, direction: int) -> None:
         self.direction = direction
+        if self._timer is not None:
+            (self._timer.resume if direction else self._timer.pause)()
         line = self.query_one(CursorLine)
         line.playing = direction
         line.refresh()
-        if self._timer is not None:
-            self._timer.resume()
+
+    def action_play(self, direction: int) -> None:
+        """Play forward or back; the same key again stops. At the end it begins anew."""
+        session = self.session
+        if self.direction == direction or not session.provider.count:
+            self.stop()
+            return
+        if direction > 0 and session.event >= session.provider.count - 1:
+            self.go(0)
+        self._set_direction(direction)
+
+    def action_speed(self, by: int) -> None:
+        """Play twice or half as fast."""
+        self.speed = max(min(round(self.speed * 2.0**by), max(self.session.provider.count // 20, 1)), 1)
+        self.notify(f"{format_count(self.speed)} events a frame", timeout=1.5)
+
+    # -- getting things out
+
+    def action_copy(self) -> None:
+        """The selection as text, through the terminal (OSC 52), so that it works over SSH."""
+        text = self.view.copy_text()
+        if text:
+            self.app.copy_to_clipboard(text)
+            self.notify(f"Copied {len(text.splitlines())} line{'s' if chr(10) in text else ''}.", timeout=2)
+        else:
+            self.notify("Nothing to copy here.", timeout=2)
+
+    async def action_export_csv(self) -> None:
+        """Save what the view shows as a table."""
+        view = self.view
+
+        def accept(text: str) -> None:
+            buffer = io.StringIO()
+            writer = csv.writer(buffer, lineterminator="\n")
+            rows = sum(1 for row in view.csv() if writer.writerow(row))
+            path = _write(text, buffer.getvalue())
+            self.notify(f"{format_count(max(rows - 1, 0))} rows in {path}", timeout=4)
+
+        await self._ask("Save as CSV", "file to write", f"memtrace-{view.view}.csv", accept)
+
+    async def action_export_svg(self) -> None:
+        """Save the screen as a picture."""
+        svg = self.app.export_screenshot(title=f"memtrace {self.session.provider.source}")
+
+        def accept(text: str) -> None:
+            self.notify(f"saved {_write(text, svg)}", timeout=4)
+
+        await self._ask("Save as SVG", "file to write", f"memtrace-{self.view.view}.svg", accept)
+
+    def action_help(self) -> None:
+        """Keys and colours."""
+        self.app.push_screen(Details("Help", help_lines(self, self.view, text_width(self.app.size.width))))
+
+
+def _write(text: str, content: str) -> Path:
+    """Write a new file. Raises UsageError where that is refused, or would replace a file."""
+    if not text.strip():
+        raise UsageError("no file name")
+    path = Path(os.path.expandvars(text.strip())).expanduser()
+    try:
+        with path.open("x", encoding="utf-8", newline="") as file:
+            file.write(content)
+    except FileExistsError:
+        raise UsageError(f"{path} exists already; choose another name") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+    return path

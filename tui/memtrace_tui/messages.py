@@ -30,3 +30,7 @@ class Failed(Message):
         super().__init__()
         self.error = error
         self.where = where
+
+
+class Changed(Message):
+    """The filter or what is compared has changed: whoever shows it should draw again."""

@@ -9,14 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-LETTERS: Mapping[str, str] = {
-    "base_weights": "B", "lora": "L", "activations": "A", "temporary": "T", "runtime": "R", "fragmentation": "F",
-    "unattributed": "?",
-}  # fmt: skip
-SHORT_NAMES: Mapping[str, str] = {
-    "base_weights": "base", "lora": "lora", "activations": "act", "temporary": "temp", "runtime": "run",
-    "fragmentation": "frag", "unattributed": "?",
-}  # fmt: skip
+from memtrace.render.words import COLOUR, MARKS
+
 PHASE_LETTERS: Mapping[str, str] = {
     "unknown": "?", "load": "L", "forward": "F", "backward": "B", "optimizer": "O", "between": "-", "evaluation": "E",
     "generation": "G",
@@ -52,7 +46,7 @@ class Palette:
 
 
 def _categories(base: str, lora: str, act: str, temp: str, run: str, frag: str, lost: str) -> dict[str, str]:
-    return dict(zip(LETTERS, (base, lora, act, temp, run, frag, lost), strict=True))
+    return dict(zip(MARKS, (base, lora, act, temp, run, frag, lost), strict=True))
 
 
 def _phases(*colours: str) -> dict[str, str]:
@@ -63,7 +57,7 @@ DARK = Palette(
     "memtrace-dark", "Dark", True,
     background="#101418", surface="#161b21", panel="#1f262e", text="#c9d1d9", dim="#7d8893", strong="#f0f4f8",
     accent="#7cc4ff", good="#7fc98b", warn="#e8b64c", bad="#ff6b72", hole="#7d2b45", unused="#40202c", select="#2c4a6b",
-    category=_categories("#5b8ff0", "#b784f5", "#f0a03c", "#45c0a8", "#93a0ae", "#e0526a", "#e6e05c"),
+    category=_categories("#5b8ff0", "#d186b8", "#3fb68b", "#e6d352", "#6cc3ee", "#e8663c", "#98a1ab"),
     phase=_phases("#4a535d", "#5f7488", "#3f7cc4", "#9a5fc9", "#3f9d6a", "#39424b", "#2f9aa8", "#a8863a"),
     ramp=("#f6e08a", "#f2b35f", "#dd7f5b", "#b3557a", "#7a4493", "#46388a"),
     heat=("#2b3138", "#3d4650", "#6b6a3c", "#c79a3a", "#f07f3a", "#ff4d4d"),
@@ -73,7 +67,7 @@ LIGHT = Palette(
     "memtrace-light", "Light", False,
     background="#fbfbf9", surface="#f3f3ef", panel="#e6e7e2", text="#2a2f35", dim="#6d757d", strong="#0b0f14",
     accent="#0b62b0", good="#1c7a3a", warn="#9a6400", bad="#c1121f", hole="#f0a3b3", unused="#f7dbe1", select="#bcd7f2",
-    category=_categories("#2f6bd8", "#8a4fd0", "#d97e06", "#0e8f78", "#6c7a88", "#c92b4b", "#9a8f00"),
+    category=_categories("#0b62b0", "#b0548a", "#0b8a68", "#b39b00", "#2f93cc", "#cf4f00", "#7a828a"),
     phase=_phases("#c8ccd0", "#b7c4d0", "#8fbbe8", "#d0aee8", "#98d3ae", "#dcdfe2", "#95d3da", "#e3cb94"),
     ramp=("#f3c846", "#ee9a3d", "#d6653f", "#a93f68", "#6c3385", "#37297a"),
     heat=("#e0e3e6", "#c9ced3", "#d8cf9a", "#e2ac3f", "#e86f1f", "#d00f1d"),
@@ -83,7 +77,7 @@ SAFE = Palette(
     "memtrace-safe", "Colour-blind safe", True,
     background="#0e1114", surface="#151a1f", panel="#20272e", text="#d0d7de", dim="#86919c", strong="#ffffff",
     accent="#56b4e9", good="#56b4e9", warn="#f0e442", bad="#ff8c42", hole="#7a3d10", unused="#3b2614", select="#2a4a66",
-    category=_categories("#56b4e9", "#cc79a7", "#e69f00", "#009e73", "#999999", "#d55e00", "#f0e442"),
+    category=COLOUR,
     phase=_phases("#4a4f55", "#6b747d", "#0072b2", "#cc79a7", "#009e73", "#33383d", "#56b4e9", "#e69f00"),
     ramp=("#fde725", "#90d743", "#35b779", "#21918c", "#31688e", "#443983"),
     heat=("#2b3138", "#48505a", "#6f6a56", "#b89a3c", "#e6c229", "#fff7a8"),
@@ -93,7 +87,7 @@ SIXTEEN = Palette(
     "memtrace-16", "16 colours", True,
     background="#000000", surface="#000000", panel="#0000aa", text="#aaaaaa", dim="#aaaaaa", strong="#ffffff",
     accent="#55ffff", good="#55ff55", warn="#ffff55", bad="#ff5555", hole="#aa0000", unused="#aa0000", select="#0000aa",
-    category=_categories("#5555ff", "#ff55ff", "#ffff55", "#55ffff", "#aaaaaa", "#ff5555", "#55ff55"),
+    category=_categories("#5555ff", "#ff55ff", "#55ff55", "#ffff55", "#55ffff", "#ff5555", "#aaaaaa"),
     phase=_phases("#555555", "#aaaaaa", "#5555ff", "#ff55ff", "#55ff55", "#555555", "#55ffff", "#ffff55"),
     ramp=("#ffffff", "#ffff55", "#55ff55", "#55ffff", "#5555ff", "#aa00aa"),
     heat=("#555555", "#aaaaaa", "#00aa00", "#ffff55", "#ff5555", "#ff55ff"),

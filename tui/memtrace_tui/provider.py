@@ -25,9 +25,8 @@ from memtrace.history.layout import Layout, layout_at
 from memtrace.history.timeline import At, Peak, Timeline, choose_event
 from memtrace.snapshot.devices import choose_device
 from memtrace.snapshot.model import Snapshot
-from memtrace.units import format_count
+from memtrace.units import format_count, printable
 from memtrace_tui.data.cache import Cache
-from memtrace_tui.data.lines import clean
 from memtrace_tui.memory import give_back
 
 I8 = NDArray[np.int64]
@@ -86,7 +85,7 @@ class Provider:
     @property
     def source(self) -> str:
         """Where the snapshot came from, safe to print."""
-        return clean(self.timeline.snapshot.source)
+        return printable(self.timeline.snapshot.source)
 
     @property
     def count(self) -> int:

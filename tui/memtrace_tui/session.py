@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from memtrace.answers.report import Report
 from memtrace_tui.data.cache import Cache
 from memtrace_tui.data.eventlog import EventLog
-from memtrace_tui.data.rows import AllocationTable
+from memtrace_tui.data.query import Term, parse
+from memtrace_tui.data.rows import AllocationTable, Bool
 from memtrace_tui.provider import Provider, Recording
 from memtrace_tui.settings import Settings
 
@@ -39,6 +43,9 @@ class Session:
         self.explained_event: int | None = None  # asked for on the findings screen; None: the device's own start
         self.whatifs: dict[int, Answer] = {}  # the last what-if replays, by id of the provider
         self._explanations: dict[tuple[int, int], Explanation] = {}
+        self.filter = ""
+        self.terms: tuple[Term, ...] = ()
+        self._fitting: Cache[tuple[int, str], Bool] = Cache(4)
 
     @property
     def report(self) -> Report:
@@ -60,6 +67,34 @@ class Session:
         if key not in self._logs:
             self._logs[key] = EventLog(self.table)
         return self._logs[key]
+
+    # -- the filter
+
+    def filter_by(self, text: str) -> None:
+        """Filter all screens. Raises UsageError for a text that makes no sense, and changes nothing then."""
+        self.terms = parse(text)
+        self.filter = text.strip()
+
+    @property
+    def fitting(self) -> Bool | None:
+        """Which rows of the allocation table the filter fits; None without one."""
+        if not self.terms:
+            return None
+        table = self.table
+        return self._fitting.get((id(table), self.filter), lambda: _mask(table, self.terms))
+
+    @property
+    def fitting_events(self) -> Bool | None:
+        """Which events the filter fits; None without one."""
+        if not self.terms:
+            return None
+        log = self.log
+        return self._fitting.get((id(log), self.filter), lambda: log.fitting(self.terms))
+
+    def live(self) -> NDArray[np.int64]:
+        """Rows live at the cursor that the filter fits."""
+        rows, fits = self.provider.live(self.event), self.fitting
+        return rows if fits is None else rows[fits[rows]]
 
     @property
     def explained(self) -> tuple[int, int]:
@@ -137,3 +172,9 @@ class Session:
         self.provider = (self.other if self.swapped else self.recording).provider()
         self.event, self.other_event = self.other_event, self.event
         self.explained_event = None
+
+
+def _mask(table: AllocationTable, terms: tuple[Term, ...]) -> Bool:
+    fits = np.zeros(len(table.table), np.bool_)
+    fits[table.filtered(np.arange(len(table.table)), terms)] = True
+    return fits

@@ -17,8 +17,7 @@ from memtrace.explain.explain import explain_snapshot
 from memtrace.export.html.charts import segments_svg, timeline_svg
 from memtrace.export.html.style import SCRIPT, STYLE
 from memtrace.history.timeline import At
-from memtrace.render.report_text import when
-from memtrace.render.words import verdict_name
+from memtrace.render.words import moment_name, verdict_meaning, verdict_name
 from memtrace.units import format_bytes, format_count
 
 # The page may run what is written in it and load nothing at all.
@@ -63,7 +62,7 @@ def html_report(analysis: Analysis, at: At) -> str:
 
 def _head(budget: Report, name: str) -> Iterable[str]:
     moment = budget.moment
-    parts = [f"GPU {budget.device}", when(budget.at)]
+    parts = [f"GPU {budget.device}", moment_name(budget.at)]
     if moment.step is not None:
         parts.append(f"step {moment.step}")
     if moment.phase != "unknown":
@@ -76,7 +75,7 @@ def _head(budget: Report, name: str) -> Iterable[str]:
 def _verdict(explanation: Explanation) -> Iterable[str]:
     if not explanation.because:
         return
-    head = escape(verdict_name(explanation.verdict))
+    head = escape(f"{verdict_name(explanation.verdict)}: {verdict_meaning(explanation.verdict)}")
     lines = "".join(f"<li>{escape(line)}</li>" for line in explanation.because)
     yield f'<div class="verdict"><strong>{head}</strong> ({escape(explanation.confidence)})<ul>{lines}</ul></div>'
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memtrace.export.plot import COLOUR
+from memtrace.render.words import COLOUR
 
 _CATEGORY = "\n".join(f".{name} {{ fill: {colour}; background-color: {colour}; }}" for name, colour in COLOUR.items())
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.attribution.sites import frame_label
-from memtrace_tui.data.lines import clean
+from memtrace.units import printable
 from memtrace_tui.data.source import is_library
 from memtrace_tui.provider import Provider
 
@@ -57,7 +57,7 @@ def call_tree(provider: Provider, rows: I8, inverted: bool = False, fold: bool =
         path: list[tuple[object, int, str]] = []
         for frame in shown if inverted else reversed(shown):
             if frame not in labels:
-                labels[frame] = clean(frame_label(stacks.frames[frame]))
+                labels[frame] = printable(frame_label(stacks.frames[frame]))
             path.append((frame, frame, labels[frame]))
         if not frames:
             path = [("none", -1, "no stack recorded"), (group, -1, f"{category}/{rule.subcategory}")]

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category
 from memtrace.history.layout import Layout, State
+from memtrace.render.words import FREE, MARKS
+from memtrace.render.words import PENDING as PENDING_LETTER
 from memtrace.units import format_bytes, format_count
-from memtrace_tui.palette import SHORT_NAMES
 from memtrace_tui.provider import Provider
 
 U1 = NDArray[np.uint8]
-HOLE, PENDING, FIRST = 0, 1, 2  # codes of free and pending blocks; the rest follows
+HOLE, PENDING, OTHERS, FIRST = range(4)  # codes of free and pending blocks, and what the filter leaves out
 MODES = ("category", "age", "stream", "size", "pins")
 RAMP = 6
 
@@ -37,16 +38,18 @@ class Coloring:
     short: tuple[str, ...]
 
 
-def coloring(provider: Provider, layout: Layout, mode: str) -> Coloring:
-    """Colour the blocks of a layout by one of ``MODES``."""
+def coloring(provider: Provider, layout: Layout, mode: str, fits: NDArray[np.bool_] | None = None) -> Coloring:
+    """Colour the blocks of a layout by one of ``MODES``; those whose rows a filter doesn't fit look all alike."""
     mode = mode if mode in _MODES else MODES[0]
     numbers, roles, labels, letters, short = _MODES[mode](provider, layout)
     codes = (numbers + FIRST).astype(np.uint8)
+    if fits is not None:
+        codes[~fits[layout.row]] = OTHERS
     codes[layout.block_state == State.PENDING_FREE] = PENDING
     codes[layout.block_state == State.FREE] = HOLE
     return Coloring(
-        mode, codes, ("hole", "pending", *roles), ("free", "pending free", *labels), "·p" + letters, _HEADINGS[mode],
-        ("free", "pending", *short),
+        mode, codes, ("hole", "pending", "empty", *roles), ("free", "pending free", "others", *labels),
+        FREE + PENDING_LETTER + "-" + letters, _HEADINGS[mode], ("free", "pending", "others", *short),
     )  # fmt: skip
 
 
@@ -60,13 +63,12 @@ def _category(provider: Provider, layout: Layout) -> _Answer:
     names = list(Category)
     attribution = provider.analysis.attribution
     code = np.array([names.index(rule.category) for rule in attribution.rules])
-    letters = "BLATRF?"
     return (
         code[attribution.rule[layout.row]] if len(attribution.rule) else np.zeros(len(layout.row), np.int64),
         [f"cat:{name}" for name in names],
         [str(name).replace("_", " ") for name in names],
-        letters,
-        [SHORT_NAMES[name] for name in names],
+        "".join(MARKS[name].letter for name in names),
+        [MARKS[name].short for name in names],
     )
 
 

@@ -8,11 +8,11 @@ from memtrace.attribution.facts import Facts
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.sites import frame_label
 from memtrace.history.layout import Layout, State
-from memtrace.units import format_bytes, format_count
+from memtrace.render.words import MARKS, clip
+from memtrace.units import format_bytes, format_count, printable
 from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import BLANK, Line, Span, clean, clip, line, wrap
+from memtrace_tui.data.lines import BLANK, Line, Span, line, wrap
 from memtrace_tui.data.source import is_library
-from memtrace_tui.palette import SHORT_NAMES
 from memtrace_tui.provider import Provider
 
 LABEL_WIDTH = 10
@@ -109,7 +109,7 @@ def stack_lines(provider: Provider, stack: int, width: int, fold: bool = True) -
         if hidden:
             lines.append(line((f"  ⋯ {hidden} library frames", "dim")))
             hidden = 0
-        place, _, name = clean(frame_label(frame)).partition(" ")
+        place, _, name = printable(frame_label(frame)).partition(" ")
         lines += wrap([(name, "strong"), ("  " + place, "dim")], width, 2)
     if hidden:
         lines.append(line((f"  ⋯ {hidden} library frames", "dim")))
@@ -147,7 +147,7 @@ def summary_lines(provider: Provider, row: int, label: str, width: int) -> list[
     """Two lines on an allocation: size and purpose, site."""
     table, attribution = provider.timeline.allocations, provider.analysis.attribution
     rule = attribution.rules[int(attribution.rule[row])]
-    where = clean(attribution.sites.label(int(table.stack[row]))) or "no stack recorded"
+    where = printable(attribution.sites.label(int(table.stack[row]))) or "no stack recorded"
     return [
         field(label, (format_bytes(int(table.block_bytes[row])), "strong"), " ",
               (f"{rule.category}/{rule.subcategory}".replace("_", " "), category_role(rule.category))),
@@ -190,10 +190,10 @@ def segment_lines(provider: Provider, layout: Layout, segment: int, width: int, 
     shown = pinned.pinned_by[:pins]
     purposes = [f"{pin.category}/{pin.subcategory}".replace("_", " ") for pin in shown]
     if max(map(len, purposes), default=0) > width - 32:
-        purposes = [f"{SHORT_NAMES[pin.category]}/{pin.subcategory}".replace("_", " ") for pin in shown]
+        purposes = [f"{MARKS[pin.category].short}/{pin.subcategory}".replace("_", " ") for pin in shown]
     column = min(max(map(len, purposes), default=0), max(width - 22, 12))
     for pin, purpose in zip(shown, purposes, strict=True):
-        where = clean(pin.frame) or "no stack recorded"
+        where = printable(pin.frame) or "no stack recorded"
         lines.append(line((f"{format_bytes(pin.bytes):>10} ", "strong"),
                           (f"{clip(purpose, column):<{column}} ", category_role(pin.category)),
                           (clip(where, max(width - 12 - column, 10), keep_end=True), "dim")))  # fmt: skip

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memtrace.attribution.categories import Category
-from memtrace.units import format_bytes, format_delta
-from memtrace_tui.data.lines import BLANK, Line, clean, clip, line, wrap
+from memtrace.render.words import clip
+from memtrace.units import format_bytes, format_delta, printable
+from memtrace_tui.data.lines import BLANK, Line, line, wrap
 
 if TYPE_CHECKING:
     from memtrace.answers.diff.comparison import Difference
@@ -44,14 +45,14 @@ def category_lines(answer: Difference, width: int) -> list[Line]:
 
 def difference_lines(answer: Difference, width: int, sites: int = 200) -> list[Line]:
     """All of it."""
-    lines = [*wrap([(clean(answer.sentence), "strong")], width), BLANK, *category_lines(answer, width), BLANK]
+    lines = [*wrap([(printable(answer.sentence), "strong")], width), BLANK, *category_lines(answer, width), BLANK]
     lines.append(line(("call sites", "title"), ("  by size of change; their changes add up to the categories'", "dim")))
     for site in answer.sites[:sites]:
         if not site.delta_bytes:
             continue
         what = f"{site.category}/{site.subcategory}".replace("_", " ")
         note = "" if site.match is not None else "  only after" if site.after_count else "  only before"
-        where = clean(site.frame) or ("" if site.match == "kind" else "no stack recorded")
+        where = printable(site.frame) or ("" if site.match == "kind" else "no stack recorded")
         room = max(width - 13 - 27 - len(note), 8)
         lines.append(line(
             (f"{format_delta(site.delta_bytes):>12} ", role_of_delta(site.delta_bytes)),

@@ -1,17 +1,16 @@
-"""The raw log: what each event says, and search in it."""
+"""The raw log: what each event says, and which events a filter fits."""
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.errors import UsageError
 from memtrace.snapshot.model import Action
-from memtrace.units import format_bytes, format_count
-from memtrace_tui.data.lines import clean
+from memtrace.units import format_bytes, format_count, printable
+from memtrace_tui.data.query import Term
 from memtrace_tui.data.rows import AllocationTable
 
 Bool = NDArray[np.bool_]
@@ -50,7 +49,7 @@ class EventLog:
             seconds = self.provider.seconds(event)
             return ("" if seconds is None else f"{seconds:.6f}"), "dim"
         if column == "action":
-            return clean(trace.unknown_actions.get(event, action.name.lower())), _ROLES.get(action, "text")
+            return printable(trace.unknown_actions.get(event, action.name.lower())), _ROLES.get(action, "text")
         if column == "size":
             return format_bytes(int(trace.size[event])), "strong"
         if column == "address":
@@ -64,26 +63,27 @@ class EventLog:
         label = self.allocations.site_labels[int(trace.stack[event])]
         return (label, "text") if label else ("no stack" if row >= 0 else "", "dim")
 
-    def matches(self, text: str) -> Bool:
-        """Events a search fits: an action's name, an address (``0x…``), or a word or ``/regex/`` of the stack.
+    def fitting(self, terms: tuple[Term, ...]) -> Bool:
+        """Events that every term of a filter fits."""
+        fits = np.ones(len(self.trace), np.bool_)
+        for term in terms:
+            fits &= self.allocations.fits(self._column, term)
+        return fits
 
-        Raises UsageError for a regular expression that is none.
-        """
-        trace = self.trace
-        word = text.strip()
-        if word.lower().startswith("0x"):
-            try:
-                address = int(word, 16)
-            except ValueError:
-                raise UsageError(f"not an address: {word}") from None
-            is_range = trace.action != Action.OOM
-            return is_range & (trace.address <= address) & (address < trace.address + np.maximum(trace.size, 1))
-        try:
-            is_regex = len(word) > 2 and word[0] == word[-1] == "/"
-            search = re.compile(word[1:-1] if is_regex else re.escape(word), re.IGNORECASE).search
-        except re.error as error:
-            raise UsageError(f"not a regular expression: {word} ({error})") from None
-        by_action = np.array([search(action.name) is not None for action in Action], dtype=np.bool_)
-        texts = [clean(f"{label}") for label in self.allocations.site_labels]
-        by_stack = np.array([search(label) is not None for label in texts], dtype=np.bool_)
-        return by_action[trace.action] | by_stack[trace.stack]
+    def _column(self, name: str) -> NDArray[Any]:
+        """As :meth:`AllocationTable.column`, for events: the event's own where it has one, else its allocation's."""
+        trace, phases = self.trace, self.allocations.facts.phases
+        if name in ("phase", "step"):
+            return (phases.phase if name == "phase" else phases.step)[phases.span_of(np.arange(len(trace)))]
+        own: dict[str, NDArray[Any]] = {"stack": trace.stack, "size": trace.size, "block": trace.size}
+        if name in own:
+            return own[name]
+        if name == "action":
+            return trace.action
+        if name == "address":
+            return np.where(trace.action == Action.OOM, -1, trace.address)
+        if name == "stream":
+            return np.array(trace.streams, dtype=np.int64)[trace.stream]
+        rows = self.row_of_event
+        values = self.allocations.column(name)
+        return np.where(rows >= 0, values[rows], -1) if len(values) else np.full(len(rows), -1)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memtrace.units import format_bytes
+from memtrace.render.words import clip
+from memtrace.units import format_bytes, printable
 from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import BLANK, Line, Span, clean, clip, indented, line, wrap
-from memtrace_tui.data.rows import exactly
+from memtrace_tui.data.lines import BLANK, Line, Span, indented, line, wrap
+from memtrace_tui.data.query import exactly
 
 if TYPE_CHECKING:
     from memtrace.explain.answer import Explanation, Finding
@@ -32,7 +33,7 @@ _PLACES = {
 def place_of(finding: Finding, event: int) -> Goto:
     """Where a finding's evidence shows: its call site's allocations, or the screen that shows that kind of thing."""
     if finding.frame:
-        return Goto("allocations", event, filter=f"site:/^{exactly(clean(finding.frame))}$/")
+        return Goto("allocations", event, filter=f"site:/^{exactly(printable(finding.frame))}$/")
     found = _PLACES.get(finding.id, Goto("allocations", filter=""))
     return Goto(found.view, event, found.filter)
 
@@ -43,7 +44,7 @@ def verdict_lines(answer: Explanation, width: int, sentences: int | None = None)
     role = "title" if answer.verdict in ("no_oom", "unknown") else "alarm"
     lines = [line((f" {title} " if role == "alarm" else title, role), (f"  {answer.confidence}", "dim"))]
     for sentence in answer.because[:sentences]:
-        lines += wrap([(clean(sentence), "text")], width, 2)
+        lines += wrap([(printable(sentence), "text")], width, 2)
     return lines
 
 
@@ -56,7 +57,7 @@ def short_lines(answer: Explanation, width: int, moment: str | None = None, most
     for finding in answer.findings[:most]:
         saves = max((a.saves_bytes for a in finding.advice if a.saves_bytes is not None), default=None)
         size = f"-{format_bytes(saves)}" if saves else ""
-        lines.append(line((f"{size:>11} ", "good"), (clip(clean(finding.title), max(width - 13, 10)), "text"),
+        lines.append(line((f"{size:>11} ", "good"), (clip(printable(finding.title), max(width - 13, 10)), "text"),
                           target=Goto("findings")))  # fmt: skip
     return lines
 
@@ -69,16 +70,16 @@ def finding_lines(answer: Explanation, event: int, width: int) -> list[Line]:
             format_bytes(finding.bytes) + (" a step" if finding.per_step else "") if finding.bytes is not None else ""
         )
         goto = place_of(finding, event)
-        title = clip(f"{number} {clean(finding.title)}", max(width - len(size) - 2, 10))
+        title = clip(f"{number} {printable(finding.title)}", max(width - len(size) - 2, 10))
         lines.append(line((title, "strong"), (f"  {size}", "accent"), target=goto))
-        lines += indented(wrap([(clean(finding.evidence), "dim")], width - 2), 2)
+        lines += indented(wrap([(printable(finding.evidence), "dim")], width - 2), 2)
         if finding.frame:
-            lines.append(line((f"  at {clip(clean(finding.frame), width - 5, keep_end=True)}", "text")))
+            lines.append(line((f"  at {clip(printable(finding.frame), width - 5, keep_end=True)}", "text")))
         for advice in finding.advice:
             saves: list[Span] = []
             if advice.saves_bytes is not None:
                 saves = [(f"  saves {format_bytes(advice.saves_bytes)} ({advice.basis})", "good")]
-            lines += indented(wrap([("→ ", "good"), (clean(advice.change), "text"), *saves], width - 2, 2), 2)
+            lines += indented(wrap([("→ ", "good"), (printable(advice.change), "text"), *saves], width - 2, 2), 2)
         lines.append(BLANK)
     if not answer.findings:
         lines += [line(("Nothing stands out.", "dim")), BLANK]
@@ -90,6 +91,6 @@ def finding_lines(answer: Explanation, event: int, width: int) -> list[Line]:
         if texts:
             lines.append(line((title, "title")))
             for text in texts:
-                lines += wrap([("  " + clean(text), "text")], width, 4)
+                lines += wrap([("  " + printable(text), "text")], width, 4)
             lines.append(BLANK)
     return lines

@@ -6,12 +6,10 @@ A *role* is a name the palette turns into a style: ``text``, ``dim``, ``strong``
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Span = tuple[str, str]
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +31,6 @@ def line(*spans: Span | str, target: object | None = None) -> Line:
 
 
 BLANK = Line(())
-
-
-def clean(text: str) -> str:
-    """Text from a file, safe to print: control characters (escape sequences among them) become ``·``."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join("·" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else c for c in text)
-
-
-def bar(share: float, width: int) -> str:
-    """A bar of ``share`` (0 to 1) of ``width`` cells in eighths; anything above 0 shows at least an eighth."""
-    eighths = round(max(0.0, min(1.0, share)) * width * 8)
-    if share > 0 and width > 0:
-        eighths = max(eighths, 1)
-    full, part = divmod(eighths, 8)
-    return "█" * full + (_EIGHTHS[part] if part else "")
 
 
 def stacked(parts: Sequence[tuple[int, str]], total: int, width: int) -> list[Span]:
@@ -76,15 +58,6 @@ def stacked(parts: Sequence[tuple[int, str]], total: int, width: int) -> list[Sp
         if parts[i][0] > 0:
             cells[i] += 1
     return [("█" * n, role) for n, (_, role) in zip(cells, parts, strict=True) if n]
-
-
-def clip(text: str, width: int, keep_end: bool = False) -> str:
-    """At most ``width`` characters, with ``…`` where something was cut (at the start with ``keep_end``)."""
-    if len(text) <= width:
-        return text
-    if width <= 0:
-        return ""
-    return "…" + text[len(text) - width + 1 :] if keep_end else text[: width - 1] + "…"
 
 
 def wrap(spans: Iterable[Span], width: int, indent: int = 0) -> list[Line]:

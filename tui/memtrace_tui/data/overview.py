@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
-from memtrace.units import format_bytes, format_count
+from memtrace.render.words import bar, clip
+from memtrace.units import format_bytes, format_count, printable
 from memtrace_tui.data.details import event_text
 from memtrace_tui.data.findings import VERDICTS
 from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import BLANK, Line, Span, bar, clean, clip, line, stacked, wrap
-from memtrace_tui.data.rows import exactly
+from memtrace_tui.data.lines import BLANK, Line, Span, line, stacked, wrap
+from memtrace_tui.data.query import exactly
 from memtrace_tui.provider import Provider
 
 if TYPE_CHECKING:
@@ -123,11 +124,11 @@ def facts_lines(provider: Provider, report: Report, width: int, sites: int = 8) 
     for site in report.top[:sites]:
         purpose = f"{site.category}/{site.subcategory}".replace("_", " ")
         word = f"category:{site.category} sub:/^{site.subcategory}$/"
-        word += f" site:/^{exactly(clean(site.frame))}$/" if site.frame else " site:/^$/"
+        word += f" site:/^{exactly(printable(site.frame))}$/" if site.frame else " site:/^$/"
         lines.append(line((f"{format_bytes(site.bytes):>12} ", "strong"),
                           (clip(purpose, width - 13), f"cat:{site.category}"),
                           target=Goto("allocations", filter=word)))  # fmt: skip
-        where = clean(site.frame) or "no stack recorded"
+        where = printable(site.frame) or "no stack recorded"
         lines.append(line((" " * 13, "text"), (clip(where, max(width - 13, 8), keep_end=True), "dim")))
     lost = report.attribution
     if lost.unattributed_bytes:
@@ -138,5 +139,5 @@ def facts_lines(provider: Provider, report: Report, width: int, sites: int = 8) 
     if report.warnings:
         lines += [BLANK, line(("be aware", "warn"))]
         for warning in report.warnings:
-            lines += wrap([("  ! ", "warn"), (clean(warning), "text")], width, 4)
+            lines += wrap([("  ! ", "warn"), (printable(warning), "text")], width, 4)
     return lines

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.sites import frame_label
 from memtrace.history.timeline import NEVER
-from memtrace.snapshot.model import DEFAULT_POOL
-from memtrace.units import format_bytes, format_count
-from memtrace_tui.data.lines import clean
-from memtrace_tui.data.query import Term
+from memtrace.snapshot.model import DEFAULT_POOL, Action
+from memtrace.units import format_bytes, format_count, printable
+from memtrace_tui.data.query import KNOWN, Term, exactly
 from memtrace_tui.provider import Provider
 
 I8 = NDArray[np.int64]
@@ -56,7 +55,7 @@ class AllocationTable:
     def site_labels(self) -> list[str]:
         """Call site of each stack; one more entry for "no stack", so that -1 is valid."""
         sites = self.provider.analysis.attribution.sites
-        return [clean(sites.label(stack)) for stack in range(len(sites.frame))] + [""]
+        return [printable(sites.label(stack)) for stack in range(len(sites.frame))] + [""]
 
     @cached_property
     def module_labels(self) -> list[str]:
@@ -72,7 +71,7 @@ class AllocationTable:
     def _stack_texts(self) -> list[str]:
         """Everything a word of a filter may be found in, of each stack."""
         stacks = self.provider.timeline.snapshot.stacks
-        labels = [clean(f"{frame.filename} {frame_label(frame)}") for frame in stacks.frames]
+        labels = [printable(f"{frame.filename} {frame_label(frame)}") for frame in stacks.frames]
         texts = [" ".join(labels[i] for i in stacks.frame_ids(s).tolist()) for s in range(len(stacks))]
         return [f"{m} {t}" for m, t in zip(self.module_labels, [*texts, ""], strict=True)]
 
@@ -85,36 +84,61 @@ class AllocationTable:
     def filtered(self, rows: I8, terms: tuple[Term, ...]) -> I8:
         """Rows that every term fits."""
         for term in terms:
-            fits = self._fits(rows, term)
-            rows = rows[~fits if term.negated else fits]
+            rows = rows[self.fits(partial(self._part, rows), term)]
         return rows
 
-    def _fits(self, rows: I8, term: Term) -> Bool:
+    def _part(self, rows: I8, name: str) -> NDArray[Any]:
+        return self.column(name)[rows]
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A column that filters and sorting go by."""
+        table, facts = self.table, self.facts
+        if name == "life":
+            return np.minimum(facts.died, self.provider.count) - np.maximum(table.alloc_event, -1)
+        if name == "pool":
+            return table.pool * 2 + table.is_small
+        columns: dict[str, NDArray[Any]] = {
+            "rule": self.rule, "stack": table.stack, "phase": facts.phase, "step": facts.step, "stream": table.stream,
+            "size": table.requested_bytes, "block": table.block_bytes, "address": table.address,
+            "born": table.alloc_event, "freed": facts.died, "action": np.full(len(table), int(Action.ALLOC)),
+        }  # fmt: skip
+        return columns[name]
+
+    def fits(self, column: Callable[[str], NDArray[Any]], term: Term) -> Bool:
+        """Which records of some columns a term fits; ``rule`` is -1 where an event has no allocation."""
+        found = self._fits(column, term)
+        return ~found if term.negated else found
+
+    def _fits(self, column: Callable[[str], NDArray[Any]], term: Term) -> Bool:
+        if term.field == "address":
+            low = column("address")
+            return (low <= term.value) & (term.value < low + np.maximum(column("block"), 1))
         if term.pattern is None:
-            sizes = self.table.requested_bytes if term.field == "size" else self.table.block_bytes
-            return _COMPARE[term.operator](sizes[rows], term.size_bytes)
+            return _COMPARE[term.operator](column(term.field), term.value)
         search = term.pattern.search
 
         def matches(texts: list[str]) -> Bool:
             return np.array([search(text) is not None for text in texts], dtype=np.bool_)
 
         if term.field == "any":
-            by_rule = matches([f"{r.category}/{r.subcategory} {r.id} {r.evidence}" for r in self.rules])
-            return by_rule[self.rule[rows]] | matches(self._stack_texts)[self.table.stack[rows]]
+            by_rule = matches([*(f"{r.category}/{r.subcategory} {r.id} {r.evidence}" for r in self.rules), ""])
+            found = by_rule[column("rule")] | matches(self._stack_texts)[column("stack")]
+            actions = column("action")
+            return found if (actions == Action.ALLOC).all() else found | matches(KNOWN["action"])[actions]
         if term.field in ("category", "sub", "rule", "evidence"):
-            name = {"category": "category", "sub": "subcategory", "rule": "id", "evidence": "evidence"}[term.field]
-            return matches([str(getattr(rule, name)) for rule in self.rules])[self.rule[rows]]
-        if term.field in ("site", "module"):
-            labels = self.site_labels if term.field == "site" else self.module_labels
-            return matches(labels)[self.table.stack[rows]]
-        if term.field == "phase":
-            return matches([phase.label for phase in Phase])[self.facts.phase[rows]]
-        values = {"step": self.facts.step, "stream": self.table.stream}.get(term.field)
-        if values is not None:
-            found, inverse = np.unique(values[rows], return_inverse=True)
-            return matches([str(value) for value in found.tolist()])[inverse] if len(rows) else np.zeros(0, np.bool_)
-        pools, inverse = np.unique(self.table.pool[rows] * 2 + self.table.is_small[rows], return_inverse=True)
-        return matches([self.pool_label(p // 2, bool(p % 2)) for p in pools.tolist()])[inverse]
+            name = {"sub": "subcategory", "rule": "id"}.get(term.field, term.field)
+            return matches([*(str(getattr(rule, name)) for rule in self.rules), ""])[column("rule")]
+        if term.field in ("site", "module", "stack"):
+            labels = {"site": self.site_labels, "module": self.module_labels, "stack": self._stack_texts}[term.field]
+            return matches(labels)[column("stack")]
+        if term.field in KNOWN:
+            return matches(KNOWN[term.field])[column(term.field)]
+        values, inverse = np.unique(column(term.field), return_inverse=True)
+        if term.field == "pool":
+            fits = matches([self.pool_label(value // 2, bool(value % 2)) for value in values.tolist()])
+        else:
+            fits = matches(list(map(str, values.tolist()))) | matches(list(map(hex, values.tolist())))
+        return fits[inverse] if len(values) else np.zeros(0, np.bool_)
 
     def pool_label(self, pool: int, is_small: bool) -> str:
         """``large``, or ``(1, 0) small``."""
@@ -132,20 +156,7 @@ class AllocationTable:
             return rows[::-1][np.argsort(key[::-1], kind="stable")][::-1]
         return rows[np.argsort(key, kind="stable")]
 
-    def _key(self, column: str) -> NDArray[np.generic]:
-        table = self.table
-        numbers: dict[str, NDArray[np.generic]] = {
-            "size": table.requested_bytes, "block": table.block_bytes, "born": table.alloc_event,
-            "freed": self.facts.died, "address": table.address, "stream": table.stream, "step": self.facts.step,
-            "phase": self.facts.phase,
-        }  # fmt: skip
-        if column == "life":
-            died = np.minimum(self.facts.died, self.provider.count)
-            return died - np.maximum(table.alloc_event, -1)
-        if column in numbers:
-            return numbers[column]
-        if column == "pool":
-            return table.pool * 2 + table.is_small
+    def _key(self, column: str) -> NDArray[Any]:
         if column in ("purpose", "rule", "evidence"):
             texts = {
                 "purpose": self.purposes,
@@ -153,7 +164,9 @@ class AllocationTable:
                 "evidence": [str(rule.evidence) for rule in self.rules],
             }[column]
             return _ranks(texts)[self.rule]
-        return _ranks(self.site_labels if column == "site" else self.module_labels)[table.stack]
+        if column in ("site", "module"):
+            return _ranks(self.site_labels if column == "site" else self.module_labels)[self.table.stack]
+        return self.column(column)
 
     # -- text
 
@@ -252,8 +265,3 @@ def _ranks(texts: list[str]) -> I8:
     """Position of each text among the distinct ones in order."""
     order = {text: i for i, text in enumerate(sorted(set(texts)))}
     return np.array([order[text] for text in texts], dtype=np.int64)
-
-
-def exactly(text: str) -> str:
-    """For between slashes in a filter: blanks would end the word, so they become ``\\s``."""
-    return re.escape(text).replace("\\ ", "\\s").replace("/", "\\/")

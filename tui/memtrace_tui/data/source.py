@@ -8,7 +8,8 @@ from pathlib import Path
 
 from memtrace.attribution.sites import is_plumbing
 from memtrace.snapshot.stacks import Frame
-from memtrace_tui.data.lines import Line, clean, line
+from memtrace.units import printable
+from memtrace_tui.data.lines import Line, line
 
 _LARGEST_BYTES = 4 << 20
 _SUFFIXES = {".py", ".pyx", ".pyi", ".ipynb", ".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh"}
@@ -47,7 +48,7 @@ def source_lines(frame: Frame, height: int) -> list[Line]:
     lines = []
     for number in range(first, min(first + height, len(text))):
         here = number == frame.line - 1
-        code = clean(text[number].expandtabs(4))
+        code = printable(text[number].expandtabs(4))
         lines.append(line((f"{number + 1:>5} ", "dim"), ("▶ " if here else "  ", "accent"),
                           (code, "strong" if here else "text")))  # fmt: skip
     return lines

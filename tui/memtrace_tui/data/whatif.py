@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memtrace.units import format_bytes, format_count, format_delta
+from memtrace.units import format_bytes, format_count, format_delta, printable
 from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import BLANK, Line, clean, line, wrap
+from memtrace_tui.data.lines import BLANK, Line, line, wrap
 
 if TYPE_CHECKING:
     from memtrace.answers.simulate import Answer, Run
@@ -36,7 +36,7 @@ def whatif_lines(answer: Answer, width: int) -> list[Line]:
         change = run.peak_reserved_bytes - first.peak_reserved_bytes
         words, role = outcome(run)
         target = Goto("segments", run.first_oom_event) if run.first_oom_event is not None else None
-        above, name = _names(clean(name), room - 1, width - 4)
+        above, name = _names(printable(name), room - 1, width - 4)
         lines += [line((f"  {part}", "strong" if number else "dim")) for part in above]
         delta = "" if not number else format_delta(change) if change else "="
         lines.append(line(
@@ -46,7 +46,7 @@ def whatif_lines(answer: Answer, width: int) -> list[Line]:
             target=target,
         ))  # fmt: skip
     for note in answer.notes:
-        lines += wrap([("  " + clean(note), "dim")], width, 2)
+        lines += wrap([("  " + printable(note), "dim")], width, 2)
     return [*lines, BLANK]
 
 

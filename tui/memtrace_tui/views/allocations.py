@@ -10,19 +10,16 @@ from numpy.typing import NDArray
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Input
 
-from memtrace.errors import UsageError
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.details import allocation_lines
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import Line, line
-from memtrace_tui.data.query import Term, parse
 from memtrace_tui.data.rows import GROUPS, Group
 from memtrace_tui.dialogs import Details, text_width
+from memtrace_tui.messages import Changed
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
-from memtrace_tui.widgets.filterbar import FilterBar
 from memtrace_tui.widgets.lines import Lines
 from memtrace_tui.widgets.table import Column, Table
 
@@ -58,11 +55,11 @@ class AllocationsView(View):
     view = "allocations"
     title = "Allocations"
     about = (
-        "Filter words: category:lora sub:… site:… module:… phase:… step:… rule:… evidence:… pool:… stream:… size>1MiB, "
-        "a word or /regex/ for purpose and whole stack, -word for what must not fit. Click a title to sort."
+        "What is live at the cursor, or everything ever allocated. Filter words: category:lora sub:… site:… stack:… "
+        "module:… phase:… step:… rule:… evidence:… pool:… stream:… size>1MiB life>1000 0x7f…, a word or /regex/ for "
+        "purpose and whole stack, -word for what must not fit. Click a title to sort."
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "filter", "Filter"),
         Binding("s", "sort", "Sort"),
         Binding("r", "reverse", "Reverse", show=False),
         Binding("g", "group", "Group"),
@@ -74,8 +71,6 @@ class AllocationsView(View):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self.everything = False
-        self.filter = ""
-        self.terms: tuple[Term, ...] = ()
         self.sort, self.descending = "size", True
         self.rows: NDArray[np.int64] = np.zeros(0, np.int64)
         self.groups: list[Group] = []
@@ -83,10 +78,9 @@ class AllocationsView(View):
         self._key: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
-        """Filter, summary, table and details."""
+        """Summary, table and details."""
         with Horizontal():
             with Vertical(id="allocations-list"):
-                yield FilterBar("filter: category:lora  size>1MiB  -step:0  word or /regex/ (stack, too)")
                 yield Lines(id="allocations-summary", classes="summary")
                 yield Table(ROWS, id="allocations-table")
             yield Lines(id="allocation", classes="side")
@@ -106,9 +100,11 @@ class AllocationsView(View):
     def show(self) -> None:
         session = self.session
         self.query_one("#allocation", Lines).display = self.wide
-        key = (id(session.provider), None if self.everything else session.event, self.filter, self.sort,
-               self.descending, self.grouping)  # fmt: skip
+        place = (None if self.everything else session.event, session.filter)
+        key = (id(session.provider), *place, self.sort, self.descending, self.grouping)
         if key != self._key:
+            if key[2] != (self._key or key)[2]:
+                self.table().selected = 0
             self._key = key
             self._choose()
         self._summary()
@@ -117,7 +113,9 @@ class AllocationsView(View):
     def _choose(self) -> None:
         session, table = self.session, self.table()
         data = session.table
-        rows = data.filtered(data.chosen(None if self.everything else session.event), self.terms)
+        fits = session.fitting
+        rows = data.chosen(None) if self.everything else session.live()
+        rows = rows if fits is None or not self.everything else rows[fits]
         self._total = int(data.table.requested_bytes[rows].sum())
         if self.grouping == "none":
             self.rows, self.groups = data.sorted(rows, self.sort, self.descending), []
@@ -138,9 +136,7 @@ class AllocationsView(View):
             return f"{group.bytes / max(self._total, 1):.1%}", "dim"
         if column == "count":
             return format_count(group.count), "text"
-        return format_bytes(
-            group.bytes if column == "bytes" else group.largest
-        ), "strong" if column == "bytes" else "text"
+        return format_bytes(getattr(group, column)), "strong" if column == "bytes" else "text"
 
     def _summary(self) -> None:
         what = "ever allocated" if self.everything else f"live at event {format_count(self.session.event)}"
@@ -152,10 +148,6 @@ class AllocationsView(View):
         ]
         if self.grouping != "none":
             spans += [("  by ", "dim"), (self.grouping, "accent")]
-        if self.filter:
-            spans += [("  filter ", "dim"), (self.filter, "accent")]
-            if any(term.field == "any" for term in self.terms):
-                spans.append(("  (stack, too)", "dim"))
         self.query_one("#allocations-summary", Lines).show([line(*spans)])
 
     def selected_row(self) -> int | None:
@@ -176,23 +168,16 @@ class AllocationsView(View):
 
     # -- actions
 
-    def action_filter(self) -> None:
-        """Write a filter."""
-        self.query_one(FilterBar).begin(self.filter)
-
     def action_clear(self) -> None:
         """No filter, no groups."""
-        self.set_filter("")
+        self.session.filter_by("")
         if self.session.group != "none":
             self.session.group = self.session.settings.group = "none"
-        self.show()
+        self._from_the_top()
 
-    def set_filter(self, text: str) -> None:
-        """Filter by a text. Raises UsageError for one that makes no sense."""
-        self.terms = parse(text)
-        self.filter = text.strip()
-        self.table().selected = self.table().top = 0
-        self.show()
+    def _from_the_top(self) -> None:
+        self.table().selected = 0
+        self.post_message(Changed())
 
     def action_sort(self) -> None:
         """Sort by the next column on screen."""
@@ -207,8 +192,7 @@ class AllocationsView(View):
             self.descending = not self.descending
         else:
             self.sort, self.descending = column, column in ("size", "block", "life")
-        self.table().selected = self.table().top = 0
-        self.show()
+        self._from_the_top()
 
     def action_reverse(self) -> None:
         """The other way round."""
@@ -218,8 +202,7 @@ class AllocationsView(View):
         """Group by the next property."""
         session = self.session
         session.group = session.settings.group = GROUPS[(GROUPS.index(self.grouping) + 1) % len(GROUPS)]
-        self.table().selected = self.table().top = 0
-        self.show()
+        self._from_the_top()
 
     def action_scope(self) -> None:
         """What is live at the cursor, or everything."""
@@ -238,28 +221,17 @@ class AllocationsView(View):
     def on_table_opened(self, message: Table.Opened) -> None:
         """A group: its rows. A row: everything about it."""
         if self.groups:
-            word = self.groups[message.row].key
+            self.session.filter_by(f"{self.session.filter} {self.groups[message.row].key}")
             self.session.group = "none"
-            self.set_filter(f"{self.filter} {word}".strip())
+            self._from_the_top()
         else:
             width = text_width(self.app.size.width)
             self.app.push_screen(Details("Allocation", self._details(width)))
-
-    def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while writing; a half-written expression waits."""
-        event.stop()
-        try:
-            self.set_filter(event.value)
-            self.query_one(FilterBar).complain("")
-        except UsageError as error:
-            self.query_one(FilterBar).complain(str(error))
-            self.query_one("#allocations-summary", Lines).show([line((f" {error}", "bad"))])
 
     def arrive(self, goto: Goto) -> None:
         if goto.filter is not None:
             self.everything = False
             self.session.group = "none"
-            self.set_filter(goto.filter)
 
     def csv(self) -> Iterable[Sequence[str]]:
         table = self.table()

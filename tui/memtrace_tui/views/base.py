@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual.widget import Widget
 
 from memtrace_tui.data.goto import Goto
-from memtrace_tui.look import Look
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import Drawn, Rows
-
-if TYPE_CHECKING:
-    from memtrace_tui.app import BrowseApp
+from memtrace_tui.widgets.base import Looking
 
 
-class View(Widget):
+class View(Looking):
     """A screen below the tabs. ``show`` is called whenever it is visible and something it shows has changed."""
 
     view: ClassVar[str] = ""
@@ -26,11 +22,6 @@ class View(Widget):
     def __init__(self, session: Session) -> None:
         super().__init__(id=f"view-{self.view}")
         self.session = session
-
-    @property
-    def look(self) -> Look:
-        """The styles in use."""
-        return cast("BrowseApp", self.app).look
 
     @property
     def wide(self) -> bool:
@@ -52,6 +43,9 @@ class View(Widget):
     def arrive(self, goto: Goto) -> None:
         """Come here by a jump; the cursor is already there."""
 
+    def filtered(self) -> None:
+        """A filter was written to its end."""
+
     def csv(self) -> Iterable[Sequence[str]]:
         """What is on screen as rows of a table, the head first."""
         return ()
@@ -59,12 +53,3 @@ class View(Widget):
     def copy_text(self) -> str:
         """What ``y`` puts on the clipboard."""
         return ""
-
-    def changed_look(self) -> None:
-        """Other colours."""
-        for widget in self.query(Drawn):
-            if isinstance(widget, Rows):
-                widget.changed_look()
-            else:
-                widget.refresh()
-        self.show()

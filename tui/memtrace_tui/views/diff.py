@@ -10,10 +10,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
 from memtrace.answers.diff.comparison import Difference, SiteDelta
+from memtrace.units import printable
 from memtrace_tui.data.difference import difference_lines
 from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import clean
-from memtrace_tui.data.rows import exactly
+from memtrace_tui.data.query import exactly
 from memtrace_tui.messages import Open
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
@@ -27,8 +27,9 @@ class SiteLines(Lines):
     def opened(self, row: int) -> None:
         site = self.lines[row].target
         if isinstance(site, SiteDelta):
-            where = f" site:/^{exactly(clean(site.frame))}$/" if site.frame and not site.frame.startswith("(") else ""
-            word = f"category:{site.category} sub:/^{site.subcategory}$/{where}"
+            word = f"category:{site.category} sub:/^{site.subcategory}$/"
+            if site.frame and not site.frame.startswith("("):
+                word += f" site:/^{exactly(printable(site.frame))}$/"
             view = "segments" if site.match == "kind" else "allocations"
             self.post_message(Open(Goto(view, filter=word)))
 

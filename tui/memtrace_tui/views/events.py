@@ -10,18 +10,14 @@ from numpy.typing import NDArray
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Input
 
-from memtrace.errors import UsageError
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.details import allocation_lines, event_text, stack_lines
-from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import BLANK, Line, line
 from memtrace_tui.dialogs import Details, text_width
 from memtrace_tui.messages import MoveCursor
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
-from memtrace_tui.widgets.filterbar import FilterBar
 from memtrace_tui.widgets.lines import Lines
 from memtrace_tui.widgets.table import Column, Table
 
@@ -42,9 +38,11 @@ class EventsView(View):
 
     view = "events"
     title = "Events"
-    about = "The raw log. Search: an action, an address (0x…), a word or /regex/ of the call site; n and N jump."
+    about = (
+        "The raw log. What the filter does not fit is dim; n and N jump from fit to fit. Filter words as for the "
+        "allocations, and action:oom, 0x7f…."
+    )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "search", "Search"),
         Binding("n", "next(1)", "Next", key_display="n N"),
         Binding("N", "next(-1)", "Previous", show=False),
         Binding("b", "partner", "Alloc↔free"),
@@ -53,15 +51,12 @@ class EventsView(View):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self.query_text = ""
-        self._found: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._device = -1
+        self._key: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
-        """Search line, log, details."""
+        """Summary, log, details."""
         with Horizontal():
             with Vertical(id="events-list"):
-                yield FilterBar("search: oom  segment_alloc  0x7f…  modeling_llama  /regex/")
                 yield Lines(id="events-summary", classes="summary")
                 yield Table(COLUMNS, id="events-table")
             yield Lines(id="event-details", classes="side")
@@ -75,41 +70,46 @@ class EventsView(View):
 
     def show(self) -> None:
         session, table = self.session, self.table()
-        if self._device != id(session.provider):
-            self._device = id(session.provider)
-            table.show(session.provider.count, session.log.cell, keep=False)
-            self._search()
+        key = (id(session.provider), session.filter)
+        if key != self._key:
+            is_new = key[:1] != self._key[:1]
+            self._key = key
+            table.show(session.provider.count, self._cell, keep=not is_new)
         if session.event >= 0 and table.selected != session.event:
-            table.selected = session.event
-            if not table.top <= session.event < table.top + table.page:
-                table.top = max(session.event - table.page // 2, 0)
-            table.show_selected()
-            table.refresh()
-        elif session.event >= 0:
-            table.show_selected()
+            before, table.selected = table.selected, session.event
+            table.refresh_line(before + 1)
+            table.refresh_line(table.selected + 1)
+        if session.event >= 0:
+            table.show_selected(centre=True)
         self._summary()
         side = self.query_one("#event-details", Lines)
         side.display = self.wide
         if self.wide:
             side.show(self._details(self.side_width), keep=False)
 
+    def _cell(self, event: int, column: str) -> tuple[str, str]:
+        text, role = self.session.log.cell(event, column)
+        fits = self.session.fitting_events
+        return text, role if fits is None or fits[event] else "dim"
+
+    @property
+    def _found(self) -> NDArray[np.int64]:
+        """Events that the filter fits."""
+        fits = self.session.fitting_events
+        return np.zeros(0, np.int64) if fits is None else np.flatnonzero(fits)
+
     def _summary(self) -> None:
-        if not self.session.provider.count:
+        provider, event = self.session.provider, self.session.event
+        if not provider.count:
             text = line((" no trace was recorded: only the final state is known", "dim"))
-        elif self.query_text:
-            before = int(np.searchsorted(self._found, self.session.event, side="right"))
-            text = line(
-                (f" {format_count(len(self._found))}", "strong"),
-                (" events fit ", "dim"),
-                (self.query_text, "accent"),
-                (f"   {format_count(before)} of them up to here", "dim"),
-            )
+        elif self.session.terms:
+            found = self._found
+            before = int(np.searchsorted(found, event, side="right"))
+            text = line((f" {format_count(len(found))}", "strong"), (" events fit", "dim"),
+                        (f"   {format_count(before)} of them up to here", "dim"))  # fmt: skip
         else:
-            text = line(
-                (f" {format_count(self.session.provider.count)}", "strong"),
-                (" events; the cursor is at ", "dim"),
-                (event_text(self.session.provider, self.session.event), "text"),
-            )
+            text = line((f" {format_count(provider.count)}", "strong"), (" events; the cursor is at ", "dim"),
+                        (event_text(provider, event), "text"))  # fmt: skip
         self.query_one("#events-summary", Lines).show([text])
 
     def _details(self, width: int) -> list[Line]:
@@ -129,46 +129,21 @@ class EventsView(View):
 
     # -- actions
 
-    def action_search(self) -> None:
-        """Write what to look for."""
-        self.query_one(FilterBar).begin(self.query_text)
-
-    def _search(self) -> None:
-        text = self.query_text.strip()
-        fits = self.session.log.matches(text) if text else np.zeros(0, np.bool_)
-        self._found = np.flatnonzero(fits)
-
-    def on_input_changed(self, event: Input.Changed) -> None:
-        """Look while writing."""
-        event.stop()
-        bar = self.query_one(FilterBar)
-        try:
-            self.query_text = event.value
-            self._search()
-            bar.complain("")
-        except UsageError as error:
-            bar.complain(str(error))
-            self.query_one("#events-summary", Lines).show([line((f" {error}", "bad"))])
-            return
-        self._summary()
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
+    def filtered(self) -> None:
         """To the first event that fits, from the cursor on."""
-        event.stop()
-        at = int(np.searchsorted(self._found, self.session.event, side="left"))
-        if len(self._found):
-            self.post_message(MoveCursor(int(self._found[at % len(self._found)])))
+        found = self._found
+        if len(found):
+            at = int(np.searchsorted(found, self.session.event, side="left"))
+            self.post_message(MoveCursor(int(found[at % len(found)])))
 
     def action_next(self, by: int) -> None:
         """To the next event that fits, around the end."""
-        if not len(self._found):
-            self.notify("Search for something first (/).", severity="warning")
+        found, event = self._found, self.session.event
+        if not len(found):
+            self.notify("Filter for something first (/).", severity="warning")
             return
-        if by > 0:
-            at = int(np.searchsorted(self._found, self.session.event, side="right"))
-        else:
-            at = int(np.searchsorted(self._found, self.session.event, side="left")) - 1
-        self.post_message(MoveCursor(int(self._found[at % len(self._found)])))
+        at = int(np.searchsorted(found, event, side="right" if by > 0 else "left")) - (by < 0)
+        self.post_message(MoveCursor(int(found[at % len(found)])))
 
     def action_partner(self) -> None:
         """From an allocation to its free, and back."""
@@ -193,11 +168,6 @@ class EventsView(View):
     def on_table_opened(self, message: Table.Opened) -> None:
         """Everything about the event."""
         self.app.push_screen(Details("Event", self._details(text_width(self.app.size.width))))
-
-    def arrive(self, goto: Goto) -> None:
-        if goto.filter is not None:
-            self.query_text = goto.filter
-            self._search()
 
     def csv(self) -> Iterable[Sequence[str]]:
         """The log around the cursor, ten thousand events at most."""

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
+from memtrace.render.words import clip
 from memtrace_tui.data.details import name_of
 from memtrace_tui.data.findings import finding_lines
-from memtrace_tui.data.lines import BLANK, clip, line
+from memtrace_tui.data.lines import BLANK, line
 from memtrace_tui.data.whatif import whatif_lines
 from memtrace_tui.dialogs import Ask
 from memtrace_tui.memory import give_back
@@ -115,7 +116,7 @@ class FindingsView(View):
             self.post_message(Failed(answer, "replay"))
         else:
             self.session.whatifs[key] = answer
-            self.main().selected = self.main().top = 0
+            self.main().reset(0, keep=False)
         self.show()
 
     def csv(self) -> Iterable[Sequence[str]]:

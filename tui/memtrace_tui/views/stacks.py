@@ -9,9 +9,9 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 
-from memtrace.units import format_bytes
+from memtrace.units import format_bytes, printable
 from memtrace_tui.data.calltree import Node, call_tree
-from memtrace_tui.data.lines import Line, clean, line
+from memtrace_tui.data.lines import Line, line
 from memtrace_tui.data.source import source_lines
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
@@ -55,11 +55,10 @@ class StacksView(View):
         session, tree, bricks = self.session, self.query_one(CallTree), self.query_one(Icicle)
         tree.display, bricks.display = self.wide or not self.on_icicle, self.wide or self.on_icicle
         settings = session.settings
-        key = (id(session.provider), session.event, settings.inverted, settings.fold)
+        key = (id(session.provider), session.event, session.filter, settings.inverted, settings.fold)
         if key != self._key:
             self._key = key
-            rows = session.provider.live(session.event)
-            self.root = call_tree(session.provider, rows, settings.inverted, settings.fold)
+            self.root = call_tree(session.provider, session.live(), settings.inverted, settings.fold)
             tree.show(self.root)
             bricks.show(self.root)
         assert self.root is not None
@@ -79,7 +78,7 @@ class StacksView(View):
             frame = self.session.provider.timeline.snapshot.stacks.frames[node.frame]
             lines = source_lines(frame, room - 1)
             if lines or self.app.size.height >= 36:
-                where = clean(f"{frame.filename}:{frame.line}")
+                where = printable(f"{frame.filename}:{frame.line}")
                 note = "" if lines else "   (the file is not on this machine)"
                 lines = [line((f" {where}", "title"), (note, "dim")), *lines]
         below.display = bool(lines)

@@ -1,64 +1,21 @@
-"""The four lines every screen has: the screens, the cursor, the whole recording in one line, and the keys."""
+"""Two lines every screen has: where the cursor is, and the whole recording."""
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 import numpy as np
 from textual import events
 from textual.strip import Strip
 
+from memtrace.render.words import clip
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.buckets import I8, skyline
 from memtrace_tui.data.details import moment_text
-from memtrace_tui.data.lines import Span, clip
+from memtrace_tui.data.lines import Span
 from memtrace_tui.messages import MoveCursor
 from memtrace_tui.session import Session
 from memtrace_tui.widgets.base import Drawn
 
-SHORT = {"Allocations": "Allocs", "Overview": "Overview", "Findings": "Finds"}
 KINDS = {"oom": "OOM", "peak": "PEAK", "reserved-peak": "RESERVED PEAK", "end": "END", "event": ""}
-
-
-class Tabs(Drawn):
-    """The screens by number; the present one stands out. A click changes it."""
-
-    def __init__(self, names: list[tuple[str, str, str]]) -> None:
-        super().__init__(id="tabs")
-        self.names = names  # (key, view, title)
-        self.current = ""
-        self._ends: list[tuple[int, str]] = []
-
-    def show(self, view: str) -> None:
-        """The present screen."""
-        self.current = view
-        self.refresh()
-
-    def draw_line(self, y: int) -> Strip:
-        width = self.size.width
-        full = sum(len(title) + 4 for _, _, title in self.names)
-        brand = " memtrace "
-        spans: list[Span] = [(brand, "title")] if full + len(brand) <= width else []
-        used = sum(len(text) for text, _ in spans)
-        short = full + used > width
-        segments = list(self.look.spans(spans, used, "panel"))
-        self._ends = []
-        for key, view, title in self.names:
-            text = SHORT.get(title, title) if short and view != self.current else title
-            behind = "select" if view == self.current else "panel"
-            piece = [(f" {key} ", "key"), (f"{text} ", "strong" if view == self.current else "text")]
-            size = sum(len(part) for part, _ in piece)
-            segments += list(self.look.spans(piece, size, behind))
-            used += size
-            self._ends.append((used, view))
-        return Strip(segments).adjust_cell_length(width, self.look.style("text", "panel"))
-
-    async def on_click(self, event: events.Click) -> None:
-        """Change the screen."""
-        for end, view in self._ends:
-            if event.x < end:
-                await self.screen.run_action(f"view('{view}')")
-                return
 
 
 class CursorLine(Drawn):
@@ -68,8 +25,32 @@ class CursorLine(Drawn):
         super().__init__(id="cursor")
         self.session = session
         self.playing = 0
+        self._complaint = ""
+
+    def complain(self, text: str) -> None:
+        """Say what is wrong with the filter instead, or nothing any more."""
+        self._complaint = text
+        self.refresh()
 
     def draw_line(self, y: int) -> Strip:
+        if self._complaint:
+            return self.look.spans([(f" {self._complaint}", "bad")], self.size.width, "surface")
+        if y == 0 and self.size.height > 1:
+            return self._what()
+        return self._where()
+
+    def _what(self) -> Strip:
+        """Which file, device and filter the screen shows."""
+        session, width = self.session, self.size.width
+        spans: list[Span] = []
+        if session.filter:
+            stack_too = "  (stack, too)" if any(term.field == "any" for term in session.terms) else ""
+            spans = [("  filter ", "dim"), (session.filter, "accent"), (stack_too, "dim")]
+        room = width - sum(len(text) for text, _ in spans) - 10
+        name = clip(session.provider.source, max(room, 20), keep_end=True)
+        return self.look.spans([(f" {name}", "text"), (f"  GPU {session.provider.device}", "dim"), *spans], width)
+
+    def _where(self) -> Strip:
         provider, event, width = self.session.provider, self.session.event, self.size.width
         kind = KINDS[provider.at(event).kind]
         _, allocated, reserved = provider.timeline.curve_at(event)
@@ -90,11 +71,8 @@ class CursorLine(Drawn):
             right[0], right[2] = ("alloc. ", "dim"), ("  res. ", "dim")
         if sum(len(text) for text, _ in left + right) >= width:
             del left[2]  # the number of events is the easiest to do without
-        name = provider.source.rsplit("/", 1)[-1]
         extra: list[list[Span]] = [
             [(f"  +{seconds:.3f} s", "dim")] if seconds is not None else [],
-            [(f"  GPU {provider.device}", "dim")],
-            [("  " + clip(name, 40), "dim")],
         ]
         used = sum(len(text) for text, _ in left + right)
         for more in extra:
@@ -162,53 +140,31 @@ class Scrubber(Drawn):
 
 
 class KeyBar(Drawn):
-    """The keys that work here, most specific first; a click presses one."""
+    """The keys that work here, most specific first, then help and quit; a click presses one.
 
-    DISPLAY: ClassVar[dict[str, str]] = {
-        "enter": "⏎", "escape": "esc", "left": "←", "right": "→", "up": "↑", "down": "↓", "space": "space",
-        "question_mark": "?", "slash": "/", "comma": ",", "full_stop": ".", "left_square_bracket": "[",
-        "right_square_bracket": "]", "plus": "+", "minus": "-", "less_than_sign": "<", "greater_than_sign": ">",
-        "equals_sign": "=", "left_curly_bracket": "{", "right_curly_bracket": "}", "left_parenthesis": "(",
-        "right_parenthesis": ")", "shift+left": "⇧←", "shift+right": "⇧→", "backspace": "⌫", "ctrl+p": "^p",
-    }  # fmt: skip
+    Textual's Footer mounts a widget for each of them whenever the focus moves, which doubled the work of a key.
+    """
 
     def __init__(self) -> None:
         super().__init__(id="keys")
         self._ends: list[tuple[int, str]] = []
 
-    @classmethod
-    def name_of(cls, key: str) -> str:
-        """A key as people write it."""
-        return cls.DISPLAY.get(key, key.replace("ctrl+", "^"))
-
     def draw_line(self, y: int) -> Strip:
-        width = self.size.width
-        items: list[tuple[str, str, str]] = []
-        seen: set[str] = set()
-        for key, active in self.screen.active_bindings.items():
-            binding = active.binding
-            if binding.show and binding.description not in seen:
-                seen.add(binding.description)
-                items.append((binding.key_display or self.name_of(key), binding.description, key))
-        tail = [item for item in items if item[2] in ("question_mark", "q")]
-        items = [item for item in items if item not in tail]
-        room = width - sum(len(k) + len(d) + 3 for k, d, _ in tail)
-        segments = []
-        used = 0
-        self._ends = []
-        for group, limit in ((items, room), (tail, width)):
-            for name, description, key in group:
-                size = len(name) + len(description) + 3
-                if used + size > limit:
-                    continue
-                segments += list(self.look.spans([(f" {name} ", "key"), (f"{description} ", "text")], size, "panel"))
+        shown = {b.description: b for _, b, enabled, _ in self.screen.active_bindings.values() if b.show and enabled}
+        items = [(self.app.get_key_display(b), b.description, b.key) for b in shown.values()]
+        room = self.size.width - len(" ?  Help  q  Quit ")
+        spans: list[Span] = []
+        used, self._ends = 0, []
+        for name, description, key in [*items, ("?", "Help", "question_mark"), ("q", "Quit", "q")]:
+            size = len(name) + len(description) + 3
+            if used + size <= room or key in ("question_mark", "q"):
+                spans += [(f" {name} ", "key"), (f"{description} ", "text")]
                 used += size
                 self._ends.append((used, key))
-        return Strip(segments).adjust_cell_length(width, self.look.style("text", "panel"))
+        return self.look.spans(spans, self.size.width, "panel")
 
     def on_click(self, event: events.Click) -> None:
         """Press the key."""
-        for end, key in self._ends:
-            if event.x < end:
-                self.app.simulate_key(key)
-                return
+        key = next((key for end, key in self._ends if event.x < end), None)
+        if key is not None:
+            self.app.simulate_key(key.partition(",")[0])

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
 
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.cache import LRUCache
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
 from memtrace_tui.look import Look
 from memtrace_tui.messages import Failed
 
-if TYPE_CHECKING:
-    from memtrace_tui.app import BrowseApp
 
-
-class Drawn(Widget, can_focus=False):
-    """A widget that draws whole lines. What goes wrong while drawing is reported, never fatal."""
+class Looking(Widget, can_focus=False):
+    """A widget that knows the styles in use."""
 
     @property
     def look(self) -> Look:
-        """The styles in use."""
-        return cast("BrowseApp", self.app).look
+        """The application's."""
+        return cast(Look, self.app.look)  # type: ignore[attr-defined]
+
+
+class Drawn(Looking, can_focus=False):
+    """A widget that draws whole lines. What goes wrong while drawing is reported, never fatal."""
 
     def render_line(self, y: int) -> Strip:
         """Textual's hook; see :meth:`draw_line`."""
         try:
             return self.draw_line(y)
         except Exception as error:
-            self.post_message(Failed(error, type(self).__name__))
+            self.app.post_message(Failed(error, type(self).__name__))
             return Strip.blank(self.size.width, self.look.style("text"))
 
     def draw_line(self, y: int) -> Strip:
@@ -41,11 +44,15 @@ class Drawn(Widget, can_focus=False):
         """An empty line."""
         return Strip.blank(self.size.width, self.look.style("text"))
 
+    def changed_look(self) -> None:
+        """Other colours: draw everything again."""
+        self.refresh()
 
-class Rows(Drawn, can_focus=True):
-    """A list of ``row_count`` rows, any number, drawn from ``top`` on, with one selected and a scroll bar at the right.
 
-    ``head`` lines stay at the top. Subclasses draw a row and say which rows can be selected.
+class Rows(Drawn, ScrollView, can_focus=True):
+    """A list of ``row_count`` rows, any number, with one selected. ``head`` lines stay at the top.
+
+    Subclasses draw a row and say which rows can be selected.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -63,7 +70,6 @@ class Rows(Drawn, can_focus=True):
         super().__init__(id=id, classes=classes)
         self.row_count = 0
         self.selected = 0
-        self.top = 0
         self._strips: LRUCache[tuple[object, ...], Strip] = LRUCache(1024)
 
     # -- for subclasses
@@ -86,6 +92,9 @@ class Rows(Drawn, can_focus=True):
     def selection_moved(self) -> None:
         """After the selection moved by key or mouse."""
 
+    def head_clicked(self, x: int) -> None:
+        """A click on the head."""
+
     # -- state
 
     @property
@@ -93,16 +102,26 @@ class Rows(Drawn, can_focus=True):
         """Rows that fit."""
         return max(self.size.height - self.head, 1)
 
+    @property
+    def inner_width(self) -> int:
+        """Cells of a row: without the scroll bar."""
+        return self.scrollable_content_region.width
+
     def reset(self, count: int, keep: bool = True) -> None:
         """New content. The place is kept as far as it exists."""
         self.row_count = count
         self._strips.clear()
         if not keep:
-            self.selected = self.top = 0
+            self.selected = 0
         self.selected = max(min(self.selected, count - 1), 0)
         if count and not self.can_select(self.selected):
             self.selected = self._nearest(self.selected, 1)
-        self.top = max(min(self.top, count - self.page), 0) if self.size.height else 0
+        size = Size(self.virtual_size.width, count + self.head)
+        if size != self.virtual_size:  # without the layout of the whole screen that setting it would ask for
+            self.set_reactive(Widget.virtual_size, size)
+            self._scroll_update(size)
+        if not keep:
+            self.scroll_to(y=0, animate=False, force=True)
         self.show_selected()
         self.refresh()
 
@@ -115,19 +134,18 @@ class Rows(Drawn, can_focus=True):
         """Select a row and scroll to it."""
         row = max(min(row, self.row_count - 1), 0)
         if row != self.selected:
-            self.selected = row
+            before, self.selected = self.selected, row
+            self.refresh_line(before + self.head)
+            self.refresh_line(row + self.head)
             self.selection_moved()
         self.show_selected()
-        self.refresh()
 
-    def show_selected(self) -> None:
-        """Scroll as little as needed; what can't be selected in front of the first choice stays in sight."""
-        if not self.size.height:
-            return
-        if self.selected < self.top:
-            self.top = self.selected
-        elif self.selected >= self.top + self.page:
-            self.top = self.selected - self.page + 1
+    def show_selected(self, centre: bool = False) -> None:
+        """Scroll as little as needed, or so that the row comes to the middle."""
+        top = round(self.scroll_y)
+        if self.size.height and not top <= self.selected < top + self.page:
+            above = self.page // 2 if centre else 0 if self.selected < top else self.page - 1
+            self.scroll_to(y=self.selected - above, animate=False, force=True)
 
     def _nearest(self, row: int, direction: int) -> int:
         """The first row from ``row`` on that can be selected; the present one if there is none."""
@@ -143,19 +161,17 @@ class Rows(Drawn, can_focus=True):
         """One row on; where nothing further can be selected, scroll."""
         target = self._nearest(self.selected + by, by)
         if target == self.selected:
-            self.scroll_rows(by)
+            self.scroll_relative(y=by, animate=False)
         else:
             self.select(target)
 
     def action_page(self, by: int) -> None:
         """A screen on."""
-        target = self.selected + by * max(self.page - 1, 1)
-        target = max(min(target, self.row_count - 1), 0)
-        found = self._nearest(target, by)
-        if found == self.selected:
-            found = self._nearest(target, -by)
-        if found == self.selected:
-            self.scroll_rows(by * (self.page - 1))
+        move = by * max(self.page - 1, 1)
+        target = max(min(self.selected + move, self.row_count - 1), 0)
+        found = next((at for at in (self._nearest(target, by), self._nearest(target, -by)) if at != self.selected), -1)
+        if found < 0:
+            self.scroll_relative(y=move, animate=False)
         else:
             self.select(found)
 
@@ -163,88 +179,51 @@ class Rows(Drawn, can_focus=True):
         """The first or last row."""
         self.select(self._nearest(0, 1) if by < 0 else self._nearest(self.row_count - 1, -1))
         if not self.can_select(self.selected) or by < 0:
-            self.scroll_rows(by * self.row_count)
+            self.scroll_to(y=0 if by < 0 else self.row_count, animate=False)
 
     def action_open(self) -> None:
         """Enter."""
         if self.row_count and self.can_select(self.selected):
             self.opened(self.selected)
 
-    def scroll_rows(self, by: int) -> None:
-        """Scroll without moving the selection."""
-        top = max(min(self.top + by, self.row_count - self.page), 0)
-        if top != self.top:
-            self.top = top
-            self.refresh()
-
     # -- drawing and mouse
 
     def draw_line(self, y: int) -> Strip:
-        width = self.size.width
-        bar = self.row_count > self.page
-        inner = width - 1 if bar else width
+        width = self.inner_width
         if y < self.head:
-            strip = self.draw_head(y, inner)
-        else:
-            row = self.top + y - self.head
-            if row >= self.row_count:
-                return self.blank()
-            is_selected = row == self.selected and self.can_select(row)
-            key = (row, inner, is_selected, self.has_focus)
-            cached = self._strips.get(key)
-            if cached is None:
-                cached = self._strips[key] = self.draw_row(row, inner, is_selected)
-            strip = cached
-        return Strip([*strip, *self._scroll_mark(y)], width) if bar else strip
-
-    def _scroll_mark(self, y: int) -> Strip:
-        page = self.page
-        thumb = max(page * page // max(self.row_count, 1), 1)
-        first = self.head + round((page - thumb) * self.top / max(self.row_count - page, 1))
-        inside = first <= y < first + thumb
-        return self.look.spans([("┃" if inside else "│", "accent" if inside else "panel")], 1)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Wheel."""
-        event.stop()
-        self.scroll_rows(3)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Wheel."""
-        event.stop()
-        self.scroll_rows(-3)
+            return self.draw_head(y, width)
+        row = self.scroll_offset.y + y - self.head
+        if row >= self.row_count:
+            return self.blank()
+        is_selected = row == self.selected and self.can_select(row)
+        key = (row, width, is_selected, self.has_focus)
+        if key not in self._strips:
+            self._strips[key] = self.draw_row(row, width, is_selected)
+        return self._strips[key]
 
     def on_click(self, event: events.Click) -> None:
-        """Select; a second click opens; the scroll bar jumps."""
+        """Select; a second click opens."""
         event.stop()
-        y = event.y - self.head
-        if self.row_count > self.page and event.x >= self.size.width - 1:
-            self.top = max(min(round(y / self.page * self.row_count - self.page / 2), self.row_count - self.page), 0)
-            self.refresh()
+        at = event.get_content_offset(self)
+        if at is None:
             return
-        if event.y < self.head:
-            self.head_clicked(event.x)
-            return
-        row = self.top + y
-        if row < self.row_count and self.can_select(row):
+        row = self.scroll_offset.y + at.y - self.head
+        if at.y < self.head:
+            self.head_clicked(at.x)
+        elif row < self.row_count and self.can_select(row):
             if row == self.selected:
                 self.opened(row)
             else:
                 self.select(row)
 
-    def head_clicked(self, x: int) -> None:
-        """A click on the head."""
-
     def on_focus(self) -> None:
         """The selection shows more strongly in the focused list."""
-        self.refresh()
+        self.refresh_line(self.selected + self.head)
 
     def on_blur(self) -> None:
         """See :meth:`on_focus`."""
-        self.refresh()
+        self.refresh_line(self.selected + self.head)
 
     def on_resize(self) -> None:
         """Keep the selection on screen."""
-        self.top = max(min(self.top, self.row_count - self.page), 0)
         self.show_selected()
-        self.refresh()

@@ -101,10 +101,10 @@ class BlockMap(Drawn, can_focus=True):
         if segment < 0:
             return None
         key = (id(provider), self.session.event, segment, self.start, self.stop, size.width, size.height,
-               session.coloring, id(self.look))  # fmt: skip
+               session.coloring, session.filter, id(self.look))  # fmt: skip
         if self._cells is None or key != self._key:
             layout = provider.layout(self.session.event)
-            self._colours = coloring(provider, layout, session.coloring)
+            self._colours = coloring(provider, layout, session.coloring, session.fitting)
             self._cells = range_cells(layout, self._colours.codes, segment, self.start, self.stop, self._count)
             self._key = key
         return self._cells

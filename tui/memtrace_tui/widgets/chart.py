@@ -9,11 +9,11 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
+from memtrace.render.words import MARKS
 from memtrace.units import format_bytes
 from memtrace_tui.data.buckets import EMPTY, FADED, LAYERS, UNUSED, Columns, Raster, columns, raster, ticks
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.messages import MoveCursor, Open
-from memtrace_tui.palette import LETTERS
 from memtrace_tui.provider import Provider
 from memtrace_tui.session import Session
 from memtrace_tui.widgets.base import Drawn
@@ -42,7 +42,7 @@ def letter_of(code: int) -> str:
     """What stands for a code where there are no colours."""
     if code >= UNUSED:
         return "·" if code == UNUSED else " "
-    return LETTERS[LAYERS[code - FADED]].lower() if code >= FADED else LETTERS[LAYERS[code]]
+    return MARKS[LAYERS[code - FADED]].letter.lower() if code >= FADED else MARKS[LAYERS[code]].letter
 
 
 class Chart(Drawn, can_focus=True):

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from textual.strip import Strip
 
 from memtrace.attribution.categories import Category
+from memtrace.render.words import MARKS, clip
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.buckets import Columns
 from memtrace_tui.data.lines import Span as Text
-from memtrace_tui.data.lines import clip
 from memtrace_tui.look import Look
-from memtrace_tui.palette import LETTERS, PHASE_LETTERS, SHORT_NAMES
+from memtrace_tui.palette import PHASE_LETTERS
 from memtrace_tui.provider import Provider, Span
 
 AXIS = 10  # width of the labels at the left
@@ -35,8 +35,8 @@ def legend(look: Look, provider: Provider, event: int, width: int) -> Strip:
         size = report.categories[str(category)]
         if category is Category.UNATTRIBUTED and not size:
             continue
-        name = SHORT_NAMES[category] if is_short else str(category).replace("_", " ")
-        mark = LETTERS[category] if look.plain else "■"
+        name = MARKS[category].short if is_short else str(category).replace("_", " ")
+        mark = MARKS[category].letter if look.plain else "■"
         text = compact(size) if is_short else format_bytes(size)
         space = "" if is_short and not look.plain else " "
         parts.append([(mark + space, f"cat:{category}"), (f"{name} ", "text"), (text, "strong")])

@@ -1,13 +1,12 @@
-"""The line that a filter or a search is written in; hidden until asked for."""
+"""The line that the filter of all screens is written in; hidden until asked for."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
+from textual.message import Message
 from textual.widgets import Input
-
-from memtrace_tui.views.base import View
 
 
 class FilterBar(Input):
@@ -18,8 +17,16 @@ class FilterBar(Input):
         Binding("enter", "submit", "Apply", show=True),
     ]
 
-    def __init__(self, placeholder: str) -> None:
-        super().__init__(placeholder=placeholder, compact=True)
+    class Closed(Message):
+        """The line is hidden again; ``is_kept``: by Enter."""
+
+        def __init__(self, is_kept: bool) -> None:
+            super().__init__()
+            self.is_kept = is_kept
+
+    def __init__(self) -> None:
+        super().__init__(placeholder="filter: category:lora  size>1MiB  -step:0  word or /regex/ (stack, too)",
+                         compact=True)  # fmt: skip
         self.display = False
         self._before = ""
 
@@ -29,27 +36,22 @@ class FilterBar(Input):
         with self.prevent(Input.Changed):
             self.value = text
         self.display = True
-        self.focus()
+        self.screen.set_focus(self)  # at once: keys typed ahead are for this line
 
     def complain(self, text: str) -> None:
-        """Say what is wrong with it, or that nothing is."""
+        """Mark it as wrong, or as right again."""
         self.set_class(bool(text), "-wrong")
-        self.tooltip = text or None
 
-    def _close(self) -> None:
+    def _close(self, is_kept: bool) -> None:
         self.display = False
         self.complain("")
-        for ancestor in self.ancestors:
-            if isinstance(ancestor, View):
-                ancestor.main().focus()
-                return
+        self.post_message(self.Closed(is_kept))
 
     def action_cancel(self) -> None:
         """Back to what it was."""
         self.value = self._before
-        self._close()
+        self._close(False)
 
     async def action_submit(self) -> None:
         """Keep it."""
-        await super().action_submit()
-        self._close()
+        self._close(True)

@@ -10,10 +10,9 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
 
+from memtrace.render.words import MARKS, clip
 from memtrace.units import format_bytes
 from memtrace_tui.data.calltree import Brick, Node, icicle
-from memtrace_tui.data.lines import clip
-from memtrace_tui.palette import LETTERS
 from memtrace_tui.widgets.base import Drawn
 
 
@@ -137,7 +136,7 @@ class Icicle(Drawn, can_focus=True):
                 segments.append(Segment(" " * (brick.x - at), look.style("text")))
             name = brick.node.label.rpartition(" ")[2] if brick.node.frame >= 0 else brick.node.label
             if look.plain:
-                name = f"{LETTERS.get(brick.node.category, '?')} {name}"
+                name = f"{MARKS[brick.node.category].letter} {name}"
             text = f"{name}  {format_bytes(brick.node.bytes)}"
             if len(text) + 2 > brick.width:
                 text = name

@@ -5,9 +5,10 @@ from __future__ import annotations
 from rich.segment import Segment
 from textual.strip import Strip
 
+from memtrace.render.words import clip
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.buckets import Columns, Raster
-from memtrace_tui.data.lines import Span, clip
+from memtrace_tui.data.lines import Span
 from memtrace_tui.data.overlay import BOTH, FIRST, HELD, HELD_FIRST, HELD_SECOND, NEITHER, SECOND, overlay
 from memtrace_tui.session import Session
 from memtrace_tui.widgets.base import Drawn

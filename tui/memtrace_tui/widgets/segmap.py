@@ -11,11 +11,12 @@ from textual.message import Message
 from textual.strip import Strip
 
 from memtrace.history.layout import Layout
+from memtrace.render.words import clip
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.cells import Cells, packed_cells
 from memtrace_tui.data.coloring import Coloring, coloring
 from memtrace_tui.data.flow import Flow, Heading, Piece, PoolKey, flow, scales
-from memtrace_tui.data.lines import Span, clip
+from memtrace_tui.data.lines import Span
 from memtrace_tui.look import Look
 from memtrace_tui.session import Session
 from memtrace_tui.widgets.base import Drawn
@@ -104,12 +105,12 @@ class SegmentMap(Drawn, can_focus=True):
         """Geometry and cells for the cursor, size, colouring and sort in force."""
         session, size = self.session, self.size
         key = (
-            id(session.provider), session.event, size.width, size.height, session.coloring, session.segment_sort,
-            self.scale, id(self.look),
+            id(session.provider), session.event, size.width, size.height, session.coloring, session.filter,
+            session.segment_sort, self.scale, id(self.look),
         )  # fmt: skip
         if self._flow is None or key != self._key:
             layout = self.layout_now
-            self._colours = coloring(session.provider, layout, session.coloring)
+            self._colours = coloring(session.provider, layout, session.coloring, session.fitting)
             width = max(size.width - 3, 8)
             self._flow = flow(layout, width, self._cell_bytes(width), session.segment_sort, self.scale)
             self._cells = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from textual.message import Message
 from textual.strip import Strip
 
-from memtrace_tui.data.lines import clip
+from memtrace.render.words import clip
 from memtrace_tui.widgets.base import Rows
 
 
@@ -115,9 +115,8 @@ class Table(Rows):
         self.post_message(self.Moved(self, self.selected))
 
     def head_clicked(self, x: int) -> None:
-        at = 0
-        for column, size in self.fitted(self.size.width - (1 if self.row_count > self.page else 0)):
-            at += size + 2
-            if x < at:
+        for column, size in self.fitted(self.inner_width):
+            x -= size + 2
+            if x < 0:
                 self.post_message(self.HeadClicked(column.name))
                 return

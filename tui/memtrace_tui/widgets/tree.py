@@ -8,10 +8,10 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
 
+from memtrace.render.words import MARKS, bar, clip
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.calltree import Node, open_hot, visible
-from memtrace_tui.data.lines import Span, bar, clip
-from memtrace_tui.palette import LETTERS
+from memtrace_tui.data.lines import Span
 from memtrace_tui.widgets.base import Rows
 
 _LEAST = 24  # cells that a frame has at least, however deep it lies
@@ -116,7 +116,7 @@ class CallTree(Rows):
         if width >= 60:
             spans.append((f"{bar(share, 8):<8} ", role))
         if self.look.plain:
-            mark += LETTERS.get(node.category, "?") + " "
+            mark += MARKS[node.category].letter + " "
         room = width - sum(len(text) for text, _ in spans) - len(mark) - len(count)
         indent = max(min(2 * node.depth, room - _LEAST), 0)
         spans += [(" " * indent, "text"), (mark, role)]
