@@ -147,13 +147,13 @@ def _elsewhere(f: OomFacts) -> _Ruling | None:
 
 def _too_little(f: OomFacts) -> _Ruling | None:
     """Not even in one piece; where the sum is open, what is more likely, as long as pieces play a part at all."""
-    asked, slack, _, had = _sums(f)
+    asked, slack, capacity, had = _sums(f)
     enough = at_least(had, asked)
     proven = had.middle if f.source is Source.TEXT else had.low  # an inferred limit is proven up to its lower bound
-    if enough or (enough is None and proven >= asked.middle):
+    if enough or (enough is None and (proven >= asked.middle or slack.high <= MATERIAL_SHARE * capacity.low)):
         return None
     because = _state(f)
-    if at_least(asked, f.capacity) if f.capacity else False:
+    if at_least(asked, capacity):
         because.insert(0, f"The request alone, {asked}, is larger than the capacity.")
     elif slack.high:
         because.append(f"The {slack} that is free in pieces would not have held it in one either.")

@@ -6,9 +6,9 @@ log holds and how much of it was read. The texts and how they are told apart are
 
 from __future__ import annotations
 
-from .message import CONTRACT_KEYS, Kind, OomMessage
-from .scan import LogReading, parse_log, read_log
-from .summary_table import MemorySummary
+from memtrace.oomlog.message import CONTRACT_KEYS, Kind, OomMessage
+from memtrace.oomlog.scan import LogReading, parse_log, read_log
+from memtrace.oomlog.summary_table import MemorySummary
 
 __all__ = [
     "CONTRACT_KEYS",

@@ -13,28 +13,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 _ANSI = re.compile(
-    r"(?:\x1b|\^\[|\\x1b|\\u001b|\\033|\\e)\[[0-9;?]{0,20}[ -/]?[@-~]"  # CSI, also escaped as in JSON notebooks
-    r"|\x1b\][^\x07\x1b\n]{0,300}(?:\x07|\x1b\\)"  # OSC (titles, links)
-    r"|\x1b[@-Z\\^_=>]"
+    r"(?:\x1b|\\u001b)(?:\[[0-9;?]{0,20}[ -/]?[@-~]|\][^\x07\x1b\n]{0,300}(?:\x07|\x1b\\)|[@-Z\\^_=>])"
     r"|\[\d{1,3}(?:;\d{1,3}){0,4}m"  # a colour code that lost its escape character
     r"|\x08{2,}"  # a spinner; one alone may be a device number (PyTorch 2.3)
 )
-_SOFT_BREAK = re.compile(r"\r+|(?<!\\)\\r\\n|(?<!\\)\\n|(?<!\\)\\r")
 _BAR = re.compile(
     r"\d{1,3}(?:\.\d+)?%\s?\|[^|\n]{0,200}\|\s{0,6}[\d.,]{1,14}[kKMGT]?i?B?\s?/\s?[\d.,?]{1,14}[kKMGT]?i?B?"
     r"\s{0,4}\[[^\]\n]{0,160}\]"
     r"|\d{1,10}(?:it|ex|examples?)\s\[\d[^\]\n]{0,80}\]"
-    r"|\d{1,3}%\s?\|[ ▏▎▍▌▋▊▉█#-]{3,200}\|?"
     r"|[━╸╺╴╶█▉▊▋▌▍▎▏]{3,}[^\n]{0,60}?\d{1,2}:\d\d(?::\d\d)?"
-    r"|[█▉▊▋▌▍▎▏▓▒░]{2,}"
 )
 _BAR_NAME = re.compile(r"(?<![\w.])(?!\w*(?:Error|Exception):)[A-Za-z][\w .()/-]{0,40}:\s{1,4}$")
-_BOX = re.compile("[\u2500-\u257f\ufffd\ufeff\u200b]|â”[‚\u0080-\u00bf]?|\xa0")
-_ASCII_BOX = re.compile(r"^\s*[|+]\s+(.*?)\s*[|+]?\s*$")
+_BOX = re.compile("[\u2500-\u257f\ufffd\ufeff\u200b\xa0]")
 
 _STRIPPED = re.compile(
     r"\s+"
-    r"|\[(?P<mpi>\d{1,5},\d{1,5})\]<std(?:err|out)>:?"
     r"|\[?(?:default|rank|local_rank|local rank|global_rank)[ :=]{0,2}(?P<rank>\d{1,5})\]:?"
     r"|(?:rank|default)[ :]{0,2}(?P<bare>\d{1,5})\s?:"
     r"|\[(?:(?P<pid>pid[ :=]{0,2}\d{1,9})|(?!errno|enforce|m)[^\[\]\n]{1,64})\]:?"
@@ -96,7 +89,7 @@ def clean_lines(data: bytes, first_line: int) -> list[Line]:
     text = _ANSI.sub("", data.decode("utf-8", "replace"))
     lines: list[Line] = []
     for offset, physical in enumerate(text.split("\n")):
-        for part in _SOFT_BREAK.split(physical) if "\\" in physical or "\r" in physical else (physical,):
+        for part in physical.split("\r"):
             line = _clean(part, first_line + offset)
             if line is not None:
                 lines.append(line)
@@ -108,9 +101,6 @@ def _clean(part: str, number: int) -> Line | None:
         part = _without_bars(part)
     if not part.isascii():
         part = _BOX.sub(" ", part)
-    boxed = _ASCII_BOX.match(part)
-    if boxed:
-        part = boxed[1]
     if not part or part.isspace():
         return None
     body = 0

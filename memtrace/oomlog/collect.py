@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from .message import Kind, OomMessage
-from .versions import intersect
+from memtrace.oomlog.message import Kind, OomMessage
+from memtrace.oomlog.versions import intersect
 
 MAX_MESSAGES = 4_000
 """A log with more distinct messages (a run that skips every batch that does not fit) is not read to its end."""
@@ -16,16 +16,9 @@ MAX_PRINTED = 12_000
 
 NEAR_LINES = 200
 _FIGURES = (
-    "tried_bytes",
-    "total_bytes",
-    "free_bytes",
-    "allocated_bytes",
-    "reserved_bytes",
-    "reserved_unallocated_bytes",
-    "limit_bytes",
-    "process_bytes",
-)
-_PYTORCH = (Kind.ALLOCATOR, Kind.ASYNC, Kind.METAL)
+    "tried_bytes", "total_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "reserved_unallocated_bytes",
+    "limit_bytes", "process_bytes",
+)  # fmt: skip
 
 
 class Collector:
@@ -35,7 +28,6 @@ class Collector:
         self._messages: list[OomMessage] = []
         self._printed = 0
         self._seen: dict[tuple[object, ...], list[int]] = {}
-        self._warnings: dict[int | None, int] = {}
 
     @property
     def full(self) -> bool:
@@ -45,40 +37,21 @@ class Collector:
     def add(self, message: OomMessage) -> None:
         """Take the next message; one already seen is counted instead."""
         self._printed += 1
-        if message.kind is Kind.WARNING:
-            self._add_warning(message)
-            return
+        is_warning = message.kind is Kind.WARNING
+        figures = ("tried_bytes",) if is_warning else _FIGURES
         key = (
-            message.kind,
-            message.backend,
-            message.component,
-            message.device,
-            message.is_gpu_oom,
-            *(getattr(message, name) for name in _FIGURES),
-            *(() if message.has_figures else (message.what,)),
-        )
+            message.kind, message.backend, message.component, message.device, message.is_gpu_oom,
+            *(getattr(message, name) for name in figures),
+            "" if message.has_figures and not is_warning else message.what,
+        )  # fmt: skip
         for index in self._seen.get(key, ()):
             known = self._messages[index]
-            near = message.has_figures or message.line - known.line <= 5 * NEAR_LINES
-            if near and (message.rank == known.rank or message.rank is None or known.rank is None):
+            reach = NEAR_LINES if is_warning else 5 * NEAR_LINES
+            near = (message.has_figures and not is_warning) or message.line - known.line <= reach
+            if near and (message.rank == known.rank or None in (message.rank, known.rank)):
                 self._messages[index] = _merge(known, message)
                 return
         self._seen.setdefault(key, []).append(len(self._messages))
-        self._messages.append(message)
-
-    def _add_warning(self, message: OomMessage) -> None:
-        index = self._warnings.get(message.device)
-        if index is not None:
-            known = self._messages[index]
-            same = known.tried_bytes == message.tried_bytes and known.rank == message.rank
-            if same and message.line - known.line <= NEAR_LINES and known.what == message.what:
-                self._messages[index] = replace(
-                    known,
-                    free_bytes=message.free_bytes if message.free_bytes is not None else known.free_bytes,
-                    times_printed=known.times_printed + 1,
-                )
-                return
-        self._warnings[message.device] = len(self._messages)
         self._messages.append(message)
 
     def finish(self) -> tuple[OomMessage, ...]:
@@ -86,29 +59,17 @@ class Collector:
         kept: list[OomMessage] = []
         for message in self._messages:
             if message.kind is Kind.ALLOCATOR and message.tried_bytes is not None:
-                message = self._with_warnings(message, kept)
+                message = _with_warnings(message, kept)
             kept.append(message)
-        return tuple(_without_mentions(kept))
-
-    @staticmethod
-    def _with_warnings(message: OomMessage, kept: list[OomMessage]) -> OomMessage:
-        for index in range(len(kept) - 1, max(-1, len(kept) - 40), -1):
-            warning = kept[index]
-            if message.line - warning.line > NEAR_LINES:
-                break
-            if warning.kind is not Kind.WARNING or warning.device != message.device:
-                continue
-            if None not in (warning.rank, message.rank) and warning.rank != message.rank:
-                continue
-            if not _agrees(message, warning):
-                continue
-            message = _refine(message, warning)
-            del kept[index]
-        return message
+        full = [m.line for m in kept if m.has_figures and m.kind in (Kind.ALLOCATOR, Kind.ASYNC, Kind.METAL)]
+        return tuple(m for m in kept if not _is_mention(m, full))
 
 
 def _merge(known: OomMessage, again: OomMessage) -> OomMessage:
     """The same message printed twice, perhaps the second time with what the first lacked."""
+    if known.kind is Kind.WARNING:  # what was free last counts
+        free = again.free_bytes if again.free_bytes is not None else known.free_bytes
+        return replace(known, free_bytes=free, times_printed=known.times_printed + 1)
     fuller = again if again.exception and not known.exception else known
     return replace(
         fuller,
@@ -124,6 +85,25 @@ def _merge(known: OomMessage, again: OomMessage) -> OomMessage:
     )
 
 
+def _is_mention(message: OomMessage, full: list[int]) -> bool:
+    """ "CUDA out of memory" without figures where the full text of it stands close by."""
+    is_bare = message.kind is Kind.ALLOCATOR and message.is_gpu_oom and not message.has_figures and not message.notes
+    return is_bare and any(abs(message.line - line) <= NEAR_LINES for line in full)
+
+
+def _with_warnings(message: OomMessage, kept: list[OomMessage]) -> OomMessage:
+    for index in range(len(kept) - 1, max(-1, len(kept) - 40), -1):
+        warning = kept[index]
+        if message.line - warning.line > NEAR_LINES:
+            break
+        is_same = warning.kind is Kind.WARNING and warning.device == message.device
+        is_same &= warning.rank == message.rank or None in (warning.rank, message.rank)
+        if is_same and _agrees(message, warning):
+            message = _refine(message, warning)
+            del kept[index]
+    return message
+
+
 def _inside(message: OomMessage, name: str, exact: int | None) -> bool:
     span = message.interval(name)
     return span is None or exact is None or span[0] - 1 <= exact <= span[1] + 1
@@ -133,9 +113,7 @@ def _agrees(message: OomMessage, warning: OomMessage) -> bool:
     """Whether a warning's byte counts can be of the same request (one mapping may be a part of it)."""
     if not _inside(message, "total_bytes", warning.total_bytes):
         return False
-    if "mapping" in warning.text or "map" in warning.what:
-        return True
-    return _inside(message, "tried_bytes", warning.tried_bytes)
+    return "map" in warning.what or _inside(message, "tried_bytes", warning.tried_bytes)
 
 
 def _refine(message: OomMessage, warning: OomMessage) -> OomMessage:
@@ -145,34 +123,14 @@ def _refine(message: OomMessage, warning: OomMessage) -> OomMessage:
         value = getattr(warning, name)
         if value is not None and getattr(message, name) is not None and _inside(message, name, value):
             exact[name] = value
-    half_units = {**message.half_unit_bytes, **dict.fromkeys(exact, 0.0)}
-    versions = intersect(
-        (message.torch_at_least, message.torch_below), (warning.torch_at_least, warning.torch_below)
-    ) or (message.torch_at_least, message.torch_below)
+    known = (message.torch_at_least, message.torch_below)
+    versions = intersect(known, (warning.torch_at_least, warning.torch_below)) or known
     return replace(
         message,
-        tried_bytes=exact.get("tried_bytes", message.tried_bytes),
-        total_bytes=exact.get("total_bytes", message.total_bytes),
-        free_bytes=exact.get("free_bytes", message.free_bytes),
-        half_unit_bytes=MappingProxyType(half_units),
+        **exact,  # type: ignore[arg-type]  # figures only
+        half_unit_bytes=MappingProxyType({**message.half_unit_bytes, **dict.fromkeys(exact, 0.0)}),
         torch_at_least=versions[0],
         torch_below=versions[1],
         rank=message.rank if message.rank is not None else warning.rank,
         notes=(*message.notes, "exact byte counts from the warning lines before it"),
     )
-
-
-def _without_mentions(messages: list[OomMessage]) -> list[OomMessage]:
-    """Drop "CUDA out of memory" without figures where the full text of it stands close by."""
-    full = [m for m in messages if m.kind in _PYTORCH and m.has_figures]
-    return [
-        m
-        for m in messages
-        if not (
-            m.kind is Kind.ALLOCATOR
-            and m.is_gpu_oom
-            and not m.has_figures
-            and not m.notes
-            and any(abs(m.line - other.line) <= NEAR_LINES for other in full)
-        )
-    ]

@@ -1,27 +1,31 @@
-"""One out-of-memory message as read from a log."""
+"""One out-of-memory message as read from a log, and the draft it is while figures arrive one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any
+
+from memtrace.oomlog.versions import UNKNOWN, Range, intersect
+from memtrace.units import GIB, KIB, MIB, TIB
 
 CONTRACT_KEYS = (
-    "is_gpu_oom",
-    "backend",
-    "device",
-    "tried_bytes",
-    "total_bytes",
-    "free_bytes",
-    "allocated_bytes",
-    "reserved_bytes",
-    "reserved_unallocated_bytes",
-    "limit_bytes",
-    "process_bytes",
-    "component",
-)
+    "is_gpu_oom", "backend", "device", "tried_bytes", "total_bytes", "free_bytes", "allocated_bytes", "reserved_bytes",
+    "reserved_unallocated_bytes", "limit_bytes", "process_bytes", "component",
+)  # fmt: skip
 """Keys of the ``oom`` object of ``memtrace explain --json``."""
+
+SIZE = r"(\d[\d,]{0,20}(?:\.\d{1,6})?)(bytes?|[KMGT]i?B)"
+"""Regular expression of a size in text whose white space has been removed: two groups, figure and unit."""
+
+SENTINEL_BYTES = 1 << 62
+"""Figures from here on are a printed all-ones word (or a limit nobody set), not an amount of memory."""
+
+_BINARY = {"k": KIB, "m": MIB, "g": GIB, "t": TIB}
+_DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 class Kind(StrEnum):
@@ -40,8 +44,16 @@ class Kind(StrEnum):
     PLAN = "plan"  # look-alike: a program that computed beforehand that something will not fit
 
 
-def _no_precision() -> Mapping[str, float]:
-    return MappingProxyType({})
+def unit_bytes(unit: str, *, decimal_units: bool = False) -> int:
+    """Bytes in a printed unit.
+
+    ``GB`` counts as GiB unless ``decimal_units``: PyTorch's CUDA texts only ever print GiB, so ``GB`` in one is a
+    person's retyping; Metal's older texts do print GB.
+    """
+    letter = unit[:1].lower()
+    if letter in ("", "b"):
+        return 1
+    return (_DECIMAL if decimal_units and "i" not in unit.lower() else _BINARY)[letter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +62,8 @@ class OomMessage:
 
     Nothing is derived: the formats of PyTorch 1.4-2.0 print reserved bytes, those of 2.1 and later (and of 1.3 and
     earlier, as "cached") print reserved-but-unallocated bytes, and the other of the two stays None.
-    ``half_unit_bytes`` maps a figure's name to half of its last printed digit (0 for exact byte counts).
+    ``half_unit_bytes`` maps a figure's name to half of its last printed digit (0 for exact byte counts): PyTorch
+    prints two decimals, so a figure stands for an interval.
     """
 
     is_gpu_oom: bool
@@ -69,7 +82,7 @@ class OomMessage:
     private_pools_bytes: int | None = None
     other_allocations_bytes: int | None = None
     other_processes: tuple[tuple[int, int | None], ...] = ()
-    half_unit_bytes: Mapping[str, float] = field(default_factory=_no_precision, hash=False)
+    half_unit_bytes: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     what: str = ""
     """One clause in words: what was refused, by whom."""
     line: int = 0
@@ -103,3 +116,81 @@ class OomMessage:
     def has_figures(self) -> bool:
         """Whether the text says how much was asked for or how much there was."""
         return self.tried_bytes is not None or self.total_bytes is not None
+
+
+@dataclass
+class Draft:
+    """Mutable twin of OomMessage. ``consumed``: characters of the body that belong to the message."""
+
+    kind: Kind
+    is_gpu_oom: bool = True
+    backend: str | None = None
+    device: int | None = None
+    component: str | None = None
+    what: str = ""
+    exception: str | None = None
+    cut_short: bool = False
+    damaged: bool = False
+    versions: Range = UNKNOWN
+    figures: dict[str, int] = field(default_factory=dict)
+    half_units: dict[str, float] = field(default_factory=dict)
+    processes: list[tuple[int, int | None]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    consumed: int = 0
+
+    def put(self, name: str, figure: str, unit: str = "bytes", *, decimal_units: bool = False) -> None:
+        """Record figure ``name``; sentinels leave it unknown, and a first reading is never overwritten."""
+        factor = unit_bytes(unit, decimal_units=decimal_units)
+        try:
+            size_bytes = int((Decimal(figure.replace(",", "")) * factor).to_integral_value())
+        except InvalidOperation:
+            return
+        if size_bytes >= SENTINEL_BYTES:
+            self.note(f"{name.removesuffix('_bytes').replace('_', ' ')} printed as {figure} {unit}: means unknown")
+        elif name not in self.figures:
+            self.figures[name] = size_bytes
+            self.half_units[name] = 0.0 if factor == 1 else 0.5 * factor / 10 ** len(figure.partition(".")[2])
+
+    def put_device(self, written: str | None) -> None:
+        """Record the device number; PyTorch 2.3 (and one back end up to 2.9) writes it as a raw byte."""
+        if written and written.isdigit():
+            self.device = int(written)
+        elif written:
+            self.device = ord(written)
+            self.note("the device number is a raw byte (PyTorch 2.3)")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the text was read to its end without anything in between."""
+        return self.has_layout and not self.cut_short and not self.damaged
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether the text got as far as the figures of the device."""
+        return "total_bytes" in self.figures or "tried_bytes" in self.figures
+
+    def note(self, text: str) -> None:
+        """Remember something about the reading that a person should know."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def implies(self, versions: Range) -> None:
+        """Narrow the range of PyTorch versions; a contradiction is ignored (the first evidence stays)."""
+        self.versions = intersect(self.versions, versions) or self.versions
+
+    def build(self, *, line: int, rank: int | None, text: str) -> OomMessage:
+        """The finished message."""
+        names = {one.name for one in fields(OomMessage)} & {one.name for one in fields(self)} - {"notes"}
+        same: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return OomMessage(
+            **same,
+            **self.figures,
+            half_unit_bytes=MappingProxyType(dict(self.half_units)),
+            other_processes=tuple(self.processes),
+            torch_at_least=self.versions[0],
+            torch_below=self.versions[1],
+            notes=tuple(self.notes),
+            line=line,
+            rank=rank,
+            text=text,
+        )

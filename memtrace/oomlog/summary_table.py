@@ -9,17 +9,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .sizes import unit_bytes
+from memtrace.oomlog.message import unit_bytes
 
 _TITLE = re.compile(rb"PyTorch \w+ memory summary, device ID (\d{1,4})")
-_COUNTS = re.compile(rb"\w+ OOMs: (\d+)[ |]+\w+ retries: (\d+)")
-_ROW = r"\|\s*{name}\s*\|\s*(\d+)\s*([KMGTP]?i?B)\s*\|\s*(\d+)\s*([KMGTP]?i?B)"
-_ROWS = {
-    "allocated": re.compile(_ROW.format(name="Allocated memory").encode()),
-    "reserved": re.compile(_ROW.format(name="(?:GPU )?[Rr]eserved memory").encode()),
-    "non_releasable": re.compile(_ROW.format(name="Non-releasable memory").encode()),
-    "requested": re.compile(_ROW.format(name="Requested memory").encode()),
-}
+_ROW = rb"\|\s*%s\s*\|\s*(\d+)\s*([KMGT]?i?B)\s*\|\s*(\d+)\s*([KMGT]?i?B)"
+_ALLOCATED = re.compile(_ROW % b"Allocated memory")
+_RESERVED = re.compile(_ROW % b"(?:GPU )?[Rr]eserved memory")
 _SPAN = 4000
 
 
@@ -29,14 +24,10 @@ class MemorySummary:
 
     device: int
     line: int
-    ooms: int | None
-    alloc_retries: int | None
     allocated_bytes: int | None
     allocated_peak_bytes: int | None
     reserved_bytes: int | None
     reserved_peak_bytes: int | None
-    non_releasable_bytes: int | None
-    requested_bytes: int | None
 
 
 def read_summaries(data: bytes, first_line: int) -> list[MemorySummary]:
@@ -44,25 +35,10 @@ def read_summaries(data: bytes, first_line: int) -> list[MemorySummary]:
     found: list[MemorySummary] = []
     for title in _TITLE.finditer(data):
         block = data[title.end() : title.end() + _SPAN]
-        following = _TITLE.search(block)
-        if following:
+        if following := _TITLE.search(block):
             block = block[: following.start()]
-        values = {name: _row(pattern, block) for name, pattern in _ROWS.items()}
-        counts = _COUNTS.search(block)
-        found.append(
-            MemorySummary(
-                device=int(title[1]),
-                line=first_line + data.count(b"\n", 0, title.start()),
-                ooms=int(counts[1]) if counts else None,
-                alloc_retries=int(counts[2]) if counts else None,
-                allocated_bytes=values["allocated"][0],
-                allocated_peak_bytes=values["allocated"][1],
-                reserved_bytes=values["reserved"][0],
-                reserved_peak_bytes=values["reserved"][1],
-                non_releasable_bytes=values["non_releasable"][0],
-                requested_bytes=values["requested"][0],
-            )
-        )
+        line = first_line + data.count(b"\n", 0, title.start())
+        found.append(MemorySummary(int(title[1]), line, *_row(_ALLOCATED, block), *_row(_RESERVED, block)))
     return found
 
 
@@ -70,9 +46,5 @@ def _row(pattern: re.Pattern[bytes], block: bytes) -> tuple[int | None, int | No
     found = pattern.search(block)
     if found is None:
         return None, None
-    now, peak = (int(found[i]) * _unit(found[i + 1].decode()) for i in (1, 3))
+    now, peak = (int(found[i]) * unit_bytes(found[i + 1].decode()) for i in (1, 3))
     return now, peak
-
-
-def _unit(name: str) -> int:
-    return 1 << 50 if name.startswith("P") else unit_bytes(name)

@@ -1,23 +1,48 @@
 """A log of any size -> the stretches of it that are worth reading closely.
 
-Bounded memory: the log is read in blocks of a megabyte and only a few kilobytes around each trigger are handed on.
-Stretches never overlap, so no message can be seen twice.
+A training log of hundreds of megabytes holds a handful of messages, so everything costly runs only near a trigger. The
+log is read in blocks of a megabyte and searched for fixed words at C speed; they are chosen so that a line break or a
+colour code anywhere inside a message leaves at least one of them whole: "out of memory" broken in two still shows
+"out of" or "f memory". Every pattern begins with a literal, which Python's matcher looks for with its fast search;
+what makes the literal meaningful is checked only where it occurs. Stretches never overlap, so no message is seen twice.
 """
 
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from .triggers import MARGIN, find_triggers, is_plain
-
+_TRIGGERS: tuple[re.Pattern[bytes], ...] = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        # out of memory, out of device memory, out of resource; broken over lines or boxed
+        rb"out of(?=[^\n\r]{0,24}(?:mem|resource)|[^a-z]{1,120}m|[^a-z0-9]{0,160}[\n\r]|[\\\x1b])",
+        rb"mem(?:(?<=f mem)|(?<=outofmem)|(?<=f_mem)|(?<=ice_mem)|(?<=low on mem)|(?<=enough mem)|(?<=cache mem)"
+        rb"|(?<=status_mem)|oryerror|oryallocation|ory_utiliz"
+        rb"|ory (?:summary, dev|for the cache|utiliz|segment|object|\(shm))",
+        # to allocate, unable to allocate, allocation on device, ALLOC_FAILED, bad_alloc, CUDACachingAllocator.cpp
+        rb"alloc(?:at(?:e(?![drs])|ing|ion (?:on d|fail|was p)|or\.cpp)|_?failed| async|\W)",
+        rb"total capac",
+        rb"oom(?:(?<=with oom)|[-_ ]?kill|_reaper)",
+        rb"kill(?:(?<=sigkill)|ed(?=\s|$|\W))",
+        rb"exit ?(?:code|status)\W{0,12}(?:-9|137)\b",
+        rb"_not_initialized",
+        rb"valid cudnn algo",
+        rb"resource(?:(?<=of_resource)|(?<=ofresource))",
+        rb"nvml_success",
+        rb"invalid buffer size",
+        rb"paging file is too small",
+    )
+)
 BLOCK_BYTES = 1 << 20
 LOOK_BACK_BYTES = 768
 LOOK_AHEAD_BYTES = 4096
 """A message of the longest format with generous wrapping and a prefix on every line fits in this."""
 WINDOW_BYTES = 1 << 16
+_MARGIN = 160  # bytes past a hit that deciding about it may need
 _LINE_END_SEARCH = 1024
 
 
@@ -41,61 +66,38 @@ class Tally:
 
     bytes_read: int = 0
     lines_read: int = 0
-    fruitless_bytes: int = 0
-    """Bytes in stretches that turned out to hold no message (kept by the reader)."""
 
 
 def blocks(source: Readable | bytes | str) -> Iterator[bytes]:
     """The log as UTF-8 blocks, whatever it came as: bytes, text, a stream; UTF-16 (a PowerShell redirect) too."""
-    if isinstance(source, bytes | bytearray | memoryview):
-        raw: Iterator[bytes] = (bytes(source[i : i + BLOCK_BYTES]) for i in range(0, len(source), BLOCK_BYTES))
-    elif isinstance(source, str):
-        raw = (_encode(source[i : i + BLOCK_BYTES]) for i in range(0, len(source), BLOCK_BYTES))
+    if isinstance(source, bytes | str):
+        pieces: Iterator[bytes | str] = (source[i : i + BLOCK_BYTES] for i in range(0, len(source), BLOCK_BYTES))
     else:
-        raw = _read_all(source)
-    first = next(raw, b"")
-    encoding = _utf16(first[:4096])
-    if encoding is None:
-        if first:
-            yield first
-        yield from raw
-        return
-    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-    yield _encode(decoder.decode(first))
-    for block in raw:
-        yield _encode(decoder.decode(block))
-
-
-def _encode(text: str) -> bytes:
-    return text.encode("utf-8", "replace")
-
-
-def _read_all(stream: Readable) -> Iterator[bytes]:
-    while chunk := stream.read(BLOCK_BYTES):
-        yield _encode(chunk) if isinstance(chunk, str) else bytes(chunk)
+        pieces = iter(lambda: source.read(BLOCK_BYTES) or b"", b"")
+    decoder: codecs.IncrementalDecoder | None = None
+    for number, piece in enumerate(pieces):
+        if isinstance(piece, str):
+            yield piece.encode("utf-8", "replace")
+            continue
+        encoding = _utf16(piece[:4096]) if number == 0 else None
+        if encoding is not None:
+            decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+        yield bytes(piece) if decoder is None else decoder.decode(bytes(piece)).encode("utf-8", "replace")
 
 
 def _utf16(head: bytes) -> str | None:
     """Name of the UTF-16 flavour ``head`` looks like, if any: a byte order mark, or a NUL in every other place."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    if len(head) >= 16:
-        even, odd = head[0::2], head[1::2]
-        if odd.count(0) > 0.8 * len(odd) and even.count(0) < 0.1 * len(even):
-            return "utf-16-le"
-        if even.count(0) > 0.8 * len(even) and odd.count(0) < 0.1 * len(odd):
-            return "utf-16-be"
+    for name, letters, nuls in (("utf-16-le", head[0::2], head[1::2]), ("utf-16-be", head[1::2], head[0::2])):
+        if len(head) >= 16 and nuls.count(0) > 0.8 * len(nuls) and letters.count(0) < 0.1 * len(letters):
+            return name
     return None
 
 
-def windows(
-    source: Readable | bytes | str, tally: Tally, enough: Callable[[], bool], strict: Callable[[], bool]
-) -> Iterator[Window]:
-    """Stretches around every trigger, in order; ``tally`` is kept up to date.
-
-    Once ``enough()`` is true the rest is only counted; while ``strict()`` is, triggers count only in blocks that hold
-    unbroken words of a message.
-    """
+def windows(source: Readable | bytes | str, tally: Tally, enough: Callable[[], bool]) -> Iterator[Window]:
+    """Stretches around every trigger, in order; ``tally`` is kept up to date, and once ``enough()`` is true the rest is
+    only counted."""
     buffer = b""
     line = 1  # line number of buffer[0]
     scanned = 0  # triggers before this place in the buffer are known
@@ -111,9 +113,8 @@ def windows(
             buffer, pending, block = b"", [], following
             continue
         buffer += block
-        end = len(buffer) if last else max(scanned, len(buffer) - MARGIN)
-        if not strict() or is_plain(buffer[max(0, scanned - MARGIN) :]):
-            pending += find_triggers(buffer, scanned, end, at_end=last)
+        end = len(buffer) if last else max(scanned, len(buffer) - _MARGIN)
+        pending += _triggers(buffer, scanned, end)
         scanned = end
         taken = 0
         while pending:
@@ -134,6 +135,13 @@ def windows(
         scanned -= keep
         pending = [at - keep for at in pending]
         block = following
+
+
+def _triggers(block: bytes, start: int, end: int) -> list[int]:
+    """Positions in ``block[start:end]`` at which a message may be, ascending."""
+    low = block.lower()
+    reach = min(len(low), end + _MARGIN)
+    return sorted(hit.start() for words in _TRIGGERS for hit in words.finditer(low, start, reach) if hit.start() < end)
 
 
 def _split_group(hits: list[int], buffer: bytes) -> tuple[list[int], int | None]:
@@ -166,13 +174,9 @@ def _line_start(buffer: bytes, at: int) -> int:
     for _ in range(8):
         newline = max(buffer.rfind(b"\n", low, place), buffer.rfind(b"\r", low, place))
         if newline < 0:
-            break
+            return 0 if low == 0 else place + 1 if place < at else low
         place = newline
-    else:
-        return place + 1
-    if low == 0:
-        return 0
-    return place + 1 if place < at else low
+    return place + 1
 
 
 def _line_end(buffer: bytes, at: int) -> int:

@@ -20,8 +20,6 @@ GPU = [
     ("RuntimeError: Unable to find a valid cuDNN algorithm to run convolution", Kind.LIBRARY, "cuda", "cudnn", {}),
     ("RuntimeError: NVML_SUCCESS == DriverAPI::get()->nvmlDeviceGetHandleByPciBusId_v2_( pci_id, &nvml_device) INTERNAL ASSERT FAILED at \"../c10/cuda/CUDACachingAllocator.cpp\":1154, please report a bug to PyTorch.",
      Kind.HIDDEN, "cuda", None, {}),
-    ("CUDA failure 2: out of memory ; GPU=1 ; hostname=box ; expr=cudaMalloc", Kind.FOREIGN, "cuda", "onnxruntime",
-     {"device": 1}),
     ("CUDA error 2 at ggml-cuda.cu:359: out of memory", Kind.FOREIGN, "cuda", "llama.cpp", {}),
     ("Cuda error in file 'src/gpu.cu' in line 31 : out of memory.", Kind.DRIVER, "cuda", None, {}),
     ("RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58", Kind.DRIVER,
@@ -58,18 +56,10 @@ GPU = [
     ("RuntimeError: EL0004: [PID: 12] 2024-01-01 Failed to allocate memory.", Kind.DRIVER, "npu", None, {}),
     ("jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4770354232 bytes.",
      Kind.FOREIGN, None, "jax", {"tried_bytes": 4770354232}),
-    ("W external/xla/bfc_allocator.cc:497] Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.25GiB (rounded to)",
-     Kind.FOREIGN, "cuda", "tensorflow", {"device": 0, "tried_bytes": round(2.25 * GIB)}),
-    ("OOM when allocating tensor with shape[8,512] and type float on /job:localhost/replica:0/task:0/device:GPU:1 by "
-     "allocator GPU_1_bfc", Kind.FOREIGN, "cuda", "tensorflow", {"device": 1}),
     ("ggml_backend_cuda_buffer_type_alloc_buffer: allocating 4096.00 MiB on device 0: cudaMalloc failed: out of memory",
      Kind.FOREIGN, "cuda", "llama.cpp", {"tried_bytes": 4 * GIB, "device": 0}),
     ("cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 1,024,000 bytes (allocated so far: 5,000 bytes).",
      Kind.FOREIGN, "cuda", "cupy", {"tried_bytes": 1024000, "allocated_bytes": 5000}),
-    ("Out of memory error on GPU 2. Cannot allocate 12.00MB memory on GPU 2, 10.00GB memory has been allocated and "
-     "available memory is only 5.00MB.", Kind.FOREIGN, "cuda", "paddle", {"device": 2, "tried_bytes": 12 * MIB}),
-    ("MemoryError: std::bad_alloc: out_of_memory: CUDA error at: /rmm/cuda_memory_resource.hpp:70: "
-     "cudaErrorMemoryAllocation out of memory", Kind.FOREIGN, "cuda", "rmm", {}),
 ]  # fmt: skip
 
 
@@ -101,8 +91,6 @@ LOOK_ALIKES = [
     "RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that dataloader's workers are "
     "out of shared memory. Please try to raise your shared memory limit.",
     "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
-    "java.lang.OutOfMemoryError: Java heap space",
-    "FATAL ERROR: Reached heap limit Allocation failed - JavaScript heap out of memory",
     "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
     "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored in KV cache "
     "(12345). Try increasing `gpu_memory_utilization` or decreasing `max_model_len`.",
@@ -112,7 +100,6 @@ LOOK_ALIKES = [
     "triton.runtime.errors.OutOfResources: out of resource: tensor memory, Required: 1024, Hardware limit: 512.",
     "OSError: [WinError 1455] The paging file is too small for this operation to complete",
     "terminate called after throwing an instance of 'std::bad_alloc'",
-    "OOM when allocating tensor with shape[8,512] and type float on /job:localhost/device:CPU:0 by allocator cpu",
 ]
 
 

@@ -202,11 +202,9 @@ def test_memory_summary_table() -> None:
 |===========================================================================|
 """
     (summary,) = read_log("start\n" + table).summaries
-    assert (summary.device, summary.line, summary.ooms, summary.alloc_retries) == (1, 4, 3, 7)
+    assert (summary.device, summary.line) == (1, 4)
     assert (summary.allocated_bytes, summary.allocated_peak_bytes) == (1 << 20, 2 << 30)
     assert (summary.reserved_bytes, summary.reserved_peak_bytes) == (4 << 30, 5 << 30)
-    assert summary.non_releasable_bytes == 524288
-    assert summary.requested_bytes is None
 
 
 def test_dense_logs_are_cut_between_messages() -> None:

@@ -1,0 +1,330 @@
+"""Fixed texts as data: one row a text, with what it means and which figures it carries.
+
+Patterns match text without white space and ignore case. In them ``<tried>`` is a printed size that becomes the figure
+``tried_bytes``, ``<tried:n>`` a bare number of bytes, ``<device>`` a device number; groups named ``backend`` and
+``component`` become those. A group ``end`` that did not match means that the text was cut short. Rows are tried in
+order, and no two take the same stretch of text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memtrace.oomlog.message import Draft, Kind
+
+_FIGURES = {
+    "tried": "tried_bytes", "total": "total_bytes", "free": "free_bytes", "allocated": "allocated_bytes",
+    "limit": "limit_bytes", "other": "other_allocations_bytes",
+}  # fmt: skip
+_PLACE = re.compile(r"(?<!\?P)<(\w+)(:n)?>")
+
+
+@dataclass(frozen=True)
+class Text:
+    """One known text. ``words``: lower-case words of which every match contains one, for a quick no. ``line``: what the
+    line it begins on (white space and all) must contain. ``spare``: how far from any other message a match must stay,
+    for names that stand inside longer texts; ``is_alone``: on no other's line."""
+
+    kind: Kind
+    words: str
+    what: str
+    pattern: re.Pattern[str]
+    backend: str | None = None
+    component: str | None = None
+    is_gpu_oom: bool = True
+    versions: tuple[str | None, str | None] = (None, None)
+    note: str | None = None
+    line: re.Pattern[str] | None = None
+    spare: int = 0
+    is_alone: bool = False
+
+    def may_be_in(self, low: str) -> bool:
+        """Whether a text in lower case, without white space, is worth searching."""
+        return any(word in low for word in self.words.split())
+
+    def draft(self, found: re.Match[str]) -> Draft:
+        """The message a match stands for."""
+        groups = found.groupdict()
+        draft = Draft(
+            self.kind,
+            is_gpu_oom=self.is_gpu_oom,
+            backend=(groups.get("backend") or "").lower() or self.backend,
+            component=(groups.get("component") or "").lower() or self.component,
+            what=self.what,
+            versions=self.versions,
+        )
+        decimal = self.kind is Kind.METAL
+        for group, name in _FIGURES.items():
+            if groups.get(group):
+                draft.put(name, groups[group], groups.get(f"{group}_unit") or "bytes", decimal_units=decimal)
+        if decimal and any(unit and len(unit) == 2 for name, unit in groups.items() if name.endswith("_unit")):
+            draft.note("GB and MB in this text are read as powers of ten; which base it means is not certain")
+        draft.cut_short = "end" in groups and not groups["end"]
+        draft.put_device(groups.get("device"))
+        if self.note:
+            draft.note(self.note)
+        return draft
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    def group(place: re.Match[str]) -> str:
+        if place[1] == "device":
+            return r"(?P<device>\d{1,4}|[\x00-\x1f])"
+        if place[2]:
+            return rf"(?P<{place[1]}>[\d,]+)"
+        return rf"(?P<{place[1]}>\d[\d,]{{0,20}}(?:\.\d{{1,6}})?)(?P<{place[1]}_unit>bytes?|[KMGT]i?B|B)"
+
+    return re.compile(_PLACE.sub(group, pattern), re.IGNORECASE)
+
+
+def _rows(kind: Kind, rows: tuple[tuple[str, str, str, str, str], ...]) -> Iterator[Text]:
+    """Rows of (component, back end, words, what, pattern)."""
+    is_gpu_oom = kind not in (Kind.HOST, Kind.ON_CHIP, Kind.PLAN)
+    for component, backend, words, what, pattern in rows:
+        yield Text(kind, words, what, _compiled(pattern), backend or None, component or None, is_gpu_oom)
+
+
+_RAW_DEVICE = "the text ends at the device number: some PyTorch versions write it as a raw byte, and GPU 0 ends it"
+_PYTORCH = (
+    Text(
+        Kind.ASYNC,
+        "allocationondevice",
+        "PyTorch's cudaMallocAsync back end was refused memory",
+        _compiled(
+            r"Allocationondevice<device>?wouldexceedallowedmemory\.?(?:\(outofmemory\))?"
+            r"(?:.{0,80}?Currentlyallocated:<allocated>)?(?:.{0,80}?Requested:<tried>)?(?:.{0,80}?Devicelimit:<total>)?"
+            r"(?:.{0,80}?Free\(accordingtoCUDA\):<free>)?"
+            r"(?:.{0,80}?(?P<end>PyTorchlimit)(?:\(setbyuser-suppliedmemoryfraction\))?:?<limit>)?"
+        ),
+        "cuda",
+        note="backend:cudaMallocAsync keeps no segments, so there is no snapshot to look into",
+    ),
+    Text(
+        Kind.ASYNC,
+        "allocationondevice",
+        "PyTorch's cudaMallocAsync back end was refused memory",
+        _compiled(r"Allocationondevice(?!\d{1,4}would)"),
+        "cuda",
+        versions=("2.3", "2.10"),
+        note=_RAW_DEVICE,
+        line=re.compile(r"(?i)Allocation on device[\s\x00-\x1f\"']*$"),
+    ),
+    Text(
+        Kind.WARNING,
+        "withoomondevice",
+        "the driver refused one allocation; PyTorch releases its cache and tries again",
+        _compiled(
+            r"memoryallocationfailedwithOOMondevice<device>(?:whiletryingtoallocate<tried:n>bytes)?"
+            r"(?:\(free:<free:n>,total:<total:n>\))?"
+        ),
+        "cuda",
+        versions=("2.13", None),
+    ),
+    Text(
+        Kind.WARNING,
+        "withoomondevice",
+        "the driver refused to map more memory into an expandable segment",
+        _compiled(
+            r"memorymappingfailedwithOOMondevice<device>(?:whiletryingtomap<tried:n>bytes)?"
+            r"(?:\(free:<free:n>,total:<total:n>\))?"
+        ),
+        "cuda",
+        versions=("2.13", None),
+        note="expandable segments: the figure is the size of one mapping, not of the tensor",
+    ),
+    Text(
+        Kind.HIDDEN,
+        "nvml_success==",
+        "an NVML query failed while PyTorch was composing an out-of-memory text; the real error is that one",
+        _compiled(r"NVML_SUCCESS==.{0,200}?(?:INTERNALASSERTFAILED|$)"),
+        "cuda",
+        versions=("2.1", "2.14"),
+        note="a snapshot dumped after this error has no oom event",
+    ),
+    *_rows(
+        Kind.METAL,
+        (
+            ("", "mps", "mpsbackend", "PyTorch's Metal allocator would have passed its high watermark",
+             r"MPSbackendoutofmemory(?:\(MPSallocated:<allocated>(?:,otherallocations:<other>)?(?:,maxallowed:<limit>)?"
+             r"\)?)?(?:\.?(?P<end>Triedtoallocate)<tried>)?"),
+            ("", "mps", "buffersize", "the request is larger than the largest single buffer Metal allows",
+             r"Invalidbuffersize:<tried>"),
+        ),
+    ),
+    *_rows(
+        Kind.ALLOCATOR,
+        (
+            ("", "dml", "gpuvideomemory", "PyTorch's DirectML back end could not get memory",
+             r"Couldnotallocatetensorwith<tried:n>bytes\.ThereisnotenoughGPUvideomemoryavailable"),
+            ("", "hpu", "pt_devmem", "Habana's allocator could not get device memory",
+             r"PT_DEVMEM.{0,20}?Allocationfailedforsize::<tried:n>"),
+        ),
+    ),
+)  # fmt: skip
+
+_FOREIGN = _rows(
+    Kind.FOREIGN,
+    (
+        ("tensorflow", "cuda", "cuda_error_out_of_memory", "TensorFlow or XLA tried to take GPU memory for itself",
+         r"failedtoallocate[\d.]+[KMGT]?i?B?\(<tried:n>bytes\)fromdevice:CUDA_ERROR_OUT_OF_MEMORY"),
+        ("jax", "", "exhausted", "XLA (JAX or TensorFlow) could not get memory",
+         r"RESOURCE_?EXHAUSTED:.{0,60}?(?:Outofmemory|Ranoutofmemory)(?:whiletryingtoallocate|allocating)?(?:<tried>)?"),
+        ("mlx", "mlx", "malloc_or_wait", "MLX, Apple's array framework, could not get memory",
+         r"\[malloc_or_wait\]Unabletoallocate<tried:n>bytes"),
+        ("cupy", "cuda", "outofmemoryallocating", "CuPy's memory pool could not grow",
+         r"OutOfMemoryError:Outofmemoryallocating<tried:n>bytes(?:\(allocatedsofar:<allocated:n>bytes)?"
+         r"(?:,limitsetto:<limit:n>bytes)?"),
+        ("llama.cpp", "cuda", "cudamallocfailed", "llama.cpp could not get memory on the GPU",
+         r"allocating<tried>ondevice<device>:cudaMallocfailed:outofmemory"),
+        ("llama.cpp", "cuda", "ggml", "llama.cpp could not get memory on the GPU",
+         r"CUDAerror\d{0,3}at.{0,60}?ggml.{0,60}?:outofmemory"),
+    ),
+)  # fmt: skip
+
+_LIBRARIES = _rows(
+    Kind.LIBRARY,
+    (
+        ("vllm-cumem", "cuda", "cumem_allocator",
+         "vLLM's own memory pool (cumem, used by sleep mode) could not map memory",
+         r"CUDAError:outofmemoryat.{0,160}?cumem_allocator\.cpp"),
+        ("bitsandbytes", "cuda",
+         "outofmemoryatline",
+         "bitsandbytes could not get memory for itself (unified memory of a paged optimizer, as a rule)",
+         r"Erroroutofmemoryatline\d+infile.{0,200}?(?:bitsandbytes|pythonInterface|/csrc/ops\.)"),
+        ("nccl", "cuda", "failure failedtocuda", "NCCL could not get memory for its buffers",
+         r"NCCLWARN.{0,40}?(?:Cuda|HIP)failure\d*'?outofmemory'?|(?:Cuda|HIP)failure\d*'outofmemory'"
+         r"|FailedtoCUDA[cm]alloc(?:async|host)?<tried:n>bytes"),
+        ("", "cuda", "alloc_failed", "a CUDA library could not get memory for its handle or workspace",
+         r"(?P<component>cublas|cudnn|cusolver|cusparse|cufft|curand|hipblas|hipsparse|hipfft|rocblas|miopen)"
+         r"_(?:STATUS_)?ALLOC_FAILED(?:whencalling`?\w+)?"),
+        ("", "hip", "allocfailed _memory_error", "a ROCm library could not get memory for its handle or workspace",
+         r"(?P<component>miopen|hipblas|rocblas)(?:StatusAllocFailed|_status_memory_error)"),
+        ("cudnn", "cuda", "algorithmtorun",
+         "cuDNN found no algorithm whose workspace fits, most often because the card was full",
+         r"UnabletofindavalidcuDNNalgorithmtorunconvolution"),
+    ),
+)  # fmt: skip
+_NO_HANDLE = Text(
+    Kind.LIBRARY,
+    "_not_initialized",
+    "a CUDA library could not start, most often because the card had no memory left for its handle",
+    _compiled(r"(?P<component>cublas|cudnn|cusolver)_STATUS_NOT_INITIALIZED(?:whencalling`?\w+)?"),
+    "cuda",
+    note="the same error follows an earlier failed kernel (an index out of range, say)",
+)
+
+_DRIVER = _rows(
+    Kind.DRIVER,
+    (
+        ("", "", "outofmemory", "a driver call was refused memory outside PyTorch's allocator",
+         r"(?P<backend>CUDA|HIP)(?:driver)?error(?:\(?\d+\)?|:\d+)?:outofmemory"),
+        ("", "cuda", "outofmemory", "a CUDA call was refused memory",
+         r"(?:cudaruntimeerror\(2\):outofmemory|error=2:outofmemory|TritonError\[CUDA\]:outofmemory)"
+         r"(?:at/[^:]{1,120}:\d+)?"),
+        ("", "xpu", "outofdevicememory", "Intel's extension for PyTorch could not get device memory",
+         r"Allocationisoutofdevicememoryoncurrentplatform"),
+        ("", "xpu", "_error_out_of_", "a call to Intel's runtime ran out of device memory or resources",
+         r"(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)"),
+        ("", "npu", "el0004", "Ascend's runtime could not get device memory", r"EL0004.{0,60}?Failedtoallocatememory"),
+        ("", "hip", "hiperroroutofmemory", "a HIP call was refused memory", r"hipErrorOutOfMemory"),
+    ),
+)  # fmt: skip
+
+_HOST = "the machine's memory (RAM) ran out, not the GPU's"
+_KILLED = "a process was killed with SIGKILL, which is what the machine's out-of-memory killer sends"
+_LOOK_ALIKES = (
+    *_rows(
+        Kind.ON_CHIP,
+        (
+            ("triton", "", "outofresource",
+             "a Triton kernel needs more on-chip memory per block than the GPU has; unrelated to VRAM",
+             r"outofresources?:(?:sharedmemory|tensormemory|threads|registers)(?:,Required:\d+)?"
+             r"(?:,Hardwarelimit:\d+)?"),
+        ),
+    ),
+    *_rows(
+        Kind.HOST,
+        (
+            ("host", "", "youtriedtoallocate cannotallocatememory", _HOST,
+             r"(?:(?:DefaultCPUAllocator|Torch|THGeneral).{0,60}?)?youtriedtoallocate(?:<tried>)?"
+             r"|(?:\[Errno12\])?Cannotallocatememory"),
+            ("host", "", "bytesonhost", "pinned memory of the machine (RAM) ran out; WSL and containers cap it",
+             r"failedtoalloc(?:ate)?<tried:n>bytesonhost:CUDA_ERROR_OUT_OF_MEMORY(?::outofmemory)?"),
+            ("numpy", "", "foranarray", "NumPy could not get memory of the machine (RAM)",
+             r"Unabletoallocate<tried>foranarraywithshape"),
+            ("ray", "", "runninglowonmemory", "Ray killed a task because the machine's memory (RAM) ran low",
+             r"(?:ray\.exceptions\.OutOfMemoryError:)?Taskwaskilledduetothenoderunninglowonmemory"),
+            ("host", "", "memory:kill oom-kill oom_kill oom_reaper oomkill",
+             "the machine's out-of-memory killer ended a process: RAM or a container's limit ran out",
+             r"(?:Memorycgroup)?outofmemory:Kill(?:ed)?process\d+|oom-kill:constraint|invokedoom-killer|oom_reaper:"
+             r"|Detected\d+oom[_-]kill|oom_kill_process|OOMKilled"),
+            ("dataloader", "", "killedbysignal",
+             "a DataLoader worker was killed: the machine's memory or /dev/shm ran out",
+             r"DataLoaderworker\(pid(?:\(s\))?[\d,]+\)(?:is|exited)?killedbysignal:(?:Killed|Buserror)"),
+            ("host", "", "sharedmemory", "shared memory of the machine (/dev/shm) ran out",
+             r"insufficientsharedmemory\(shm\)|unabletoopensharedmemoryobject|Errorwhilecreatingsharedmemorysegment"),
+            ("host", "", "exit sigkill", _KILLED,
+             r"exit(?:ed)?(?:with)?(?:code|status)?(?:code|status)?\W{0,4}(?:=|:)?(?:-9|137)(?!\d)"
+             r"|Signal9\(SIGKILL\)|Signals\.SIGKILL:9|\(SIGKILL\)|signal:?SIGKILL"),
+            ("host", "", "pagingfile", "Windows could not commit memory: the paging file is too small",
+             r"Thepagingfileistoosmallforthisoperation"),
+            ("host", "", "std::bad_alloc", _HOST, r"std::bad_alloc(?!:out_of_memory)"),
+        ),
+    ),
+    Text(
+        Kind.HOST, "killed", _KILLED, _compiled("Killed"), None, "host", is_gpu_oom=False,
+        line=re.compile(
+            r"^(?:\S+: (?:line \d+: )?\s*\d+ )?Killed(?:\s+(?:python|torchrun|accelerate|deepspeed)\b.*)?\s*$"
+        ),
+    ),
+    *_rows(
+        Kind.PLAN,
+        (
+            ("vllm", "", "cacheblocks kvcache",
+             "vLLM's plan leaves no memory for its KV cache; nothing was refused by the GPU",
+             r"Noavailablememoryforthecacheblocks|largerthanthemaximumnumberoftokensthatcanbestoredinKVcache"
+             r"|largerthantheavailableKVcachememory"),
+            ("vllm", "", "memoryutilization",
+             "vLLM found less free memory at start than it was told to use; nothing was refused by the GPU",
+             r"(?:Freememoryondevice.{0,60}?)?islessthandesiredGPUmemoryutilization"),
+            ("sglang", "", "mem-fraction",
+             "SGLang's plan leaves no memory for its KV cache; nothing was refused by the GPU",
+             r"Notenoughmemory\.?.{0,40}?mem-fraction-static"),
+        ),
+    ),
+)  # fmt: skip
+
+_TALK = r"\b(?:if|when|avoid|prevent|may|might|could|except|raise|in case)\b"
+_LAST = (
+    # Names of the driver's error that stand inside many of the texts above.
+    Text(
+        Kind.DRIVER, "out_of_memory cudaerrormemoryallocation failed:outofmemory",
+        "a call of the GPU's driver was refused memory",
+        _compiled(r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cudaMalloc(?:Async)?(?:retry)?failed:outofmemory"),
+        "cuda", spare=300,
+    ),
+    Text(
+        Kind.DRIVER, "outofmemory", "a call of the GPU's driver or runtime was refused memory",
+        _compiled(r"(?P<backend>cuda|hip)[^;]{0,20}?(?:error|fail)[^;]{0,90}?outofmemory(?!error)"),
+        line=re.compile(rf"(?i)^(?!.*{_TALK}).*(?:error|fail)"), spare=300,
+    ),
+    Text(
+        Kind.ALLOCATOR, "outofmemoryerror", "PyTorch's out-of-memory exception, its text lost",
+        _compiled(r"torch\.(?:cuda\.)?OutOfMemoryError"),
+        line=re.compile(r"^(?!.*\bexcept\b)(?:.*[\s:*\]])?torch\.(?:cuda\.)?OutOfMemoryError:?\s*$"), spare=300,
+    ),
+    Text(
+        Kind.HOST, "memoryerror", "Python could not get memory of the machine (RAM)",
+        _compiled(r"(?<!OutOf)MemoryError"),
+        None, "host", is_gpu_oom=False,
+        line=re.compile(
+            r"^(?!.*\b(?:except|raise|catch)\b)(?:.*\s)?(?:[\w.]+\._ArrayMemory|Memory)Error(?::.*)?\s*$"
+        ), is_alone=True,
+    ),
+)  # fmt: skip
+
+TEXTS: tuple[Text, ...] = (
+    *_PYTORCH, *_FOREIGN, *_LIBRARIES, _NO_HANDLE, *_DRIVER, *_LOOK_ALIKES, *_LAST,
+)  # fmt: skip
