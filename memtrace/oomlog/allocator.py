@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from memtrace.oomlog.clean import Flow
 from memtrace.oomlog.message import SIZE, Draft, Kind
-from memtrace.oomlog.versions import EXCEPTIONS, TAILS
+from memtrace.oomlog.versions import EXCEPTIONS, TAILS, Range
 
 _I = re.IGNORECASE
 _TORCH_BACKENDS = ("cuda", "hip", None)
@@ -38,21 +38,22 @@ _LIST = re.compile(rf"\(?(?:GPU|NPU|XPU|MLU|MUSA|GCU|DCU)(?P<device>\d{{1,4}})?[
 _PROCESS = re.compile(
     rf"(?:Process(?P<pid>\d{{1,12}})has|(?P<own>Includingnon-PyTorchmemory,thisprocesshas)){SIZE}memoryinuse", _I
 )
-_ALLOWED = (rf"{SIZE}allowed", "limit_bytes", 40, ("2.5", None))
+Parts = tuple[tuple[str, str, int, Range | None], ...]
+_ALLOWED: Parts = ((rf"{SIZE}allowed", "limit_bytes", 40, ("2.5", None)),)
 # (pattern, figure, characters that may stand before it without being damage, what it says of the version)
-_LIST_PARTS = (
+_LIST_PARTS: Parts = (
     (rf"{SIZE}(?:alreadyallocated|allocated)", "allocated_bytes", 40, None),
     (rf"{SIZE}free", "free_bytes", 40, None),
     (rf"{SIZE}allowed", "limit_bytes", 40, None),
     (rf"{SIZE}reserved", "reserved_bytes", 40, None),
     (rf"{SIZE}cached", "reserved_unallocated_bytes", 40, None),
 )
-_SENTENCE_PARTS = (
+_SENTENCE_PARTS: Parts = (
     (rf"memory,?{SIZE}isallocatedbyPyTorch", "allocated_bytes", 24, None),
     (rf"with{SIZE}allocatedinprivatepools", "private_pools_bytes", 4, ("2.4", None)),
     (rf"{SIZE}isreserv(?P<whole>edbyPyTorchbutunallocated)?", "reserved_unallocated_bytes", 32, None),
 )
-_FREE = (rf"ofwhich{SIZE}isfree", "free_bytes", 4, None)
+_FREE: Parts = ((rf"ofwhich{SIZE}isfree", "free_bytes", 4, None),)
 _SLACK_END = re.compile(r"reservedbyPyTorchbutunallocated", _I)
 _LIST_END = re.compile(r"reservedintotal|cached\)?", _I)
 _LABELS = tuple(
@@ -185,7 +186,7 @@ def _read_preemptive(draft: Draft, body: str) -> Draft:
     return draft
 
 
-def _parts(draft: Draft, body: str, place: int, parts: tuple[tuple[str, str, int, object], ...]) -> int:
+def _parts(draft: Draft, body: str, place: int, parts: Parts) -> int:
     """Find the parts in order, noticing when something stood between them; where the last one ended."""
     for pattern, name, slack, versions in parts:
         found = re.compile(pattern, _I).search(body, place, place + _GAP)
@@ -224,13 +225,13 @@ def _read_sentences(draft: Draft, body: str, first: re.Match[str]) -> int:
     draft.put("total_bytes", first[3], first[4])
     if draft.backend in _TORCH_BACKENDS:
         draft.implies(("2.1", "2.2") if first["spelling"].lower() == "ty" else ("2.2", None))
-    place = _parts(draft, body, first.end(), (_FREE,))
+    place = _parts(draft, body, first.end(), _FREE)
     while process := _PROCESS.search(body, place, place + _GAP):
         draft.damaged |= process.start() > place + 4
         place = process.end()
         _put_process(draft, process)
-    if re.compile(_ALLOWED[0], _I).search(body, place, place + 40):
-        place = _parts(draft, body, place, (_ALLOWED,))
+    if re.compile(_ALLOWED[0][0], _I).search(body, place, place + 40):
+        place = _parts(draft, body, place, _ALLOWED)
     place = _parts(draft, body, place, _SENTENCE_PARTS)
     if not _SLACK_END.search(body, max(0, place - 40), place + _GAP):
         draft.cut_short = True

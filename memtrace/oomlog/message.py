@@ -181,10 +181,9 @@ class Draft:
     def build(self, *, line: int, rank: int | None, text: str) -> OomMessage:
         """The finished message."""
         names = {one.name for one in fields(OomMessage)} & {one.name for one in fields(self)} - {"notes"}
-        same: dict[str, Any] = {name: getattr(self, name) for name in names}
+        same: dict[str, Any] = {name: getattr(self, name) for name in names} | self.figures
         return OomMessage(
             **same,
-            **self.figures,
             half_unit_bytes=MappingProxyType(dict(self.half_units)),
             other_processes=tuple(self.processes),
             torch_at_least=self.versions[0],
