@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 LLAMA2_7B: dict[str, Any] = {
@@ -23,65 +23,140 @@ TINYLLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 8,
     "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 2048,
 }  # fmt: skip
-ARCHITECTURES = {"llama2-7b": LLAMA2_7B, "mistral-7b": MISTRAL_7B, "qwen2-7b": QWEN2_7B, "tinyllama": TINYLLAMA}
+QWEN3_MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
+    "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 2, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 32768,
+    "tie_word_embeddings": False, "norm_topk_prob": True,
+}  # fmt: skip
+# 8-bit products split off columns with values above 6, which random weights make many of and trained ones few.
+LLAMA_INT8 = LLAMA2_7B | {"initializer_range": 0.005, "num_hidden_layers": 3}
+ARCHITECTURES = {
+    "llama2-7b": LLAMA2_7B, "mistral-7b": MISTRAL_7B, "qwen2-7b": QWEN2_7B, "tinyllama": TINYLLAMA,
+    "llama-3-layers": LLAMA2_7B | {"num_hidden_layers": 3}, "llama-4-layers": LLAMA2_7B | {"num_hidden_layers": 4},
+    "llama-int8": LLAMA_INT8, "qwen2-2-layers": QWEN2_7B | {"num_hidden_layers": 2}, "qwen3-moe": QWEN3_MOE,
+    "mistral-4-layers": MISTRAL_7B | {"num_hidden_layers": 4},
+    "tinyllama-4-layers": TINYLLAMA | {"num_hidden_layers": 4},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Recording:
-    """One run: the architecture, the step's options, and how it is recorded.
+class TruthRun:
+    """One run: program, architecture ("": the program builds its own), options, and how it is recorded.
 
-    ``cap_of`` names another recording whose peak reserved bytes, times ``cap_factor``, are this one's limit.
+    ``step`` are ``StepConfig``'s, ``options`` the program's. Of these, ``oom`` makes the last batch four times as large
+    under a limit of ``cap_factor`` times the peak so far; ``dump`` says when an error is dumped: ``oom`` in the
+    observer, ``except`` after unwinding, ``end`` by a program that went on; ``trains`` is false for inference.
     """
 
-    arch: str
+    program: str
+    arch: str = ""
     step: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     late: bool = False
     stacks: str = "python"
-    cap_of: str | None = None
-    cap_factor: float = 0.97
 
 
-_PLAIN = {"prepare_kbit": False}
-RECORDINGS: dict[str, Recording] = {
-    "qwen2-7b_baseline": Recording("qwen2-7b", {"batch": 2}),
-    "mistral-7b_no-checkpointing": Recording(
+def _plain(arch: str, step: dict[str, Any] | None = None, **rest: Any) -> TruthRun:
+    trainer = (step or {}).get("trainer", "loop") != "loop"
+    return TruthRun("trainer" if trainer else "plain", arch, step or {}, **rest)
+
+
+_HALF = {"prepare_kbit": False}
+_BF16 = {"quant": "none", "prepare_kbit": False}
+_NOT_HELD = {"checkpointing": False}
+
+
+def _both(name: str, program: str, arch: str, step: dict[str, Any], **options: Any) -> dict[str, TruthRun]:
+    """A kind of run, recorded late to its end, and from its beginning until it runs out of memory."""
+    return {
+        f"{name}_late": TruthRun(program, arch, step, options, late=True),
+        f"{name}_oom": TruthRun(program, arch, step, options | {"oom": True}),
+    }
+
+
+RUNS: dict[str, TruthRun] = {
+    "qwen2-7b_baseline": _plain("qwen2-7b", {"batch": 2}),
+    "mistral-7b_no-checkpointing": _plain(
         "mistral-7b", {"checkpointing": False, "optim": "adamw_torch", "rank": 64, "seq_len": 1536}
     ),
-    "mistral-7b_reentrant": Recording("mistral-7b", {"reentrant": True, "optim": "adamw_8bit"}),
-    "llama2-7b_eager": Recording("llama2-7b", {"attn": "eager", "batch": 2}),
-    "llama2-7b_eager-no-checkpointing": Recording(
-        "llama2-7b", {"attn": "eager", "checkpointing": False, "seq_len": 768, **_PLAIN, "optim": "adamw_torch"}
+    "mistral-7b_reentrant": _plain("mistral-7b", {"reentrant": True, "optim": "adamw_8bit"}),
+    "llama2-7b_eager": _plain("llama2-7b", {"attn": "eager", "batch": 2}),
+    "llama2-7b_eager-no-checkpointing": _plain(
+        "llama2-7b", {"attn": "eager", "checkpointing": False, "seq_len": 768, **_HALF, "optim": "adamw_torch"}
     ),
-    "llama2-7b_autocast": Recording("llama2-7b", {"autocast": True, **_PLAIN, "optim": "adamw_torch"}),
-    "mistral-7b_autocast-no-checkpointing": Recording(
-        "mistral-7b", {"autocast": True, **_PLAIN, "checkpointing": False, "dropout": 0.0}
+    "llama2-7b_autocast": _plain("llama2-7b", {"autocast": True, **_HALF, "optim": "adamw_torch"}),
+    "mistral-7b_autocast-no-checkpointing": _plain(
+        "mistral-7b", {"autocast": True, **_HALF, "checkpointing": False, "dropout": 0.0}
     ),
-    "llama2-7b_qv-only": Recording(
-        "llama2-7b", {"targets": ("q_proj", "v_proj"), "checkpointing": False, **_PLAIN, "optim": "adamw_torch"}
+    "llama2-7b_qv-only": _plain(
+        "llama2-7b", {"targets": ("q_proj", "v_proj"), "checkpointing": False, **_HALF, "optim": "adamw_torch"}
     ),
-    "qwen2-7b_late-cpp": Recording("qwen2-7b", {"accumulate": 2, "optim": "adamw_torch"}, late=True, stacks="all"),
-    "llama2-7b_lora-bf16-base": Recording(
-        "llama2-7b", {"quant": "none", **_PLAIN, "adapter_dtype": "bf16", "optim": "adamw_torch_fused"}
+    "qwen2-7b_late-cpp": _plain("qwen2-7b", {"accumulate": 2, "optim": "adamw_torch"}, late=True, stacks="all"),
+    "llama2-7b_lora-bf16-base": _plain(
+        "llama2-7b", {"quant": "none", **_HALF, "adapter_dtype": "bf16", "optim": "adamw_torch_fused"}
     ),
-    "tinyllama_full": Recording("tinyllama", {"quant": "none", "lora": False, "optim": "adamw_torch", "batch": 2}),
-    "tinyllama_full-late": Recording(
+    "tinyllama_full": _plain("tinyllama", {"quant": "none", "lora": False, "optim": "adamw_torch", "batch": 2}),
+    "tinyllama_full-late": _plain(
         "tinyllama", {"quant": "none", "lora": False, "optim": "adamw_8bit", "checkpointing": False}, late=True
     ),
-    "llama2-7b_int8": Recording("llama2-7b", {"quant": "int8"}),
-    "mistral-7b_accumulation-evaluation": Recording(
-        "mistral-7b", {"accumulate": 2, "eval_batches": 2, **_PLAIN, "batch": 2}
+    "llama2-7b_int8": _plain("llama2-7b", {"quant": "int8"}),
+    "mistral-7b_accumulation-evaluation": _plain(
+        "mistral-7b", {"accumulate": 2, "eval_batches": 2, **_HALF, "batch": 2}
     ),
-    "tinyllama_hf-trainer": Recording("tinyllama", {"trainer": "hf", "autocast": True, "batch": 2, "accumulate": 2}),
-    "tinyllama_trl": Recording("tinyllama", {"trainer": "trl", "autocast": True, "batch": 2, "steps": 3}),
-    "qwen2-7b_oom-backward": Recording("qwen2-7b", {"batch": 2}, cap_of="qwen2-7b_baseline", cap_factor=0.93),
-    "mistral-7b_oom-late-cpp": Recording(
+    "tinyllama_hf-trainer": _plain("tinyllama", {"trainer": "hf", "autocast": True, "batch": 2, "accumulate": 2}),
+    "tinyllama_trl": _plain("tinyllama", {"trainer": "trl", "autocast": True, "batch": 2, "steps": 3}),
+    "qwen2-7b_oom-backward": _plain("qwen2-7b", {"batch": 2}, options={"cap_gib": 9.927}),
+    "mistral-7b_oom-late-cpp": _plain(
         "mistral-7b",
         {"checkpointing": False, "optim": "adamw_torch", "rank": 64, "seq_len": 1536},
+        options={"cap_gib": 10.028},
         late=True,
         stacks="all",
-        cap_of="mistral-7b_no-checkpointing",
-        cap_factor=0.9,
     ),
+    # Field: what other people run.
+    **_both("accelerate-hooks", "adapters", "llama-3-layers", {"quant": "nf4-dq"} | _NOT_HELD, hooks=True, batch=1),
+    **_both("offload-to-host", "offload", "mistral-4-layers", {}, where="cpu", trains=False),
+    **_both("offload-to-disk", "offload", "tinyllama-4-layers", {}, where="disk", trains=False),
+    **_both("lightning", "lightning", "", {}),
+    "own-adamw_late": TruthRun("own_adamw", "tinyllama-4-layers", options={"replaced": True}, late=True),
+    "own-adamw_oom": TruthRun("own_adamw", "tinyllama-4-layers", options={"oom": True}),
+    **_both("muon", "muon", "", {}),
+    **_both("adafactor", "adafactor", "tinyllama-4-layers", {}),
+    **_both("diffusion", "diffusion", "", {}),
+    "dumped-in-except_late": TruthRun(
+        "adapters", "llama-3-layers", _BF16 | _NOT_HELD, {"oom": True, "dump": "except"}, late=True
+    ),
+    "dumped-in-except_oom": TruthRun(
+        "adapters", "mistral-4-layers", _BF16, {"oom": True, "dump": "except", "length": 1024}
+    ),
+    "caught_late": TruthRun("caught", "llama-3-layers", _BF16 | _NOT_HELD, {"oom": True, "dump": "end"}, late=True),
+    "caught_oom": TruthRun("caught", "llama-3-layers", _HALF | _NOT_HELD, {"oom": True, "dump": "end"}),
+    **_both(
+        "trainer-evaluate",
+        "trainer",
+        "tinyllama-4-layers",
+        _BF16 | {"trainer": "hf", "autocast": True, "batch": 2, "steps": 3, "eval_batches": 2, "optim": "adamw_torch"},
+    ),
+    **_both("generate-dynamic", "generation", "mistral-4-layers", {}, cache="dynamic", trains=False),
+    **_both("generate-static", "generation", "mistral-4-layers", {}, cache="static", trains=False),
+    **_both(
+        "qwen3-moe",
+        "adapters",
+        "qwen3-moe",
+        _BF16 | _NOT_HELD,
+        lora={"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
+        batch=1,
+    ),
+    **_both("dora", "adapters", "llama-3-layers", _BF16 | _NOT_HELD, lora={"use_dora": True}, batch=1),
+    **_both(
+        "lora-on-embeddings",
+        "adapters",
+        "llama-3-layers",
+        _BF16,
+        lora={"target_modules": ["embed_tokens", "q_proj", "v_proj"]},
+    ),
+    **_both("int8", "adapters", "llama-int8", {"quant": "int8"}),
 }
 
 TINY: dict[str, Any] = {
@@ -90,8 +165,19 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def shrunk(recording: Recording) -> Recording:
+def small_architecture(arch: str) -> dict[str, Any]:
+    """The same family, small enough for a CPU."""
+    keys = {k: v for k, v in ARCHITECTURES[arch].items() if k != "head_dim"}
+    keys |= {key: TINY[key] for key in TINY if key != "model_type"}
+    return (
+        keys | {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
+        if "num_experts" in keys
+        else keys
+    )
+
+
+def shrunk(run: TruthRun) -> TruthRun:
     """The same run small enough for a CPU, to test the script."""
-    step = recording.step | {"seq_len": 64, "rank": 4}
+    step = run.step | {"seq_len": 64, "rank": 4}
     step["optim"] = "adamw_torch" if "paged" in step.get("optim", "paged") else step["optim"]
-    return Recording("tiny", step, recording.late, recording.stacks, recording.cap_of, recording.cap_factor)
+    return replace(run, step=step, options={k: v for k, v in run.options.items() if k != "cap_gib"})

@@ -81,7 +81,7 @@ def truth(clean: Run, stamped: Run, log: dict[str, Any], vocab: int, before_byte
     left, right = _by_phase(rows, ours), _by_phase(other, theirs)
     label_of: dict[int, str | None] = {row.event: labels.get(row.event) for row in rows}
     for phase, members in left.items():
-        if ours.name(phase) in ("load", "adapters"):
+        if ours.name(phase) == "load":
             label_of.update({row.event: label_of[row.event] or LOAD_TEMP for row in members})
             continue
         twins = right.get(phase, [])
@@ -93,7 +93,10 @@ def truth(clean: Run, stamped: Run, log: dict[str, Any], vocab: int, before_byte
             # What is known by identity there must be known by it here too: else the pair is shifted.
             if label_of[row.event] is None and twin.event not in by_identity:
                 label_of[row.event] = purposes[twin.event].label
+        if ours.name(phase) == "adapters":  # what is not known by identity was made on the way to what is
+            label_of.update({row.event: label_of[row.event] or LOAD_TEMP for row in members})
     _settle_held(clean, rows, label_of)
+    _settle_interrupted(clean, left, label_of)
     return _summary(clean.trace, rows, label_of, older, before_bytes)
 
 
@@ -133,10 +136,28 @@ def _settle_held(clean: Run, rows: Sequence[Allocation], label_of: dict[int, str
     ends = phases.ends(clean.trace)
     for row in rows:
         index = phases.index(row.time_us)
-        if phases.name(index) == "forward" and index + 1 < len(clean.marks):
+        if phases.is_complete_forward(index):
             outlives = (row.free if row.free >= 0 else math.inf) >= ends[index]
             if label_of[row.event] in (HELD, "temporary/forward"):
                 label_of[row.event] = HELD if outlives else "temporary/forward"
+
+
+def _settle_interrupted(clean: Run, by_phase: Mapping[int, list[Allocation]], label_of: dict[int, str | None]) -> None:
+    """What a forward pass would have held had no error ended it is read off the last pass that came to its end."""
+    phases = Phases(clean.marks)
+    whole: int | None = None
+    for index, name in enumerate(phases.names):
+        if phases.is_complete_forward(index):
+            whole = index
+        elif name == "forward" and whole is not None:
+            rows, twins = by_phase.get(index, []), by_phase.get(whole, [])
+            pairs = align(_features(clean.trace, rows, {}, ()), _features(clean.trace, twins, {}, ()))
+            last = rows[-1].event if rows else -1
+            for i, j in pairs:
+                row, twin = rows[i], label_of[twins[j].event] or ""
+                is_alive = row.free < 0 or row.free > last
+                if is_alive and label_of[row.event] in (None, "temporary/forward") and twin.startswith("activations/"):
+                    label_of[row.event] = twin
 
 
 def _summary(

@@ -16,7 +16,10 @@ SAVED, HELD, RECOMPUTE = "activations/saved", "activations/held", "activations/r
 MATRIX = "temporary/attention_matrix"
 
 _DEQUANT_OPS = ("dequantize_4bit", "dequantize_blockwise", "gemm_4bit", "gemv_4bit", "int8_mm_dequant")
-_MATMULS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten._scaled_mm.", "aten.linear.", "aten._addmm_")
+_MATMULS = (
+    *("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten._scaled_mm.", "aten.linear.", "aten._addmm_"),
+    *("aten._grouped_mm.", "aten.mv.", "aten.addmv.", "aten.dot."),
+)
 _LOSSES = ("aten._log_softmax.", "aten.nll_loss_forward.", "aten.nll_loss2d_forward.")
 _LOSS_GRADS = ("aten._log_softmax_backward_data.", "aten.nll_loss_backward.", "aten.nll_loss2d_backward.")
 _SAFE_SOFTMAX = "aten._safe_softmax."
@@ -75,8 +78,7 @@ def operator_labels(run: Run, rows: Sequence[Allocation], log: dict[str, Any], v
         if label is None and saved.get(row.event) is False:
             label = SAVED
         if label is None and phase in ("forward", "eval"):
-            complete = phase == "forward" and phase_index + 1 < len(run.marks)
-            held = complete and (row.free < 0 or row.free >= phase_end[phase_index])
+            held = phases.is_complete_forward(phase_index) and (row.free < 0 or row.free >= phase_end[phase_index])
             label = HELD if held else "temporary/forward"
         if label is None:
             known = {"backward": "temporary/backward", "optimizer": "temporary/optimizer"}
@@ -126,15 +128,17 @@ def _is_score(row: Allocation, operator: Operator, scores: dict[int, _Scores]) -
 
 def _by_operator(row: Allocation, operator: Operator | None, phase: str, vocab: int) -> str | None:
     """What the operator alone decides."""
-    if operator is None or phase in ("load", "adapters"):
+    if operator is None:
         return None
     name, output = operator.name, operator.output_at(row.address)
+    if output is None and name.startswith(_MATMULS) and row.free < 0 and row.size >= 1 << 20:
+        return "runtime/cublas"
+    if phase in ("load", "adapters"):
+        return None
     if operator.casts_packed and name.startswith("aten._to_copy"):
         return DEQUANT
     if any(part in name for part in _DEQUANT_OPS) and (output is None or "dequantize" in name):
         return DEQUANT
-    if output is None and name.startswith(_MATMULS) and row.free < 0 and row.size >= 1 << 20:
-        return "runtime/cublas"
     if name.startswith(_LOSSES):
         return "temporary/loss" if row.size > 512 else None
     if name.startswith(_LOSS_GRADS):

@@ -62,6 +62,10 @@ class Phases:
         """The phase's name; what comes before the first mark is loading."""
         return self.names[index] if index >= 0 else "load"
 
+    def is_complete_forward(self, index: int) -> bool:
+        """Whether the phase is a forward pass that came to its end: another follows, and no error ended it."""
+        return self.name(index) == "forward" and index + 1 < len(self.names) and self.names[index + 1] != "oom"
+
     def ends(self, trace: Trace) -> list[int]:
         """First event after each phase."""
         times = [entry.get("time_us", 0) for entry in trace]
