@@ -113,7 +113,8 @@ class StandIn(TorchDispatchMode):
     def require(self) -> None:
         pass
 
-    def start(self, stacks: str, max_entries: int, context: str = "all") -> str:
+    def start(self, stacks: str, max_entries: int, on_stopped: Any = None) -> str:
+        self.on_stopped = on_stopped
         self.recording = "python" if self.unwinder_fails else stacks
         self.ring = deque(maxlen=max_entries)
         self.started += 1
@@ -122,6 +123,9 @@ class StandIn(TorchDispatchMode):
     def stop(self) -> None:
         self.recording = None
         self.ring.clear()
+
+    def is_recording(self) -> bool:
+        return self.recording is not None
 
     def snapshot(self) -> dict[str, Any]:
         with self.lock:

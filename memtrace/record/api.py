@@ -11,7 +11,6 @@ from typing import Any
 from memtrace.errors import MissingDependencyError
 from memtrace.record import backend as backend_module
 from memtrace.record import messages, recorder
-from memtrace.record.ooms import is_oom
 from memtrace.record.recorder import DEFAULT_MAX_ENTRIES, Recorder, RecordOptions
 from memtrace.record.signals import SignalWatch
 
@@ -49,7 +48,7 @@ class Recording(contextlib.AbstractContextManager["Recording"]):
             return
         if self._signals is not None:
             self._signals.remove()
-        conclude(self.recorder, error)
+        self.recorder.conclude(error)
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """``with recording.phase("validation"):`` marks a phase by name."""
@@ -110,28 +109,3 @@ def record(
         messages.say(f"not recording: {error}")
         return Recording(None, owns=False)
     return Recording(Recorder(options, model, optimizer), owns=True)
-
-
-def conclude(inner: Recorder, error: BaseException | None) -> None:
-    """Write what remains to be written when a recorded program or block ends, and switch everything off."""
-    with messages.guarded("ending the recording"):
-        ooms = inner.ooms
-        if ooms.last is not None and (is_oom(error) or ooms.pending(inner.log.completed)):
-            ooms.failed(error)
-        else:
-            ooms.set_aside(inner)
-            _write_end(inner)
-    inner.end()
-
-
-def _write_end(inner: Recorder) -> None:
-    window = inner.options.steps
-    if inner.started_us is None:
-        if window is not None:
-            messages.say(f"the program ended in step {inner.log.step}, before step {window[0]}: nothing was recorded")
-        return
-    if inner.recording:
-        kind = "" if window is None else f"-steps{window[0]}-{window[1]}"
-        inner.save(kind, "end")
-    if inner.last_file is not None:
-        messages.say(f"recorded to {inner.last_file}; next: memtrace report {inner.last_file}")

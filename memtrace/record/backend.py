@@ -1,20 +1,21 @@
 """Everything memtrace asks of ``torch.cuda.memory``, behind one small class that tests replace.
 
 No other module of memtrace touches the CUDA allocator. :func:`get` returns the backend in use; a test hands its own
-object to :func:`use`. Sizes are bytes.
+object, with the same methods, to :func:`use`. Sizes are bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import os
 import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from memtrace.errors import MissingDependencyError
 
@@ -29,34 +30,11 @@ _NO_HISTORY = (
 )
 
 
-class Backend(Protocol):
-    """What a recorder needs from an allocator that records its history."""
-
-    device_type: str
-
-    def precheck(self) -> None: ...
-    def require(self) -> None: ...
-    def when_ready(self, begin: Callable[[], None]) -> None: ...
-    def start(self, stacks: str, max_entries: int, context: str = "all") -> str: ...
-    def stop(self) -> None: ...
-    def snapshot(self) -> dict[str, Any]: ...
-    def stats(self, device: int) -> dict[str, Any]: ...
-    def levels(self, device: int) -> tuple[int, int, int, int]: ...
-    def memory_info(self, device: int) -> tuple[int, int]: ...
-    def memory_fraction(self, device: int) -> float | None: ...
-    def limit(self, size_bytes: int) -> None: ...
-    def attach_oom_observer(self, observer: OomObserver) -> None: ...
-    def set_metadata(self, text: str) -> None: ...
-    def has_metadata(self) -> bool: ...
-    def current_device(self) -> int: ...
-    def device_facts(self, device: int) -> dict[str, Any]: ...
-    def synchronize(self) -> None: ...
-
-
 class CudaBackend:
-    """The real thing: PyTorch's native CUDA caching allocator."""
+    """PyTorch's native CUDA caching allocator."""
 
     device_type = "cuda"
+    _replaced: tuple[Any, Any] | None = None  # PyTorch's function that starts and stops recording, and ours
 
     def precheck(self) -> None:
         """What :meth:`require` checks, as far as it can be known without importing PyTorch or touching the GPU.
@@ -105,27 +83,47 @@ class CudaBackend:
         if get_backend is not None and get_backend() != "native":
             raise MissingDependencyError(_NO_HISTORY.format(backend=get_backend()))
 
-    def start(self, stacks: str, max_entries: int, context: str = "all") -> str:
+    def start(self, stacks: str, max_entries: int, on_stopped: Callable[[], None] | None = None) -> str:
         """Switch recording on for every device; returns the stacks really recorded.
 
         CUDA is initialised first: an OOM observer or a recording attached before that crashes some releases. Where the
-        C++ unwinder fails, Python stacks are recorded instead.
+        C++ unwinder fails, Python stacks are recorded instead. ``on_stopped`` is called if the program switches the
+        recording off, before that happens.
         """
         torch = import_torch()
         torch.cuda.init()
-        record = torch.cuda.memory._record_memory_history
+        self._listen(torch.cuda.memory, on_stopped)
+        record = functools.partial(self._record(), enabled="all", context="all", max_entries=max_entries)
         try:
-            record(enabled="all", context=context, stacks=stacks, max_entries=max_entries)
+            record(stacks=stacks)
             if stacks == "all":
                 self._probe_unwinder()
         except RuntimeError:
             if stacks != "all":
                 raise
             with contextlib.suppress(RuntimeError):
-                record(enabled=None)
-            record(enabled="all", context=context, stacks="python", max_entries=max_entries)
+                self._record()(enabled=None)
+            record(stacks="python")
             return "python"
         return stacks
+
+    def _listen(self, memory: Any, on_stopped: Callable[[], None] | None) -> None:
+        if on_stopped is None or self._replaced is not None:
+            return
+        original = memory._record_memory_history
+
+        @functools.wraps(original)
+        def _record_memory_history(enabled: Any = "all", *args: Any, **options: Any) -> Any:
+            if not enabled:
+                on_stopped()
+            return original(enabled, *args, **options)
+
+        memory._record_memory_history = _record_memory_history
+        self._replaced = original, _record_memory_history
+
+    def _record(self) -> Any:
+        """PyTorch's own ``_record_memory_history``."""
+        return self._replaced[0] if self._replaced is not None else import_torch().cuda.memory._record_memory_history
 
     @staticmethod
     def _probe_unwinder() -> None:
@@ -136,7 +134,17 @@ class CudaBackend:
 
     def stop(self) -> None:
         """Switch recording off and drop the history."""
-        import_torch().cuda.memory._record_memory_history(enabled=None)
+        self._record()(enabled=None)
+        if self._replaced is not None:
+            memory = import_torch().cuda.memory
+            if memory._record_memory_history is self._replaced[1]:
+                memory._record_memory_history = self._replaced[0]
+            self._replaced = None
+
+    def is_recording(self) -> bool:
+        """Whether PyTorch is recording; true where it can't be asked."""
+        ask = getattr(import_torch()._C, "_cuda_isHistoryEnabled", None)
+        return ask is None or bool(ask())
 
     def snapshot(self) -> dict[str, Any]:
         """PyTorch's own snapshot dictionary, unchanged."""
@@ -227,16 +235,16 @@ def _driver_present() -> bool:
     return False
 
 
-_in_use: list[Backend] = [CudaBackend()]
+_in_use: list[CudaBackend] = [CudaBackend()]
 
 
-def get() -> Backend:
+def get() -> CudaBackend:
     """The backend every recorder uses."""
     return _in_use[-1]
 
 
 @contextlib.contextmanager
-def use(backend: Backend) -> Any:
+def use(backend: Any) -> Any:
     """Replace the backend for the duration of a ``with`` block (for tests)."""
     _in_use.append(backend)
     try:

@@ -11,13 +11,13 @@ import threading
 from typing import Any
 
 from memtrace.record import messages
-from memtrace.record.backend import Backend
+from memtrace.record.backend import CudaBackend
 
 
 class DeepNames:
     """Stamps the name of the module that runs on the calling thread's events."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: CudaBackend) -> None:
         self.backend = backend
         self._local = threading.local()
         self._names: dict[int, str] = {}

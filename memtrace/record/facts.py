@@ -9,7 +9,7 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from memtrace.record.backend import Backend, import_torch
+from memtrace.record.backend import CudaBackend, import_torch
 
 FORMAT_VERSION = 1
 _PACKAGES = ("transformers", "peft", "bitsandbytes", "accelerate", "trl", "deepspeed", "flash-attn", "triton", "numpy")
@@ -48,7 +48,7 @@ def package_versions() -> dict[str, str]:
     return found
 
 
-def process_facts(backend: Backend, device: int) -> dict[str, Any]:
+def process_facts(backend: CudaBackend, device: int) -> dict[str, Any]:
     """Versions, device, limit and memory of ``device`` now. Sizes are bytes; ``None`` where unknown."""
     torch = import_torch()
     rank, world_size = rank_and_world_size()

@@ -14,8 +14,6 @@ from typing import Any
 from memtrace.writing import draft, free_name
 
 PICKLE_PROTOCOL = 4  # the newest that PyTorch's own web viewer reads
-BLANK = " " * 70_000  # stands for a text that is not known yet; longer than a pickle's frames (64 KiB)
-_BINUNICODE = b"X"
 
 
 def writable_folder(folder: Path) -> tuple[Path, str | None]:
@@ -44,18 +42,9 @@ def rename(path: Path, wanted: Path, force: bool = False) -> Path:
     return path.replace(wanted) if force else free_name(path, wanted)
 
 
-def fill_blank(path: Path, text: str) -> None:
-    """Put ``text`` in the place of the one string of ``BLANK`` in a snapshot, atomically. Raises OSError.
-
-    So long a string stands outside the pickle's frames, so its length may change. Does nothing where there is none.
-    """
-    content = path.read_bytes()
-    header = _BINUNICODE + len(BLANK).to_bytes(4, "little")
-    at = content.rfind(header + BLANK.encode())
-    if at < 0:
-        return
-    filling = text.encode("utf-8", "replace")
-    parts = [content[:at], _BINUNICODE, len(filling).to_bytes(4, "little"), filling]
-    with draft(path.parent) as made:
-        made.out.write(b"".join([*parts, content[at + len(header) + len(BLANK) :]]))
-        made.replace(path)
+def add_oom_message(path: Path, text: str) -> None:
+    """Put an error's text into a snapshot that this process wrote before it was known. Raises OSError."""
+    with path.open("rb") as stream:
+        snapshot = pickle.load(stream)
+    snapshot["memtrace"]["oom"]["message"] = text
+    write_snapshot(snapshot, path, force=True)

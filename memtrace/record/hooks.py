@@ -21,17 +21,19 @@ _DISCOVERY_CALLS = 16  # outermost calls after which discovery ends where no opt
 
 
 class AutoHooks:
-    """``on_model(model)``, ``before_step(optimizer)`` and ``after_step(optimizer)`` are called as things happen."""
+    """Calls ``on_model(model)``, ``after_backward()``, ``before_step(optimizer)`` and ``after_step(optimizer)``."""
 
     def __init__(
         self,
         log: PhaseLog,
         on_model: Callable[[Any], None],
+        after_backward: Callable[[], None],
         before_step: Callable[[Any], None],
         after_step: Callable[[Any], None],
     ) -> None:
         self.log = log
-        self.on_model, self.before_step, self.after_step = on_model, before_step, after_step
+        self.on_model, self.after_backward = on_model, after_backward
+        self.before_step, self.after_step = before_step, after_step
         self._local = threading.local()
         self._compiling: Callable[[], bool] = lambda: False
         self._handles: list[Any] = []
@@ -65,6 +67,8 @@ class AutoHooks:
             result = original(*args, **kwargs)
             self.log.completed += 1
             self.log.enter(BETWEEN)  # not after an error: the phase stays what it was when it failed
+            with messages.guarded("looking at the gradients"):
+                self.after_backward()
             return result
 
         torch.autograd.backward = backward

@@ -13,8 +13,9 @@ from typing import Any
 from memtrace.attribution.categories import Purpose
 
 # Quantised layers of other libraries (GPTQ, AWQ, EETQ, HQQ) keep their packed weights and constants as buffers.
-_PACKED_BUFFERS = frozenset({"qweight", "W_q", "weight_packed"})
-_CONSTANT_BUFFERS = frozenset({"qzeros", "scales", "g_idx", "weight_scale", "weight_zero_point"})
+_BUFFERS = dict.fromkeys(("qweight", "W_q", "weight_packed"), Purpose.QUANTIZED) | dict.fromkeys(
+    ("qzeros", "scales", "g_idx", "weight_scale", "weight_zero_point"), Purpose.QUANT_STATE
+)
 _ADAPTER_TOKENS = ("lora_", "modules_to_save.", "vera_", "ia3_", "adapter_")
 
 
@@ -68,21 +69,21 @@ def _is_packed(parameter: Any) -> bool:
     return not (parameter.dtype.is_floating_point or parameter.dtype.is_complex)
 
 
-def is_trainable(name: str, parameter: Any, optimized: frozenset[int]) -> bool:
-    """Whether a parameter belongs to what is trained: an adapter, or a weight that an optimizer updates.
+def is_trained(name: str, parameter: Any, trained: frozenset[int] | None) -> bool:
+    """Whether a parameter belongs to what is trained: an adapter by its name, or one whose id is in ``trained``.
 
-    Before any optimizer is known, ``requires_grad`` decides.
+    Where that is ``None``, ``requires_grad`` decides.
     """
     if any(token in name for token in _ADAPTER_TOKENS):
         return True
-    return id(parameter) in optimized if optimized else bool(parameter.requires_grad)
+    return bool(parameter.requires_grad) if trained is None else id(parameter) in trained
 
 
-def model_labels(model: Any, device_type: str, optimized: frozenset[int] = frozenset()) -> Iterator[Label]:
-    """Parameters, quantisation constants and buffers of a model. ``optimized`` holds ids of optimizer parameters."""
+def model_labels(model: Any, device_type: str, trained: frozenset[int] | None = None) -> Iterator[Label]:
+    """Parameters, quantisation constants and buffers of a model; for ``trained`` see :func:`is_trained`."""
     for name, parameter in model.named_parameters():
         packed = _is_packed(parameter)
-        kind = Purpose.PARAMS if is_trainable(name, parameter, optimized) else Purpose.UNQUANTIZED
+        kind = Purpose.PARAMS if is_trained(name, parameter, trained) else Purpose.UNQUANTIZED
         if packed:
             kind = Purpose.QUANTIZED
         yield from _label(parameter, kind, name, device_type)
@@ -96,14 +97,7 @@ def model_labels(model: Any, device_type: str, optimized: frozenset[int] = froze
             yield from _label(getattr(state, part, None), Purpose.QUANT_STATE, f"{name}.state.{part}", device_type)
         yield from _quant_state(getattr(module, "quant_state", None), f"{name}.quant_state", device_type)
     for name, buffer in model.named_buffers():
-        last = name.rpartition(".")[2]
-        kind = (
-            Purpose.QUANTIZED
-            if last in _PACKED_BUFFERS
-            else Purpose.QUANT_STATE
-            if last in _CONSTANT_BUFFERS
-            else Purpose.BUFFER
-        )
+        kind = _BUFFERS.get(name.rpartition(".")[2], Purpose.BUFFER)
         yield from _label(buffer, kind, name, device_type)
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from array import array
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from memtrace.attribution.categories import Purpose
@@ -23,16 +21,6 @@ from memtrace.record.identity import Label
 KEPT_STEPS = 64  # optimizer steps whose gradients stay labelled
 
 
-@dataclass(frozen=True, slots=True)
-class _Gradients:
-    """Addresses of all gradients at one moment; ``parameters`` are ids, in the same order."""
-
-    time_us: int
-    address: array[int]
-    size_bytes: array[int]
-    parameter: array[int]
-
-
 class LabelBook:
     """Collects labels of one process's models and optimizers, without keeping either alive."""
 
@@ -40,7 +28,8 @@ class LabelBook:
         self.device_type = device_type
         self._models: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, weakref.ref[Any]] = {}
-        self._gradients: deque[_Gradients] = deque(maxlen=KEPT_STEPS)
+        self._gradients: deque[tuple[int, list[tuple[int, int, int]]]] = deque(maxlen=KEPT_STEPS)  # see note_gradients
+        self._got_gradients: set[int] = set()  # ids of parameters
         self._remembered: list[dict[str, Any]] = []
 
     def remember(self, models: list[Any], optimizers: list[Any], time_us: int) -> None:
@@ -53,42 +42,59 @@ class LabelBook:
 
     def add_model(self, model: Any) -> None:
         """Know a model, whether or not the garbage collector would find it."""
-        self._models.setdefault(id(model), weakref.ref(model))
+        _keep(self._models, model)
 
     def add_optimizer(self, optimizer: Any) -> None:
         """Know an optimizer."""
-        known = self._optimizers.get(id(optimizer))
-        if known is None or known() is not optimizer:
-            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        _keep(self._optimizers, optimizer)
 
-    def note_gradients(self, optimizer: Any, time_us: int) -> None:
-        """Remember where the gradients are that ``optimizer`` is about to use. Costs about a µs a gradient."""
-        row = _Gradients(time_us, array("Q"), array("Q"), array("Q"))
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                grad = parameter.grad
-                found = identity.storage_of(grad, self.device_type) if grad is not None else None
-                if found is not None:
-                    row.address.append(found[0])
-                    row.size_bytes.append(found[1])
-                    row.parameter.append(id(parameter))
-        if row.address:
-            self._gradients.append(row)
+    def note_gradients(self, parameters: Iterable[Any], time_us: int) -> None:
+        """Remember (address, bytes, id of the parameter) of all gradients there are. About a µs a gradient."""
+        rows = []
+        for parameter in parameters:
+            found = identity.storage_of(parameter.grad, self.device_type) if parameter.grad is not None else None
+            if found is not None:
+                rows.append((*found, id(parameter)))
+        if rows:
+            self._gradients.append((time_us, rows))
+            self._got_gradients.update(row[2] for row in rows)
 
-    def models(self) -> list[Any]:
-        """Outermost modules that are alive: those added, and any other that the garbage collector knows."""
-        module_class = import_torch().nn.Module
-        found = {id(model): model for ref in self._models.values() if (model := ref()) is not None}
-        found |= {id(item): item for item in _instances(module_class)}
-        inner = {id(child) for module in found.values() for child in module.children()}
-        roots = [module for key, module in found.items() if key not in inner and _holds_weights(module)]
-        return sorted(roots, key=lambda module: id(module) not in self._models)
+    @property
+    def knows_optimizers(self) -> bool:
+        """Whether any optimizer has stepped or was named."""
+        return bool(self._optimizers)
 
-    def optimizers(self) -> list[Any]:
-        """Optimizers that are alive."""
-        found = {id(item): item for ref in self._optimizers.values() if (item := ref()) is not None}
-        found |= {id(item): item for item in _instances(import_torch().optim.Optimizer)}
-        return [optimizer for optimizer in found.values() if hasattr(optimizer, "param_groups")]
+    def known(self) -> tuple[list[Any], list[Any]]:
+        """(models, optimizers) that were added and are alive; nothing is searched for."""
+        models = [model for ref in self._models.values() if (model := ref()) is not None]
+        return _outermost(models), [item for ref in self._optimizers.values() if (item := ref()) is not None]
+
+    def found(self) -> tuple[list[Any], list[Any]]:
+        """(outermost modules with weights, optimizers) that are alive: those added, then any the garbage collector
+        knows. Takes tenths of a second where there are many objects."""
+        torch = import_torch()
+        models, optimizers = self.known()
+        tracked = gc.get_objects()
+        kinds = set(map(type, tracked))  # asked by type(), not isinstance, which would wake lazy proxies
+        modules = {kind for kind in kinds if issubclass(kind, torch.nn.Module)}
+        steppers = {kind for kind in kinds if issubclass(kind, torch.optim.Optimizer)}
+        models += [item for item in tracked if type(item) in modules]
+        optimizers += [item for item in tracked if type(item) in steppers and hasattr(item, "param_groups")]
+        return _outermost(models), list({id(item): item for item in optimizers}.values())
+
+    def _trained(self, models: list[Any], optimizers: list[Any]) -> frozenset[int]:
+        """Ids of the parameters that are trained: those that got a gradient.
+
+        Before any did, those that an optimizer updates; without one, those of models in training mode that require one.
+        """
+        optimized = identity.optimizer_parameters(optimizers)
+        in_models = [p for model in models for p in model.parameters()]
+        got = self._got_gradients | {id(p) for p in [*in_models, *optimized] if p.grad is not None}
+        if got:
+            return frozenset(got)
+        if not optimized:
+            optimized = [p for model in models if model.training for p in model.parameters()]
+        return frozenset(id(p) for p in optimized if p.requires_grad)
 
     def collect(self, models: list[Any], optimizers: list[Any], since_us: int) -> list[dict[str, Any]]:
         """Rows for the snapshot's ``labels``, for events from ``since_us`` on.
@@ -96,8 +102,8 @@ class LabelBook:
         ``from_time_us`` and ``until_time_us`` say when the storage at ``address`` was seen to be this; ``null`` means
         open: from an unknown beginning, or up to the snapshot.
         """
-        trained = frozenset(id(p) for p in identity.optimizer_parameters(optimizers))
-        named = [pair for model in models for pair in _named(model)]
+        trained = self._trained(models, optimizers)
+        named = [pair for model in models for pair in model.named_parameters()]
         names = {id(parameter): name for name, parameter in reversed(named)}
         for position, parameter in enumerate(identity.optimizer_parameters(optimizers)):
             if id(parameter) not in names:
@@ -116,25 +122,29 @@ class LabelBook:
             for row in self._remembered
             if row["from_time_us"] >= since_us and (row["address"], row["name"]) not in known
         ]
-        for seen in self._gradients:
-            if seen.time_us >= since_us:
-                rows += _earlier(seen, names)
+        for time_us, gradients in self._gradients:
+            if time_us >= since_us:
+                for address, size, parameter in gradients:
+                    label = Label(address, size, Purpose.GRADS, f"{names.get(parameter, 'parameter')}.grad")
+                    rows.append(_row(label, time_us, time_us))
         return rows
+
+
+def _keep(refs: dict[int, weakref.ref[Any]], item: Any) -> None:
+    known = refs.get(id(item))
+    if known is None or known() is not item:
+        refs[id(item)] = weakref.ref(item)
+
+
+def _outermost(modules: list[Any]) -> list[Any]:
+    """Those that hold weights and are no part of another, each once."""
+    distinct = {id(module): module for module in modules}
+    inner = {id(child) for module in distinct.values() for child in module.children()}
+    return [module for key, module in distinct.items() if key not in inner and _holds_weights(module)]
 
 
 def _holds_weights(module: Any) -> bool:
     return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
-
-
-def _named(model: Any) -> Iterable[tuple[str, Any]]:
-    yield from model.named_parameters()
-
-
-def _instances(cls: type) -> list[Any]:
-    """Every tracked instance; ``type()`` is asked, not ``isinstance``, which would wake lazy proxies."""
-    tracked = gc.get_objects()
-    wanted = {kind for kind in set(map(type, tracked)) if issubclass(kind, cls)}
-    return [item for item in tracked if type(item) in wanted]
 
 
 def _row(label: Label, from_us: int | None, until_us: int | None) -> dict[str, Any]:
@@ -150,12 +160,3 @@ def _row(label: Label, from_us: int | None, until_us: int | None) -> dict[str, A
     if label.outside:
         row["outside"] = True
     return row
-
-
-def _earlier(seen: _Gradients, names: dict[int, str]) -> list[dict[str, Any]]:
-    """Rows of gradients that were alive just before one optimizer step."""
-    rows = []
-    for address, size, parameter in zip(seen.address, seen.size_bytes, seen.parameter, strict=True):
-        name = f"{names.get(parameter, 'parameter')}.grad"
-        rows.append(_row(Label(address, size, Purpose.GRADS, name), seen.time_us, seen.time_us))
-    return rows

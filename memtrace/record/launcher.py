@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from memtrace.errors import UsageError
-from memtrace.record import api, messages
 from memtrace.record import backend as backend_module
+from memtrace.record import messages
 from memtrace.record.recorder import Recorder, RecordOptions
 from memtrace.record.signals import SignalWatch
 
@@ -51,7 +51,7 @@ def launch(program: Sequence[str], is_module: bool, options: RecordOptions) -> i
     signals.remove()
     if inner.started_us is None and not inner.is_child and options.steps is None:
         messages.say("the program never used the GPU; nothing was recorded")
-    api.conclude(inner, error)
+    inner.conclude(error)
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
@@ -237,4 +237,4 @@ def _children_find_memtrace() -> bool:
 
 def _child_ends(inner: Recorder) -> None:
     if inner.process == os.getpid():
-        api.conclude(inner, sys.exc_info()[1])
+        inner.conclude(sys.exc_info()[1])

@@ -7,72 +7,57 @@ after which nothing was completed any more, is a failure; any other was handled.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memtrace.record import files, messages
-from memtrace.record.phases import now_us
+from memtrace.record.phases import PhaseLog
 from memtrace.record.verdict import oom_lines
-
-if TYPE_CHECKING:
-    from memtrace.record.recorder import Recorder
 
 _SAME_HANDLED = 3  # times that the same request in the same phase was handled before its state is no longer saved
 
 
 @dataclass(slots=True)
-class _Oom:
-    """One error. ``completed`` is the program's progress when it happened; ``file`` is where its state is.
+class SavedOom:
+    """One error. ``extra`` is the snapshot's ``memtrace`` dictionary, ``completed`` the program's progress then.
 
     ``is_older``: the same request failed again later, and its state was not saved any more.
     """
 
     extra: dict[str, Any]
     completed: int
-    signature: tuple[int, str]
     file: Path | None
     events: int
     is_older: bool = False
+
+    @property
+    def signature(self) -> tuple[int, str]:
+        """What makes two errors the same: bytes asked for, and the phase."""
+        return self.extra["oom"]["requested_bytes"], self.extra["oom"]["phase"]
 
 
 class OomBook:
     """The errors of one process so far."""
 
     def __init__(self) -> None:
-        self.last: _Oom | None = None
+        self.last: SavedOom | None = None
         self.count = 0
         self.announced = False
-        self._handled: dict[tuple[int, str], int] = {}
-        self._skipped = 0
+        self._handled: Counter[tuple[int, str]] = Counter()
 
-    def happened(self, recorder: Recorder, device: int, requested: int, in_use: int, free: int) -> None:
-        """Save the state. A newer error takes the place of one that was handled."""
-        log = recorder.log
-        previous = self.last
-        if previous is not None and log.completed > previous.completed:
-            self._handled[previous.signature] = self._handled.get(previous.signature, 0) + 1
+    def is_known(self, requested_bytes: int, log: PhaseLog) -> bool:
+        """Count an error; whether the program has handled it so often that the state saved last may stand for it."""
         self.count += 1
-        signature = (requested, log.name)
-        if self._handled.get(signature, 0) >= _SAME_HANDLED and previous is not None:
-            self._skipped += 1
-            previous.completed, previous.is_older = log.completed, True
-            return
-        oom = {
-            "message": files.BLANK,  # known only when the error arrives somewhere
-            "time_us": now_us(),
-            "device": device,
-            "requested_bytes": requested,
-            "device_in_use_bytes": in_use,
-            "device_free_bytes": free,
-            "phase": log.name,
-            "step": log.step,
-        }
-        snapshot = recorder.take("oom", device, oom)
-        events = sum(len(trace) for trace in snapshot["device_traces"])
-        replace = previous.file if previous is not None else None
-        file = recorder.write(snapshot, replace or recorder.path(), True if replace else None)
-        self.last = _Oom(snapshot["memtrace"], log.completed, signature, file or replace, events)
+        if self.last is None:
+            return False
+        if log.completed > self.last.completed:
+            self._handled[self.last.signature] += 1
+        if self._handled[requested_bytes, log.name] < _SAME_HANDLED:
+            return False
+        self.last.completed, self.last.is_older = log.completed, True
+        return True
 
     def pending(self, completed: int) -> bool:
         """Whether the last error has not been followed by any progress."""
@@ -84,27 +69,22 @@ class OomBook:
             return
         self.announced = True
         message = _oom_text(error)
-        self._complete(message)
+        if self.last.file is not None and message:
+            self.last.extra["oom"]["message"] = message
+            with messages.guarded("adding the error's text to the file"):
+                files.add_oom_message(self.last.file, message)
         for line in oom_lines(self.last.extra, self.last.file, self.last.events, self.last.is_older):
             messages.say(line)
 
-    def _complete(self, message: str) -> None:
-        """Write the error's text, or none, where it was left open."""
-        if self.last is not None and self.last.file is not None:
-            self.last.extra["oom"]["message"] = message
-            with messages.guarded("adding the error's text to the file"):
-                files.fill_blank(self.last.file, message)
-
-    def set_aside(self, recorder: Recorder) -> None:
+    def set_aside(self, wanted: Path, force: bool) -> None:
         """The program carried on: move the state of a handled error out of the way of the final file, and say so."""
         if self.last is None or self.announced:
             return
         self.announced = True
         where = "its state could not be saved"
-        self._complete("")
         if self.last.file is not None:
             with messages.guarded("renaming a file"):
-                self.last.file = files.rename(self.last.file, recorder.path("-oom"), recorder.options.force)
+                self.last.file = files.rename(self.last.file, wanted, force)
             where = f"the state at the last one saved is in {self.last.file}"
         times = "an out-of-memory error was" if self.count == 1 else f"{self.count} out-of-memory errors were"
         messages.say(f"{times} handled by the program itself; {where}")

@@ -16,17 +16,18 @@ from typing import Any
 
 from memtrace.errors import UsageError
 from memtrace.record import backend as backend_module
-from memtrace.record import facts, files, messages
+from memtrace.record import facts, files, identity, messages
 from memtrace.record.deep import DeepNames
 from memtrace.record.hooks import AutoHooks
 from memtrace.record.labels import LabelBook
-from memtrace.record.ooms import OomBook
+from memtrace.record.ooms import OomBook, SavedOom, is_oom
 from memtrace.record.phases import PhaseLog, now_us
 from memtrace.record.steplog import StepLog
 from memtrace.writing import draft
 
 DEFAULT_MAX_ENTRIES = 400_000  # about eight steps of a 7B QLoRA run; some 50 MB on disk, a few hundred in memory
 STACKS = ("python", "all")
+_STOPPED = "the program switched PyTorch's recording off itself: events are missing, or all of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,13 @@ class Recorder:
         self.labels = LabelBook(self.backend.device_type)
         self.ooms = OomBook()
         self.steps = StepLog(self.backend) if options.step_log else None
-        self.hooks = AutoHooks(self.log, self._know_model, self._before_step, self._after_step)
+        self.hooks = AutoHooks(self.log, self._know_model, self._after_backward, self._before_step, self._after_step)
         self.deep = DeepNames(self.backend) if options.deep else None
         self.is_child = False  # forked or spawned by the process that memtrace was started in
         self.process = os.getpid()
         self.stacks = options.stacks
         self.started_us: int | None = None
-        self.recording = self.finished = self.window_done = False
+        self.recording = self.finished = self.window_done = self.stopped_by_program = False
         self.last_file: Path | None = None
         self._model, self._optimizer = model, optimizer
         self._folder: Path | None = None
@@ -108,7 +109,7 @@ class Recorder:
     def _start_history(self) -> None:
         self.recording = True
         self.started_us = now_us()
-        self.stacks = self.backend.start(self.options.stacks, self.options.max_entries)
+        self.stacks = self.backend.start(self.options.stacks, self.options.max_entries, self._stopped_by_program)
         if self.stacks != self.options.stacks:
             messages.say("C++ stacks can't be unwound here; recording Python stacks only")
 
@@ -116,6 +117,15 @@ class Recorder:
         if self.recording:
             self.recording = False
             self.backend.stop()
+
+    def _stopped_by_program(self) -> None:
+        """The program is about to switch PyTorch's recording off itself: keep what there is."""
+        with self._lock:
+            if self.recording and not self.finished:
+                file = self.save("", "end")
+                self.recording, self.window_done, self.stopped_by_program = False, True, True
+                kept = f"what was recorded until then is in {file}" if file is not None else "nothing could be kept"
+                messages.say(f"the program stopped the recording itself (_record_memory_history); {kept}")
 
     def end(self) -> None:
         """Switch recording off, remove every hook. Safe to call twice."""
@@ -133,6 +143,29 @@ class Recorder:
                 self.steps.close()
                 with messages.guarded("writing the step log"):
                     self._write_steps()
+
+    def conclude(self, error: BaseException | None) -> None:
+        """Write what remains to be written when a recorded program or block ends, and switch everything off."""
+        with messages.guarded("ending the recording"):
+            if self.ooms.last is not None and (is_oom(error) or self.ooms.pending(self.log.completed)):
+                self.ooms.failed(error)
+            else:
+                self.ooms.set_aside(self.path("-oom"), self.options.force)
+                self._write_end()
+        self.end()
+
+    def _write_end(self) -> None:
+        window = self.options.steps
+        if self.started_us is None:
+            if window is not None:
+                messages.say(
+                    f"the program ended in step {self.log.step}, before step {window[0]}: nothing was recorded"
+                )
+            return
+        if self.recording:
+            self.save("" if window is None else f"-steps{window[0]}-{window[1]}", "end")
+        if self.last_file is not None:
+            messages.say(f"recorded to {self.last_file}; next: memtrace report {self.last_file}")
 
     # steps and phases
     def _know_model(self, model: Any) -> None:
@@ -155,7 +188,13 @@ class Recorder:
     def _before_step(self, optimizer: Any) -> None:
         self.labels.add_optimizer(optimizer)
         if self.recording:
-            self.labels.note_gradients(optimizer, now_us())
+            self.labels.note_gradients(identity.optimizer_parameters([optimizer]), now_us())
+
+    def _after_backward(self) -> None:
+        """Gradients of programs with an optimizer of their own have no other time at which they are surely there."""
+        if self.recording and not self.labels.knows_optimizers:
+            models, _ = self.labels.known()
+            self.labels.note_gradients([p for model in models for p in model.parameters()], now_us())
 
     def _after_step(self, optimizer: Any) -> None:
         if self.recording and id(optimizer) not in self._remembered:
@@ -166,7 +205,7 @@ class Recorder:
 
     def _remember(self) -> None:
         """Look at models and optimizers while they are alive: a script's objects are often gone at its end."""
-        models, optimizers = self.labels.models(), self.labels.optimizers()
+        models, optimizers = self.labels.known()
         self.labels.remember(models, optimizers, now_us())
         self._config = facts.run_config(models, optimizers)
 
@@ -238,8 +277,11 @@ class Recorder:
         traces = snapshot.get("device_traces", [])
         since = min((trace[0].get("time_us", 0) for trace in traces if trace), default=0)
         problems: list[str] = []
-        models: list[Any] = _attempt(problems, [], self.labels.models)
-        optimizers: list[Any] = _attempt(problems, [], self.labels.optimizers)
+        if self.stopped_by_program or (self.recording and not self.backend.is_recording()):
+            problems.append(_STOPPED)
+            if self.recording:
+                messages.say(_STOPPED)
+        models, optimizers = _attempt(problems, ([], []), self.labels.found)
         labels = _attempt(problems, [], lambda: self.labels.collect(models, optimizers, since))
         config: dict[str, Any] = _attempt(problems, {}, lambda: self._config_of(models, optimizers))
         overflowed = any(len(trace) >= self.options.max_entries for trace in traces)
@@ -281,8 +323,23 @@ class Recorder:
     def on_oom(self, device: int, requested_bytes: int, in_use_bytes: int, free_bytes: int) -> None:
         """The allocator's observer: save the state before anything unwinds. Never raises."""
         with messages.guarded("saving the state of an out-of-memory error"), self._lock:
-            if not self.finished and os.getpid() == self.process:
-                self.ooms.happened(self, device, requested_bytes, in_use_bytes, free_bytes)
+            if self.finished or os.getpid() != self.process or self.ooms.is_known(requested_bytes, self.log):
+                return
+            oom = {
+                "message": "",  # known only when the error arrives somewhere
+                "time_us": now_us(),
+                "device": device,
+                "requested_bytes": requested_bytes,
+                "device_in_use_bytes": in_use_bytes,
+                "device_free_bytes": free_bytes,
+                "phase": self.log.name,
+                "step": self.log.step,
+            }
+            snapshot = self.take("oom", device, oom)
+            older = self.ooms.last.file if self.ooms.last is not None else None  # that of one that was handled
+            file = self.write(snapshot, older or self.path(), True if older else None) or older
+            events = sum(len(trace) for trace in snapshot["device_traces"])
+            self.ooms.last = SavedOom(snapshot["memtrace"], self.log.completed, file, events)
 
     def forked(self) -> None:
         """Forget the parent's state in a forked child; its own CUDA start-up may begin a recording of its own."""

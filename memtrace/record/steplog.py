@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memtrace.record.backend import Backend, import_torch
+from memtrace.record.backend import CudaBackend, import_torch
 from memtrace.record.phases import now_us
 
 MAX_ROWS = 200_000
@@ -29,7 +29,7 @@ class StepLog:
     ``reset_peaks`` replaces the reset of PyTorch's peak statistics (tests, other back ends).
     """
 
-    def __init__(self, backend: Backend, reset_peaks: Callable[[], None] | None = None) -> None:
+    def __init__(self, backend: CudaBackend, reset_peaks: Callable[[], None] | None = None) -> None:
         self.backend = backend
         self.highest_bytes = 0
         self._reset = reset_peaks or self._reset_cuda_peaks

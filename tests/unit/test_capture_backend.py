@@ -136,6 +136,26 @@ def test_python_stacks_that_fail_are_an_error(monkeypatch: pytest.MonkeyPatch) -
         backend.CudaBackend().start("python", 1000)
 
 
+def test_a_program_that_stops_the_recording_is_heard_before_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = fake_torch()
+    memory, own = torch.cuda.memory, torch.cuda.memory._record_memory_history
+    memory._record_memory_history = lambda *args, **options: own(**options | ({"enabled": args[0]} if args else {}))
+    before = memory._record_memory_history
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    cuda = backend.CudaBackend()
+    cuda.start("python", 1000, lambda: torch.calls.append("heard"))
+    memory._record_memory_history(max_entries=5)
+    memory._record_memory_history(None)
+    memory._record_memory_history(enabled=False)
+    assert [call if isinstance(call, str) else call["enabled"] for call in torch.calls] == [
+        "init", "all", "all", "heard", None, "heard", False,
+    ]  # fmt: skip
+    cuda.stop()
+    assert torch.calls[-1] == {"enabled": None}
+    assert "heard" not in torch.calls[-1]
+    assert memory._record_memory_history is before
+
+
 def test_versions() -> None:
     assert backend.parse_version("2.11.0+cu130") == (2, 11)
     assert backend.parse_version("1.13.1") == (1, 13)

@@ -101,20 +101,13 @@ def test_files_of_living_processes_and_other_hosts_are_left_alone(tmp_path: Path
     assert not living.exists()
 
 
-def test_a_blank_is_filled_whatever_the_length_of_the_text(tmp_path: Path) -> None:
-    for text in ("", "CUDA out of memory. Tried to allocate 86.00 MiB.", "ü" * 100_000):
-        document = {"before": list(range(5000)), "oom": {"message": files.BLANK, "x": 1}, "after": ["y"] * 5000}
-        path = files.write_snapshot(document, tmp_path / "a.pickle", force=True)
-        files.fill_blank(path, text)
-        document["oom"]["message"] = text  # type: ignore[index, call-overload]
-        assert pickle.loads(path.read_bytes()) == document
-
-
-def test_filling_a_file_without_a_blank_changes_nothing(tmp_path: Path) -> None:
-    path = files.write_snapshot({"a": "b"}, tmp_path / "a.pickle")
-    before = path.read_bytes()
-    files.fill_blank(path, "text")
-    assert path.read_bytes() == before
+def test_the_message_of_an_error_is_added_to_its_file(tmp_path: Path) -> None:
+    document = {"segments": list(range(500)), "memtrace": {"oom": {"message": "", "step": 1}}}
+    path = files.write_snapshot(document, tmp_path / "a.pickle")
+    files.add_oom_message(path, "CUDA out of memory. Tried to allocate 86.00 MiB. ü")
+    document["memtrace"]["oom"]["message"] = "CUDA out of memory. Tried to allocate 86.00 MiB. ü"  # type: ignore[index, call-overload]
+    assert pickle.loads(path.read_bytes()) == document
+    assert [item.name for item in tmp_path.iterdir()] == ["a.pickle"]
 
 
 def test_unwritable_folder_is_replaced_by_a_temporary_one(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 
 import memtrace  # noqa: E402
 from memtrace.errors import MissingDependencyError, UsageError  # noqa: E402
-from memtrace.record import api, backend, ooms, recorder  # noqa: E402
+from memtrace.record import api, backend, recorder  # noqa: E402
 
 
 class Net(nn.Module):
@@ -383,7 +383,12 @@ def test_handled_oom_is_not_a_failure(stand_in: StandIn, tmp_path: Path, capsys:
     assert read(tmp_path / "run-oom.pickle")["memtrace"]["oom"]["requested_bytes"] == 50_000 * 64 * 4
 
 
-def test_the_same_handled_request_is_not_saved_for_ever(stand_in: StandIn, tmp_path: Path) -> None:
+def test_the_same_handled_request_is_saved_three_times(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    whole = stand_in.snapshot
+    monkeypatch.setattr(stand_in, "snapshot", lambda: taken.append(1) or whole())  # type: ignore[func-returns-value]
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters())
     stand_in.capacity = 1 << 22
@@ -395,7 +400,7 @@ def test_the_same_handled_request_is_not_saved_for_ever(stand_in: StandIn, tmp_p
             train(model, optimizer, 1)
         assert recording.recorder is not None
         assert recording.recorder.ooms.count == 10
-        assert recording.recorder.ooms._skipped == 10 - ooms._SAME_HANDLED
+    assert len(taken) == 3 + 1  # three times, and at the end
 
 
 def test_an_error_caused_by_an_oom_counts_as_one(stand_in: StandIn, tmp_path: Path) -> None:
@@ -406,6 +411,114 @@ def test_an_error_caused_by_an_oom_counts_as_one(stand_in: StandIn, tmp_path: Pa
         except torch.OutOfMemoryError as error:
             raise ValueError("gave up") from error
     assert read(recording.file)["memtrace"]["reason"] == "oom"
+
+
+def test_an_error_raised_while_an_oom_was_handled_counts_as_one(stand_in: StandIn, tmp_path: Path) -> None:
+    """Clean-up code that fails in ``except`` hides the error that mattered; Python keeps it as the context."""
+    stand_in.capacity = 1 << 20
+    with pytest.raises(KeyError), memtrace.record(tmp_path / "run.pickle") as recording:
+        model = Net()
+        try:
+            torch.ones(1 << 22)
+        except torch.OutOfMemoryError:
+            model(torch.randn(2, 64))  # progress: not pending any more
+            {}["batch"]
+    assert read(recording.file)["memtrace"]["reason"] == "oom"
+    assert "Tried to allocate" in read(recording.file)["memtrace"]["oom"]["message"]
+
+
+def test_weights_that_require_a_gradient_and_get_none_are_not_trained(stand_in: StandIn, tmp_path: Path) -> None:
+    used, unused = Net(), Net().eval()
+    optimizer = torch.optim.SGD([*used.parameters(), *unused.parameters()], lr=0.1)
+    with memtrace.record(tmp_path / "run.pickle", model=[used, unused]) as recording:
+        with torch.no_grad():
+            unused(torch.randn(2, 64))
+        train(used, optimizer, 2)
+    rows = [row for row in read(recording.file)["memtrace"]["labels"] if row["until_time_us"] is None]
+    kinds = {row["address"]: row["category"] for row in rows}
+    assert {kinds[p.untyped_storage().data_ptr()] for p in used.parameters()} == {"lora"}
+    assert {kinds[p.untyped_storage().data_ptr()] for p in unused.parameters()} == {"base_weights"}
+
+
+def test_inference_trains_nothing(stand_in: StandIn, tmp_path: Path) -> None:
+    model = Net().eval()
+    with memtrace.record(tmp_path / "run.pickle") as recording, torch.no_grad():
+        model(torch.randn(2, 64))
+    labels = read(recording.file)["memtrace"]["labels"]
+    mine = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    assert {row["category"] for row in labels if row["address"] in mine} == {"base_weights"}
+
+
+def test_an_error_in_the_first_backward_pass_leaves_all_weights_trained(stand_in: StandIn, tmp_path: Path) -> None:
+    """Only some have a gradient by then; what the optimizer holds is what is trained."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run_out(grad: Any) -> None:
+        stand_in.capacity = stand_in.allocated
+        torch.ones(1 << 20)
+
+    with pytest.raises(torch.OutOfMemoryError), memtrace.record(tmp_path / "run.pickle") as recording:
+        hidden = model.first(torch.randn(8, 64))
+        hidden.register_hook(run_out)
+        (model.second(hidden).sum() + model.table.sum()).backward()
+        optimizer.step()
+    labels = read(recording.file)["memtrace"]["labels"]
+    mine = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    assert {row["category"] for row in labels if row["address"] in mine} == {"lora"}
+
+
+def test_gradients_of_an_optimizer_of_ones_own_are_labelled(stand_in: StandIn, tmp_path: Path) -> None:
+    model = Net()
+    with memtrace.record(tmp_path / "run.pickle") as recording:
+        for _ in range(2):
+            model(torch.randn(8, 64)).sum().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
+    labels = read(recording.file)["memtrace"]["labels"]
+    assert sorted(row["name"] for row in labels if row["subcategory"] == "grads") == sorted(
+        2 * [f"{name}.grad" for name, _ in model.named_parameters()]
+    )
+
+
+def test_a_program_that_stops_the_recording_itself(
+    stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memtrace.record(tmp_path / "run.pickle") as recording:
+        train(model, optimizer, 2)
+        stand_in.on_stopped()  # as torch.cuda.memory._record_memory_history(enabled=None) does
+        stand_in.stop()
+        train(model, optimizer, 1)
+    snapshot = read(recording.file)
+    assert [item.name for item in tmp_path.iterdir()] == ["run.pickle"]
+    assert [row["step"] for row in snapshot["memtrace"]["phases"] if row["name"] == "forward"] == [0, 1]
+    assert len(snapshot["device_traces"][0]) > 20
+    assert "the program stopped the recording itself" in capsys.readouterr().err
+
+
+def test_a_recording_stopped_unnoticed_says_so(
+    stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Net()
+    with memtrace.record(tmp_path / "run.pickle", model=model) as recording:
+        model(torch.randn(8, 64))
+        stand_in.stop()
+    assert "switched PyTorch's recording off" in read(recording.file)["memtrace"]["problems"][0]
+    assert "switched PyTorch's recording off" in capsys.readouterr().err
+
+
+def test_the_first_step_searches_nothing(stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Going through all of a process's objects takes a fifth of a second."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memtrace.record(tmp_path / "run.pickle"):
+        monkeypatch.setattr(gc, "get_objects", lambda: pytest.fail("searched"))
+        train(model, optimizer, 2)
+        monkeypatch.undo()
 
 
 def test_a_failing_recorder_never_disturbs(
