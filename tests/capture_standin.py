@@ -31,6 +31,7 @@ class StandIn(TorchDispatchMode):
         self.fraction: float | None = None
         self.unwinder_fails = unwinder_fails
         self.recording: str | None = None
+        self.on_stopped: Any = None
         self.ring: deque[dict[str, Any]] = deque()
         self.live: dict[int, tuple[int, list[dict[str, Any]]]] = {}
         self.observers: list[Any] = []
@@ -121,7 +122,7 @@ class StandIn(TorchDispatchMode):
         return self.recording
 
     def stop(self) -> None:
-        self.recording = None
+        self.recording = self.on_stopped = None
         self.ring.clear()
 
     def is_recording(self) -> bool:

@@ -24,14 +24,17 @@ TRUTH = Path(__file__).parent / "truth"
 MANIFEST = json.loads((TRACES / "manifest.json").read_text())
 NAMES: list[str] = [trace["name"] for trace in MANIFEST["traces"]]
 LABELLED: list[str] = sorted(path.name.removesuffix(".labels.json.xz") for path in (TRUTH / "labels").glob("*.xz"))
+FIELD: list[str] = sorted(
+    path.name.removesuffix(".labels.json.xz") for path in (TRUTH / "field").glob("*.labels.json.xz")
+)
 WHOLE = [name for name in NAMES if name not in ("llama2-7b_ring-truncated", "llama2-7b_recorded-after-load")]
 SMALL = ["tiny-llama_3-steps", "llama2-7b_oom-first-step", "llama2-7b_ring-truncated", "llama2-7b_oom-at-load"]
 
 
 def trace_path(name: str) -> Path:
     """A bundled recording, or one of the labelled ones made for the tests."""
-    bundled = TRACES / f"{name}.pickle.xz"
-    return bundled if bundled.exists() else TRUTH / "recordings" / f"{name}.pickle.xz"
+    folders = (TRACES, TRUTH / "recordings", TRUTH / "field")
+    return next(path for folder in folders if (path := folder / f"{name}.pickle.xz").exists())
 
 
 @lru_cache(maxsize=4)
@@ -55,12 +58,13 @@ def analysis(name: str) -> Analysis:
 
 def info(name: str) -> dict[str, Any]:
     """Configuration and statistics of the recorded process."""
-    return json.loads((TRUTH / "info" / f"{name}.info.json").read_text())
+    return json.loads((TRUTH / ("field" if name in FIELD else "info") / f"{name}.info.json").read_text())
 
 
 def labels(name: str) -> dict[str, Any]:
     """The truth about every allocation of a labelled recording."""
-    return json.loads(lzma.open(TRUTH / "labels" / f"{name}.labels.json.xz").read())
+    folder = TRUTH / ("field" if name in FIELD else "labels")
+    return json.loads(lzma.open(folder / f"{name}.labels.json.xz").read())
 
 
 def kept_files(folder_of: Path) -> list[Path]:

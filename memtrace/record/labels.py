@@ -45,7 +45,9 @@ class LabelBook:
         _keep(self._models, model)
 
     def add_optimizer(self, optimizer: Any) -> None:
-        """Know an optimizer."""
+        """Know an optimizer. From the first one on, gradients are noted before its steps, no more after backward passes."""
+        if not self._optimizers:
+            self._gradients.clear()
         _keep(self._optimizers, optimizer)
 
     def note_gradients(self, parameters: Iterable[Any], time_us: int) -> None:
@@ -89,9 +91,8 @@ class LabelBook:
         """
         optimized = identity.optimizer_parameters(optimizers)
         in_models = [p for model in models for p in model.parameters()]
-        got = self._got_gradients | {id(p) for p in [*in_models, *optimized] if p.grad is not None}
-        if got:
-            return frozenset(got)
+        if self._got_gradients:  # else a backward pass that failed may have reached some of them only
+            return frozenset(self._got_gradients | {id(p) for p in [*in_models, *optimized] if p.grad is not None})
         if not optimized:
             optimized = [p for model in models if model.training for p in model.parameters()]
         return frozenset(id(p) for p in optimized if p.requires_grad)
@@ -151,7 +152,7 @@ def _row(label: Label, from_us: int | None, until_us: int | None) -> dict[str, A
     row: dict[str, Any] = {
         "address": label.address,
         "bytes": label.size_bytes,
-        "category": label.purpose.category,
+        "category": label.purpose.category.value,
         "subcategory": label.purpose.subcategory,
         "name": label.name,
         "from_time_us": from_us,

@@ -77,6 +77,7 @@ class Stage:
         self.optimizers = [*self.optimizers, *(one for one in optimizers if one not in self.optimizers)]
         self._states = states or self._states
         self.note_model()
+        self.note_states()
 
     def follow(self, model: Any) -> None:
         import torch
@@ -126,7 +127,7 @@ class Stage:
     def note_model(self) -> None:
         if self.model is not None:
             # Of a run that trains nothing, no weight is trained, whatever it requires.
-            trained = frozenset() if self.options.get("trains", True) else frozenset({-1})
+            trained = None if self.options.get("trains", True) else frozenset[int]()
             labels = identity.unique(identity.model_labels(self.model, self.backend.device_type, trained))
             self.packed |= {x.address for x in labels if x.purpose.subcategory == "quantized"}
             self._note(self._labelled(labels))

@@ -14,7 +14,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from tools.labelling.alignment import Feature, align
-from tools.labelling.operators import HELD, LOAD_TEMP, operator_labels
+from tools.labelling.operators import HELD, LOAD_TEMP, SAVED, WORKSPACE_BYTES, operator_labels
 from tools.labelling.rows import Allocation, Phases, Run, Trace, allocations, site
 
 WEIGHT, CONSTANT, BUFFER = "base_weights/weight", "base_weights/quant_const", "base_weights/buffer"
@@ -140,6 +140,8 @@ def _settle_held(clean: Run, rows: Sequence[Allocation], label_of: dict[int, str
             outlives = (row.free if row.free >= 0 else math.inf) >= ends[index]
             if label_of[row.event] in (HELD, "temporary/forward"):
                 label_of[row.event] = HELD if outlives else "temporary/forward"
+            elif label_of[row.event] == SAVED and not outlives:  # its graph was dropped again (``detach()``)
+                label_of[row.event] = "temporary/forward"
 
 
 def _settle_interrupted(clean: Run, by_phase: Mapping[int, list[Allocation]], label_of: dict[int, str | None]) -> None:
@@ -155,9 +157,14 @@ def _settle_interrupted(clean: Run, by_phase: Mapping[int, list[Allocation]], la
             last = rows[-1].event if rows else -1
             for i, j in pairs:
                 row, twin = rows[i], label_of[twins[j].event] or ""
-                is_alive = row.free < 0 or row.free > last
-                if is_alive and label_of[row.event] in (None, "temporary/forward") and twin.startswith("activations/"):
-                    label_of[row.event] = twin
+                is_held = (row.free < 0 or row.free > last) and twin.startswith("activations/")
+                is_dropped = twin == "temporary/forward" and label_of[row.event] == SAVED
+                if (
+                    label_of[row.event] is None
+                    or is_dropped
+                    or (label_of[row.event] == "temporary/forward" and is_held)
+                ):
+                    label_of[row.event] = twin or None
 
 
 def _summary(
@@ -167,6 +174,9 @@ def _summary(
     older: dict[int, str],
     before_bytes: dict[int, int],
 ) -> dict[str, Any]:
+    for address, size in before_bytes.items():
+        if size == WORKSPACE_BYTES:  # every other storage that old is known by identity
+            older.setdefault(address, "runtime/cublas")
     before: Counter[str] = Counter()
     for address, size in before_bytes.items():
         before[older.get(address, "unlabelled")] += size

@@ -20,6 +20,7 @@ _MATMULS = (
     *("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten._scaled_mm.", "aten.linear.", "aten._addmm_"),
     *("aten._grouped_mm.", "aten.mv.", "aten.addmv.", "aten.dot."),
 )
+WORKSPACE_BYTES = 32 << 20  # cuBLAS's on Hopper: a thread makes one and keeps it
 _LOSSES = ("aten._log_softmax.", "aten.nll_loss_forward.", "aten.nll_loss2d_forward.")
 _LOSS_GRADS = ("aten._log_softmax_backward_data.", "aten.nll_loss_backward.", "aten.nll_loss2d_backward.")
 _SAFE_SOFTMAX = "aten._safe_softmax."
@@ -131,7 +132,8 @@ def _by_operator(row: Allocation, operator: Operator | None, phase: str, vocab: 
     if operator is None:
         return None
     name, output = operator.name, operator.output_at(row.address)
-    if output is None and name.startswith(_MATMULS) and row.free < 0 and row.size >= 1 << 20:
+    is_kept = (row.free < 0 and row.size >= 1 << 20) or row.size == WORKSPACE_BYTES
+    if output is None and name.startswith(_MATMULS) and is_kept:
         return "runtime/cublas"
     if phase in ("load", "adapters"):
         return None
