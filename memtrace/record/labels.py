@@ -45,7 +45,7 @@ class LabelBook:
         _keep(self._models, model)
 
     def add_optimizer(self, optimizer: Any) -> None:
-        """Know an optimizer. From the first one on, gradients are noted before its steps, no more after backward passes."""
+        """Know an optimizer. From the first one on gradients are noted before steps, no more after backward passes."""
         if not self._optimizers:
             self._gradients.clear()
         _keep(self._optimizers, optimizer)

@@ -49,9 +49,9 @@ class Model(nn.Module):
         self.register_buffer("scales", torch.ones(8))
 
 
-def kinds(model: Any, optimized: frozenset[int] = frozenset()) -> dict[str, str]:
-    labels = identity.unique(identity.model_labels(model, "cpu", optimized))
-    return {label.name: f"{label.category}/{label.subcategory}" for label in labels}
+def kinds(model: Any, trained: frozenset[int] | None = None) -> dict[str, str]:
+    labels = identity.unique(identity.model_labels(model, "cpu", trained))
+    return {label.name: str(label.purpose) for label in labels}
 
 
 @pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16])
@@ -85,7 +85,7 @@ def test_eight_bit_constants_before_and_after_the_first_forward() -> None:
     assert kinds(layer) == {"weight": "base_weights/quantized", ".state.SCB": "base_weights/quant_state"}
 
 
-def test_what_an_optimizer_updates_is_trained_whatever_requires_grad_says() -> None:
+def test_what_is_known_to_be_trained_is_whatever_requires_grad_says() -> None:
     model = Model()
     model.norm.requires_grad_(True)
     assert kinds(model)["norm"] == "lora/params"
@@ -100,7 +100,10 @@ def test_gradients_and_states() -> None:
     layer(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     grads = list(identity.gradient_labels(layer.named_parameters(), "cpu"))
-    assert [(label.name, label.subcategory) for label in grads] == [("weight.grad", "grads"), ("bias.grad", "grads")]
+    assert [(label.name, label.purpose.subcategory) for label in grads] == [
+        ("weight.grad", "grads"),
+        ("bias.grad", "grads"),
+    ]
     assert grads[0].size_bytes == 64
     names = {id(parameter): name for name, parameter in layer.named_parameters()}
     states = {label.name for label in identity.optimizer_labels(optimizer, names, "cpu")}
