@@ -8,7 +8,7 @@ import json
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 from memtrace.errors import SnapshotError
 from memtrace.snapshot.bounds import CutShort, Foreign, Hostile
@@ -21,20 +21,6 @@ from memtrace.snapshot.window import Window
 _MEMORY_PER_BYTE = 32
 _MEMORY_PER_COMPRESSED_BYTE = 400
 _MEMORY_FLOOR_BYTES = 768 << 20
-
-
-class _Refused(pickle.UnpicklingError):
-    pass
-
-
-class SafeUnpickler(pickle.Unpickler):
-    """Builds builtin containers, strings and numbers only; keeps the speed of the C implementation."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise _Refused(f"holds the Python object {module}.{name}"[:120])
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise _Refused("refers to storage outside the file, as a checkpoint does")
 
 
 @contextmanager
@@ -98,15 +84,11 @@ def _decode_pickle(stream: BinaryIO, name: str) -> Any:
         if found is Look.CUT_SHORT:
             raise CutShort
         if found is Look.OTHER:
-            try:
-                return Machine(Window(io.BytesIO(data))).load()
-            except Foreign:
-                # Safe up to there, and the C machine has the name of what it asks for.
-                return SafeUnpickler(io.BytesIO(data)).load()
-        # Nothing in it asks for an object. From bytes, and only from bytes, the C machine reads what was looked at even
+            return Machine(Window(io.BytesIO(data))).load()
+        # Every opcode in it was looked at. From bytes, and only from bytes, the C machine reads what was looked at even
         # where frames overlap.
         return pickle.loads(data)
-    except _Refused as refused:
+    except Foreign as refused:
         raise SnapshotError(f"{name}: {refused}, so it is not a memory snapshot (nothing was executed)") from None
     except SnapshotError as error:
         raise SnapshotError(f"{name}: {error}") from None
