@@ -59,4 +59,5 @@ def usual_path() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # once is enough: nothing is to be left undone
     raise SystemExit(128 + number)

@@ -103,7 +103,7 @@ def _serve(args: argparse.Namespace) -> int:
         raise UsageError("--serve needs a file: every visitor loads it anew")
     check_ranges(args.events, args.steps)
     _look_at(args)
-    command = [sys.executable, "-m", "memtrace", "browse", args.file]
+    command = [sys.executable, "-P", "-m", "memtrace", "browse", args.file]
     command += [args.other] if args.other else []
     command += ["--device", str(args.device)] if args.device is not None else []
     for option, value in (("--at", args.at), ("--events", args.events), ("--steps", args.steps)):

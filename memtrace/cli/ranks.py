@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.jobs is not None and args.jobs < 1:
         raise UsageError("--jobs takes a number of processes, 1 or more")
-    if args.jobs is not None and args.scheduler:
+    if args.jobs is not None and args.scheduler is not None:
         raise UsageError("--jobs and --scheduler exclude each other: the cluster has its own workers")
     sources = expand(args.sources)
     if "-" in sources:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     task = partial(summarise, use_index=not args.no_index)
     with progress(f"reading {len(sources)} files") as show:
         on_done = (lambda done: show(done / len(sources))) if show else None
-        if args.scheduler:
+        if args.scheduler is not None:
             answers = on_dask(sources, args.scheduler, args.device, on_done, task)
         else:
             answers = in_processes(sources, args.device, args.jobs, on_done, task)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from statistics import median
 
 from memtrace.attribution.categories import Category
+from memtrace.errors import UsageError
 from memtrace.ranks.odd import Odd, Standing, find_odd
 from memtrace.ranks.sources import natural
 from memtrace.ranks.summary import Failure, Rank, StepPeak
+
+_SHOWN = 8
+_MOST_RANKS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class Spread:
 class RankComparison:
     """Every rank, what differs between them, and what could not be read.
 
+    ``missing``: ranks of ``world_size`` (None: not recorded; then below the highest number) that no file told of.
     ``aligned_by``: ``recorded steps`` (numbers the program recorded), ``steps from the start`` or ``steps from the
     end`` (counted in the traces), or ``each rank's own event`` where no step is common to all. ``compared_step`` is
     the step that categories are compared at: the one with the highest peak anywhere.
@@ -44,6 +50,8 @@ class RankComparison:
 
     ranks: tuple[Rank, ...]
     failed: tuple[Failure, ...]
+    world_size: int | None
+    missing: tuple[int, ...]
     numbered_by: str
     aligned_by: str
     compared_step: int | None
@@ -55,9 +63,14 @@ class RankComparison:
 
 
 def compare_ranks(answers: Sequence[Rank | Failure]) -> RankComparison:
-    """Compare what the workers returned. With no readable rank at all, everything but ``failed`` is empty."""
-    failed = tuple(answer for answer in answers if isinstance(answer, Failure))
-    ranks, numbered_by = _numbered([answer for answer in answers if isinstance(answer, Rank)])
+    """Compare what the workers returned. With no readable rank at all, everything but ``failed`` is empty.
+
+    Raises UsageError where two files tell the same rank.
+    """
+    ranks, unplaced, numbered_by = _numbered([answer for answer in answers if isinstance(answer, Rank)])
+    failed = (*(answer for answer in answers if isinstance(answer, Failure)), *unplaced)
+    world_size = max((rank.world_size or 0 for rank in ranks), default=0) or None
+    missing = _missing(ranks, world_size) if numbered_by != "order of files" else ()
     aligned_by, steps = _align(ranks)
     common = _common_steps(steps)
     step = _highest_step(steps, common)
@@ -67,6 +80,8 @@ def compare_ranks(answers: Sequence[Rank | Failure]) -> RankComparison:
     return RankComparison(
         ranks=tuple(ranks),
         failed=failed,
+        world_size=world_size,
+        missing=missing,
         numbered_by=numbered_by,
         aligned_by=aligned_by if step is not None else "each rank's own event",
         compared_step=step,
@@ -74,17 +89,35 @@ def compare_ranks(answers: Sequence[Rank | Failure]) -> RankComparison:
         steps=rows,
         imbalance=_imbalance(ranks, standings),
         odd=odd,
-        sentence=_sentence(ranks, failed, odd),
+        sentence=_sentence(ranks, failed, missing, odd),
     )
 
 
-def _numbered(ranks: list[Rank]) -> tuple[list[Rank], str]:
-    """Ranks in order of their numbers, or numbered in order of their files where numbers are missing or repeated."""
-    numbers = [rank.rank for rank in ranks]
-    if None not in numbers and len(set(numbers)) == len(numbers):
-        return sorted(ranks, key=lambda rank: rank.rank or 0), "recording or file name"
-    in_order = sorted(ranks, key=lambda rank: natural(rank.file))
-    return [replace(rank, rank=number) for number, rank in enumerate(in_order)], "order of files"
+def _numbered(ranks: list[Rank]) -> tuple[list[Rank], list[Failure], str]:
+    """(ranks in order of their numbers, those that can't be placed, what told the numbers).
+
+    Where no file tells its rank, they are numbered in order of their files. Raises UsageError where two tell the same.
+    """
+    files: dict[int, list[str]] = {}
+    for rank in ranks:
+        if rank.rank is not None:
+            files.setdefault(rank.rank, []).append(rank.file)
+    for number, names in sorted(files.items()):
+        if len(names) > 1:
+            raise UsageError(f"rank {number} stands in {' and in '.join(sorted(names))}; give one file a rank")
+    if not files:
+        in_order = sorted(ranks, key=lambda rank: natural(rank.file))
+        return [replace(rank, rank=number) for number, rank in enumerate(in_order)], [], "order of files"
+    unplaced = [Failure(rank.file, "doesn't tell its rank, as the others do") for rank in ranks if rank.rank is None]
+    told = [rank for rank in ranks if rank.rank is not None]
+    return sorted(told, key=lambda rank: rank.rank or 0), unplaced, "recording or file name"
+
+
+def _missing(ranks: Sequence[Rank], world_size: int | None) -> tuple[int, ...]:
+    """Ranks of which no file could be read: of the recorded world size, else below the highest number."""
+    there = {rank.rank for rank in ranks}
+    count = world_size or max((rank.rank or 0 for rank in ranks), default=-1) + 1
+    return tuple(number for number in range(min(count, _MOST_RANKS)) if number not in there)
 
 
 def _align(ranks: Sequence[Rank]) -> tuple[str, list[dict[int, StepPeak]]]:
@@ -154,15 +187,22 @@ def _spread(sizes: Sequence[int]) -> Spread:
     return Spread(min(sizes), middle, max(sizes), max(sizes) - min(sizes), max(sizes) / middle if middle > 0 else None)
 
 
-def _sentence(ranks: Sequence[Rank], failed: Sequence[Failure], odd: Odd | None) -> str:
+def _sentence(ranks: Sequence[Rank], failed: Sequence[Failure], missing: Sequence[int], odd: Odd | None) -> str:
     count = f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'}"
     unread = f" ({len(failed)} more could not be read)" if failed else ""
-    dead = [rank.rank for rank in ranks if rank.oom]
-    ooms = f"; out of memory on rank{'' if len(dead) == 1 else 's'} {', '.join(map(str, dead[:8]))}" if dead else ""
+    unread += f"; no file of rank{'' if len(missing) == 1 else 's'} {_listed(missing)}" if missing else ""
+    dead = [rank.rank or 0 for rank in ranks if rank.oom]
+    ooms = f"; out of memory on rank{'' if len(dead) == 1 else 's'} {_listed(dead)}" if dead else ""
     if not ranks:
         return f"No rank could be read{unread}."
     if len(ranks) == 1:
         return f"One rank{unread}{ooms}: nothing to compare it with."
     if odd is None:
         return f"{count}{unread} are balanced{ooms}."
-    return f"{count}{unread}: rank {odd.rank} is the odd one out{ooms}. {odd.why[0] if odd.why else ''}".rstrip()
+    name = f"rank {odd.rank} ({PurePath(odd.file).name})"
+    return f"{count}{unread}: {name} is the odd one out{ooms}. {odd.why[0] if odd.why else ''}".rstrip()
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    more = len(numbers) - _SHOWN
+    return ", ".join(map(str, numbers[:_SHOWN])) + (f" and {more} more" if more > 0 else "")

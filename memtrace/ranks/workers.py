@@ -5,9 +5,12 @@ Every worker holds one recording at a time and returns a small summary.
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
 import threading
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -24,8 +27,11 @@ from memtrace.ranks.summary import Failure, Rank, summarise
 Answer = Rank | Failure
 Task = Callable[[str, int | None], Answer]
 _KILLED = "its worker was killed while reading it (out of memory?)"
-_CONNECT_S = 10
+_CONNECT_S, _CLOSE_S = 10, 5
 _UNWIND_S = 1.0
+_SAFE_PATH = "PYTHONSAFEPATH"
+_ADDRESS = re.compile(r"(?:tcp|tls|ws|wss|ucx)://[^/\s]+:\d{1,5}/?")
+_GONE = "the Dask scheduler went away while it was read"
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -52,16 +58,15 @@ def in_processes(
     answers: dict[str, Answer] = {}
     deaths: dict[str, int] = dict.fromkeys(sources, 0)
     waiting = deque(dict.fromkeys(sources))
-    with _termination_unwinds():
-        while waiting:
-            together = [source for source in waiting if deaths[source] < 2]
-            batch, workers = (together, jobs) if together else ([waiting[0]], 1)
-            lost = _run_pool(batch, device, workers, task, answers, on_done)
-            for source in lost:
-                deaths[source] += 1
-                if not together:
-                    answers[source] = Failure(source, _KILLED)
-            waiting = deque(source for source in waiting if source not in answers)
+    while waiting:
+        together = [source for source in waiting if deaths[source] < 2]
+        batch, workers = (together, jobs) if together else ([waiting[0]], 1)
+        lost = _run_pool(batch, device, workers, task, answers, on_done)
+        for source in lost:
+            deaths[source] += 1
+            if not together:
+                answers[source] = Failure(source, _KILLED)
+        waiting = deque(source for source in waiting if source not in answers)
     return [answers[source] for source in sources]
 
 
@@ -83,7 +88,7 @@ def _run_pool(
         while (queue or running) and not lost:
             try:
                 while queue and len(running) < workers:  # no more than the workers hold: a death costs only these
-                    with _interrupts_later():
+                    with _interrupts_later(), _safe_path():
                         running[pool.submit(task, queue[0], device)] = queue[0]
                     queue.popleft()
             except BrokenProcessPool:
@@ -133,29 +138,22 @@ def _end_worker(number: int, frame: FrameType | None) -> None:
     end = threading.Timer(_UNWIND_S, os._exit, (128 + number,))
     end.daemon = True
     end.start()
-    _end(number, frame)
+    signal.signal(number, signal.SIG_IGN)  # once is enough: nothing is to be left undone
+    raise SystemExit(128 + number)
 
 
 @contextmanager
-def _termination_unwinds() -> Iterator[None]:
-    """SIGTERM (a time limit of CI, a scheduler) raises SystemExit meanwhile, so that workers and semaphores go too.
-
-    Its default would end this process alone, and the workers would wait for work for ever.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _end)
+def _safe_path() -> Iterator[None]:
+    """Processes started meanwhile import nothing from the current folder, which may be a stranger's."""
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # once is enough: nothing is to be left undone
-    raise SystemExit(128 + number)
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
 
 
 @contextmanager
@@ -193,17 +191,20 @@ def on_dask(
 
     Raises MissingDependencyError without dask.distributed, UsageError if no scheduler answers.
     """
+    if not _ADDRESS.fullmatch(scheduler):
+        raise UsageError(f"--scheduler {scheduler[:200]!r}: not an address like tcp://host:8786 or tls://host:8786")
     try:
         from distributed import Client, as_completed
     except ImportError:
         raise MissingDependencyError.of_extra("--scheduler needs Dask", "cluster") from None
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what it has to say is told by what it raises
     try:
         client = Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as refused:
+    except Exception as refused:  # each kind of connection has errors of its own
         detail = " ".join(str(refused).split())[:120] or type(refused).__name__
         raise UsageError(f"--scheduler {scheduler}: no Dask scheduler answers there ({detail})") from None
     answers: dict[str, Answer] = {}
-    with client:
+    try:
         # Workers may run in another folder.
         located = {source: source if is_remote(source) else os.path.abspath(source) for source in sources}  # noqa: PTH100
         futures = {client.submit(_named, task, located[s], s, device, pure=False, retries=1): s for s in located}
@@ -211,14 +212,21 @@ def on_dask(
             source = futures[future]
             try:
                 answers[source] = future.result()  # waits where a worker was lost with its result, which is made again
-            except Exception as reason:
+            except (Exception, CancelledError) as reason:
                 killed = type(reason).__name__ == "KilledWorker"
-                error = _KILLED if killed else f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
-                answers[source] = Failure(source, error)
+                gone = isinstance(reason, CancelledError) or client.status != "running"
+                text = f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
+                answers[source] = Failure(source, _KILLED if killed else _GONE if gone else text)
             future.release()
             if on_done is not None:
                 on_done(len(answers))
-    return [answers[source] for source in sources]
+    except (OSError, RuntimeError, TimeoutError):  # the connection itself
+        if not sources or client.status == "running":
+            raise
+    finally:
+        with suppress(Exception):
+            client.close(timeout=_CLOSE_S)
+    return [answers.get(source) or Failure(source, _GONE) for source in sources]
 
 
 def _named(task: Task, located: str, source: str, device: int | None) -> Answer:

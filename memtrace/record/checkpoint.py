@@ -81,7 +81,7 @@ def find_model(model: str, scratch: Path, layers: int | None, device: str) -> st
     config = scratch / "architecture.json"
     config.write_text(json.dumps(architecture))
     folder = scratch / "checkpoint"
-    command = [sys.executable, "-m", "memtrace.record.checkpoint", str(config), str(folder), device]
+    command = [sys.executable, "-P", "-m", "memtrace.record.checkpoint", str(config), str(folder), device]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -43,7 +43,7 @@ def in_fresh_process(model: str, steps: int, limit_bytes: int | None, timeout_s:
             task, result = Path(scratch) / "task.json", Path(scratch) / "outcome.json"
             contents = {"trial": trial.as_dict(), "model": model, "steps": steps, "limit_bytes": limit_bytes}
             task.write_text(json.dumps(contents))
-            command = [sys.executable, "-m", "memtrace.record.sweep_run", str(task), str(result)]
+            command = [sys.executable, "-P", "-m", "memtrace.record.sweep_run", str(task), str(result)]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
             except subprocess.TimeoutExpired:

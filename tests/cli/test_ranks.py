@@ -30,7 +30,7 @@ def test_text_with_an_unreadable_file(tmp_path: Path, capsys: pytest.CaptureFixt
     broken.write_bytes(b"")
     assert main(["ranks", *BOTH, str(broken)]) == 0
     text = capsys.readouterr().out
-    assert "rank 1 is the odd one out" in text and "longer sequences" in text
+    assert "rank 1 (ddp_rank1.pickle.xz) is the odd one out" in text and "longer sequences" in text
     assert f"{broken}: the file is empty" in text.replace("\n", " ")
     assert "imbalance" in text and "highest on" in text
 

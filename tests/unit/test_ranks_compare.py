@@ -8,6 +8,7 @@ from functools import lru_cache
 import pytest
 from support import trace_path
 
+from memtrace.errors import UsageError
 from memtrace.ranks.compare import compare_ranks
 from memtrace.ranks.odd import Standing, find_odd
 from memtrace.ranks.summary import Failure, Rank, StepPeak, summarise
@@ -89,10 +90,39 @@ def test_nothing_to_compare(count: int) -> None:
     assert "could not be read" in answer.sentence
 
 
-def test_repeated_numbers_fall_back_to_the_order_of_files() -> None:
+def test_a_number_told_twice_is_refused_with_its_files() -> None:
     base = rank("tiny-llama_3-steps")
-    answer = compare_ranks([replace(base, file=f"gpu{i}/rank0.pickle", rank=0) for i in (10, 2, 1)])
-    assert [r.file for r in answer.ranks] == ["gpu1/rank0.pickle", "gpu2/rank0.pickle", "gpu10/rank0.pickle"]
+    ranks = [replace(base, file=name, rank=number) for name, number in (("b", 1), ("x/a", 0), ("y/a", 0), ("c", None))]
+    with pytest.raises(UsageError, match=r"rank 0 stands in x/a and in y/a"):
+        compare_ranks(ranks)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "world_size", "missing"),
+    [((0, 1, 3), None, (2,)), ((0, 1), 4, (2, 3)), ((1,), 2, (0,)), ((0, 1), 2, ()), ((5,), None, (0, 1, 2, 3, 4))],
+)
+def test_ranks_without_a_file_are_named(
+    numbers: tuple[int, ...], world_size: int | None, missing: tuple[int, ...]
+) -> None:
+    base = replace(rank("tiny-llama_3-steps"), world_size=world_size)
+    answer = compare_ranks([replace(base, file=f"f{n}", rank=n) for n in numbers])
+    assert answer.missing == missing and answer.world_size == world_size
+    assert all(f"{number}" in answer.sentence for number in missing)
+    assert ("no file of rank" in answer.sentence) == bool(missing)
+
+
+def test_a_file_that_tells_no_rank_is_given_none() -> None:
+    base = rank("tiny-llama_3-steps")
+    answer = compare_ranks([replace(base, file=f"f{n}", rank=n) for n in (0, None, 1)])
+    assert [r.file for r in answer.ranks] == ["f0", "f1"]
+    assert [(failure.file, "tell" in failure.error) for failure in answer.failed] == [("fNone", True)]
+
+
+def test_numbers_of_files_that_tell_none() -> None:
+    base = rank("tiny-llama_3-steps")
+    answer = compare_ranks([replace(base, file=f"gpu{i}/x.pickle", rank=None) for i in (10, 2, 1)])
+    assert [r.file for r in answer.ranks] == ["gpu1/x.pickle", "gpu2/x.pickle", "gpu10/x.pickle"]
+    assert answer.missing == ()
     assert [r.rank for r in answer.ranks] == [0, 1, 2] and answer.numbered_by == "order of files"
 
 

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import rank_tasks
 from support import ROOT, trace_path
 
+from memtrace.cli import main
 from memtrace.errors import UsageError
 from memtrace.ranks.compare import compare_ranks
 from memtrace.ranks.sources import expand
@@ -105,11 +108,68 @@ def test_no_scheduler_there(monkeypatch: pytest.MonkeyPatch) -> None:
         on_dask(["x.pickle"], "tcp://127.0.0.1:9")
 
 
+@pytest.mark.parametrize(
+    "address", ["", "nonsense", "tcp://", "tcp://host", "host:8786", "ftp://host:21", "tcp://a b:1", "inproc://x/1/1"]
+)
+def test_what_is_no_address_is_refused_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)  # not even imported
+    with pytest.raises(UsageError, match="not an address"):
+        on_dask(["x.pickle"], address)
+    assert main(["ranks", "x.pickle", "--scheduler", address]) == 2
+
+
+@pytest.mark.parametrize("scheme", ["tls", "ws", "ucx"])
+def test_a_kind_of_connection_that_is_not_to_be_had(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memtrace.ranks.workers._CONNECT_S", 1)
+    with pytest.raises(UsageError, match="no Dask scheduler answers"):
+        on_dask(["x.pickle"], f"{scheme}://127.0.0.1:9")
+
+
+SCHEDULER = """
+import asyncio, sys
+from distributed import Scheduler, Worker
+
+async def main():
+    async with Scheduler(port=0, dashboard_address=":0") as scheduler:
+        async with Worker(scheduler.address, nthreads=1):
+            print(scheduler.address, flush=True)
+            await asyncio.sleep(100)
+
+asyncio.run(main())
+"""
+
+
+def test_a_scheduler_that_is_killed_in_the_middle_is_one_line_a_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(rank_tasks.__file__).parent)])}
+    scheduler = subprocess.Popen(
+        [sys.executable, "-c", SCHEDULER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True
+    )
+    assert scheduler.stdout is not None
+    address = scheduler.stdout.readline().strip()
+
+    def end() -> None:
+        while not list(tmp_path.glob("*.pid")):
+            time.sleep(0.01)
+        scheduler.kill()
+
+    threading.Thread(target=end, daemon=True).start()
+    answers = on_dask([str(tmp_path / name) for name in "ab"], address, task=rank_tasks.waits)
+    scheduler.wait()
+    assert [type(answer) for answer in answers] == [Failure, Failure]
+    assert all("scheduler went away" in answer.error for answer in answers)  # type: ignore[union-attr]
+    assert "Traceback" not in capfd.readouterr().err
+
+
 ENDED = """
 import os, signal, sys, threading, time
 from pathlib import Path
+import memtrace.entry
 from memtrace.ranks.workers import in_processes
 import rank_tasks
+
+signal.signal(signal.SIGTERM, memtrace.entry._end)
 
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
 
