@@ -96,11 +96,11 @@ def _keys_from_terminal() -> None:
 
 def _serve(args: argparse.Namespace) -> int:
     try:
-        from textual_serve.server import Server
+        from memtrace_tui.serving import serve
     except ImportError:
         raise MissingDependencyError.of_extra("--serve needs textual-serve", "serve") from None
     if args.file == "-":
-        raise UsageError("--serve needs a file: every visitor loads it anew")
+        raise UsageError("--serve needs a file: every load of the page reads it anew")
     check_ranges(args.events, args.steps)
     _look_at(args)
     command = [sys.executable, "-P", "-m", "memtrace", "browse", args.file]
@@ -110,5 +110,5 @@ def _serve(args: argparse.Namespace) -> int:
         command += [option, value] if value else []
     command += ["--no-index"] if args.no_index else []
     command += ["--rules", args.rules_file] if args.rules else []
-    Server(shlex.join(command), host=args.host, port=args.port, title="memtrace").serve()
+    serve(shlex.join(command), args.host, args.port)
     return 0

@@ -37,9 +37,10 @@ def plot_timeline(analysis: Analysis, curves: Curves, path: Path) -> None:
     names = [c for number, c in enumerate(Category) if curves.categories[number].any()]
     heights = [curves.categories[list(Category).index(c), place] / GIB for c in names]
     figure, axes = pyplot.subplots(figsize=(11, 5), layout="constrained")
-    axes.stackplot(
-        events, heights, labels=[c.replace("_", " ") for c in names], colors=[COLOUR[c] for c in names], step="post"
-    )
+    if names:  # a recording of a refusal at the start holds nothing
+        axes.stackplot(
+            events, heights, labels=[c.replace("_", " ") for c in names], colors=[COLOUR[c] for c in names], step="post"
+        )
     axes.plot(
         events,
         curves.reserved_bytes[place] / GIB,

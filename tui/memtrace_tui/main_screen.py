@@ -20,6 +20,7 @@ from textual.widgets import Input, Tab, Tabs
 
 from memtrace.errors import MemtraceError, UsageError
 from memtrace.units import format_count
+from memtrace.writing import check_target, whole_file
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.dialogs import Ask, Details, text_width
 from memtrace_tui.helptext import help_lines
@@ -27,6 +28,7 @@ from memtrace_tui.memory import give_back
 from memtrace_tui.messages import Changed, Failed, MoveCursor, Open
 from memtrace_tui.provider import PLACES
 from memtrace_tui.session import Session
+from memtrace_tui.settings import is_served
 from memtrace_tui.views import DIFF, Entry, View
 from memtrace_tui.widgets.bars import CursorLine, KeyBar, Scrubber
 from memtrace_tui.widgets.filterbar import FilterBar
@@ -375,14 +377,14 @@ class MainScreen(Screen[None]):
 
 def _write(text: str, content: str) -> Path:
     """Write a new file. Raises UsageError where that is refused, or would replace a file."""
+    if is_served():
+        raise UsageError("in a web page the browser writes no files; memtrace export does")
     if not text.strip():
         raise UsageError("no file name")
     path = Path(os.path.expandvars(text.strip())).expanduser()
-    try:
-        with path.open("x", encoding="utf-8", newline="") as file:
-            file.write(content)
-    except FileExistsError:
-        raise UsageError(f"{path} exists already; choose another name") from None
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from None
+    if path.exists():
+        raise UsageError(f"{path} exists already; choose another name")
+    check_target(path, False)
+    with whole_file(path) as file:
+        file.write(content.encode("utf-8", "backslashreplace"))
     return path

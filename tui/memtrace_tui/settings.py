@@ -9,6 +9,13 @@ from pathlib import Path
 
 from memtrace.writing import draft
 
+SERVED = "MEMTRACE_SERVED"
+
+
+def is_served() -> bool:
+    """Whether this process is what the visitor of a web page drives: it writes and opens no file then."""
+    return bool(os.environ.get(SERVED))
+
 
 @dataclass(slots=True)
 class Settings:
@@ -39,6 +46,8 @@ class Settings:
 
     def save(self, path: Path | None = None) -> None:
         """Write them down, replacing the file in one go; a disk that refuses is ignored."""
+        if is_served():
+            return
         target = path or config_path()
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from memtrace.attribution.sites import is_plumbing
 from memtrace.snapshot.stacks import Frame
 from memtrace.units import printable
 from memtrace_tui.data.lines import Line, line
+from memtrace_tui.settings import is_served
 
 _LARGEST_BYTES = 4 << 20
 _SUFFIXES = {".py", ".pyx", ".pyi", ".ipynb", ".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh"}
@@ -41,7 +42,7 @@ def _text(filename: str) -> tuple[str, ...] | None:
 
 def source_lines(frame: Frame, height: int) -> list[Line]:
     """About ``height`` lines around the frame's line, that one marked; [] where the file isn't here."""
-    text = _text(frame.filename)
+    text = None if is_served() else _text(frame.filename)
     if text is None or not 1 <= frame.line <= len(text) or height < 1:
         return []
     first = max(0, min(frame.line - 1 - height // 2, len(text) - height))

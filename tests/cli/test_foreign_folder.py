@@ -1,0 +1,94 @@
+"""Started in a stranger's folder, memtrace runs nothing that lies there: neither it nor any process it starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import ROOT, trace_path
+
+SCRIPT = """
+import sys
+from memtrace.entry import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""  # what pip installs
+WITHOUT_GPU = """
+from memtrace.record import backend
+class Nothing:
+    device_type = "cpu"
+    def __getattr__(self, name):
+        return lambda *args: None
+backend.get = Nothing
+"""
+CHILDREN = """
+import subprocess, sys
+from memtrace.entry import main
+import memtrace.cli
+def run(argv=None):
+    return subprocess.run([sys.executable, "-c", "import csv, json, sched, memtrace"]).returncode
+memtrace.cli.main = run
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """A folder with a module of every name: each says so where it is executed."""
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    trace = f"open({str(tmp_path / 'EXECUTED')!r}, 'a').write(__name__ + chr(10))\n"
+    others = {"numpy", "orjson", "networkx", "rich", "textual", "zstandard", "memtrace_tui", "sitecustomize", "torch"}
+    for name in sys.stdlib_module_names | others:
+        (folder / f"{name}.py").write_text(trace)
+    (folder / "memtrace").mkdir()
+    for name in ("__init__", "__main__", "entry"):
+        (folder / "memtrace" / f"{name}.py").write_text(trace)
+    for rank in range(2):
+        (folder / f"rank{rank}.pickle.xz").symlink_to(trace_path("llama2-7b_oom-at-load"))
+    return folder
+
+
+def run(folder: Path, script: str, *args: str) -> subprocess.CompletedProcess[str]:
+    console = folder.parent / "bin" / "memtrace"
+    console.parent.mkdir(exist_ok=True)
+    console.write_text(script)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tui")]), "MEMTRACE_NO_INDEX": "1"}
+    command = [sys.executable, str(console), *args]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["ranks", ".", "-j", "2"], ["ranks", "rank0.pickle.xz", "rank1.pickle.xz", "-j", "1"], ["report", "rank0.pickle.xz"],
+     ["explain", "rank0.pickle.xz"], ["timeline", "rank0.pickle.xz", "--plot", "x.svg"], ["--version", "--verbose"]],
+    ids=lambda args: args[0],
+)  # fmt: skip
+def test_verbs_and_their_workers(planted: Path, args: list[str]) -> None:
+    done = run(planted, SCRIPT, *args)
+    assert done.returncode in (0, 4) and "Traceback" not in done.stderr, done.stderr
+    executed = planted.parent / "EXECUTED"
+    assert not executed.exists(), executed.read_text()
+
+
+def test_any_process_that_a_verb_starts(planted: Path) -> None:
+    done = run(planted, CHILDREN, "report")
+    assert done.returncode == 0, done.stderr
+    assert not (planted.parent / "EXECUTED").exists()
+
+
+def test_the_users_own_program_still_finds_its_modules(tmp_path: Path) -> None:
+    """``memtrace run`` is for running what lies there; its children are started as Python starts them."""
+    (tmp_path / "helper.py").write_text("print('helped')\n")
+    (tmp_path / "train.py").write_text(
+        "import os, subprocess, sys, helper\nassert 'PYTHONSAFEPATH' not in os.environ\n"
+        "subprocess.run([sys.executable, '-c', 'import helper'], check=True)\n"
+    )
+    for program in (["train.py"], ["-m", "train"]):
+        done = run(tmp_path, WITHOUT_GPU + SCRIPT, "run", *program)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("helped") == 2

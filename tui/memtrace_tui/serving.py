@@ -1,0 +1,175 @@
+"""The terminal browser as a web page, for one visitor: who started it.
+
+A page of any other site that is open in the same web browser can reach an address of this machine, too. So the page's
+address holds a token that works once and is traded for a cookie; every request must name this server (``Host``), and
+every connection must come from its own page (``Origin``). The page loads nothing from elsewhere. The browser that is
+served writes and opens no file (``SERVED``).
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import secrets
+import sys
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from textual_serve.server import Server
+
+from memtrace_tui.settings import SERVED
+
+_COOKIE = "memtrace"
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; font-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",
+}
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>memtrace</title>
+<link rel="stylesheet" href="/static/css/xterm.css">
+<style>
+@font-face { font-family: "Roboto Mono"; src: url("/static/fonts/RobotoMono-VariableFont_wght.ttf"); }
+@font-face { font-family: "Roboto Mono"; font-style: italic;
+             src: url("/static/fonts/RobotoMono-Italic-VariableFont_wght.ttf"); }
+body { background: #0c181f; color: #eee; font-family: "Roboto Mono", monospace; }
+#said { position: absolute; inset: 45% 0 auto; text-align: center; }
+body.-first-byte #said, body #ended { display: none; }
+body.-closed #ended { display: block; }
+</style>
+<script src="/static/js/textual.js"></script>
+<script src="/page.js"></script>
+</head>
+<body>
+<p id="said">memtrace is reading the recording …</p>
+<p id="ended">The session has ended. Load the page again to begin a new one.</p>
+<div id="terminal" class="textual-terminal" data-font-size="16"></div>
+</body>
+</html>
+"""
+# The address of the socket is this page's own; keys go to the terminal without a click.
+_SCRIPT = """
+document.addEventListener("DOMContentLoaded", () => {
+  const scheme = location.protocol === "https:" ? "wss://" : "ws://";
+  document.getElementById("terminal").dataset.sessionWebsocketUrl = scheme + location.host + "/ws";
+  const focus = () => {
+    const keys = document.querySelector(".xterm-helper-textarea");
+    const ready = document.body.classList.contains("-first-byte");
+    if (ready && keys && document.activeElement !== keys) keys.focus();
+  };
+  new MutationObserver(focus).observe(document.body, {attributes: true, childList: true, subtree: true});
+  window.addEventListener("focus", focus);
+});
+"""
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class GuardedServer(Server):  # type: ignore[misc]
+    """Serves one command to whoever has the token."""
+
+    def __init__(self, command: str, host: str, port: int) -> None:
+        super().__init__(command, host=host, port=port, title="memtrace")
+        self.token: str | None = secrets.token_urlsafe(24)  # None once it was used
+        self._session = secrets.token_urlsafe(24)
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{port}/?token={self.token}"
+
+    async def _make_app(self) -> web.Application:
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/", self._page),
+                web.get("/page.js", self._script),
+                web.get("/ws", self.handle_websocket),
+                web.static("/static", self.statics_path, show_index=False, follow_symlinks=False),
+            ]
+        )
+        app.on_startup.append(self.on_startup)
+        return app
+
+    async def on_startup(self, app: web.Application) -> None:
+        """Say where to look."""
+        print(f"memtrace: open {self.url}\nmemtrace: the address works once; Ctrl-C ends the server", file=sys.stderr)
+        if not is_loopback(self.host):
+            print(
+                f"memtrace: warning: {self.host} can be reached from other machines, and what is sent is not encrypted",
+                file=sys.stderr,
+            )
+
+    def initialize_logging(self) -> None:
+        """Nothing of what visitors send is printed."""
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        refused = self._refusal(request)
+        try:
+            answer = web.Response(status=403, text=f"memtrace: {refused}\n") if refused else await handler(request)
+        except web.HTTPException as error:
+            error.headers.update(_HEADERS)
+            raise
+        if not answer.prepared:
+            answer.headers.update(_HEADERS)
+        return answer
+
+    def _refusal(self, request: web.Request) -> str | None:
+        """Why a request is not answered."""
+        host = request.headers.get("Host", "")
+        origin = request.headers.get("Origin")
+        if not self._is_own(host):
+            return "this server goes by another name"
+        if origin not in (None, f"http://{host}") or (origin is None and request.path == "/ws"):
+            return "a page of another site asked for this"
+        if request.path == "/" and "token" in request.query:
+            return None  # _page judges it
+        if not hmac.compare_digest(request.cookies.get(_COOKIE, "").encode(), self._session.encode()):
+            return "open the address that was printed when the server was started; it works once"
+        return None
+
+    def _is_own(self, host: str) -> bool:
+        """Whether ``Host`` is an address of this server: names that resolve here by somebody's will are none."""
+        name, _, port = host.rpartition(":") if not host.endswith("]") and ":" in host else (host, "", "80")
+        if port != str(self.port):
+            return False
+        if name in (self.host, f"[{self.host}]") or (is_loopback(self.host) and name == "localhost"):
+            return True
+        try:
+            address = ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        return address.is_loopback or not is_loopback(self.host)
+
+    async def _page(self, request: web.Request) -> web.StreamResponse:
+        given = request.query.get("token")
+        if given is None:
+            return web.Response(text=_PAGE, content_type="text/html")
+        if self.token is None or not hmac.compare_digest(given.encode(), self.token.encode()):
+            return web.Response(status=403, text="memtrace: this address was used already; start the server again\n")
+        self.token = None
+        answer = web.Response(status=303, headers={"Location": "/"})
+        answer.set_cookie(_COOKIE, self._session, httponly=True, samesite="Strict", path="/")
+        return answer
+
+    async def _script(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text=_SCRIPT, content_type="text/javascript")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can only be reached from this machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def serve(command: str, host: str, port: int) -> None:
+    """Serve until Ctrl-C."""
+    os.environ[SERVED] = "1"
+    GuardedServer(command, host, port).serve()
