@@ -64,7 +64,7 @@ def run(folder: Path, script: str, *args: str) -> subprocess.CompletedProcess[st
 
 @pytest.mark.parametrize(
     "args",
-    [["ranks", ".", "-j", "2"], ["ranks", "rank0.pickle.xz", "rank1.pickle.xz", "-j", "1"], ["report", "rank0.pickle.xz"],
+    [["ranks", ".", "-j", "2"], ["ranks", "rank0.pickle.xz", "-j", "1"], ["report", "rank0.pickle.xz"],
      ["explain", "rank0.pickle.xz"], ["timeline", "rank0.pickle.xz", "--plot", "x.svg"], ["--version", "--verbose"]],
     ids=lambda args: args[0],
 )  # fmt: skip

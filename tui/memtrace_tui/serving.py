@@ -72,7 +72,7 @@ document.addEventListener("DOMContentLoaded", () => {
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class GuardedServer(Server):  # type: ignore[misc]
+class GuardedServer(Server):
     """Serves one command to whoever has the token."""
 
     def __init__(self, command: str, host: str, port: int) -> None:
