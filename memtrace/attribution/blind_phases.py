@@ -26,7 +26,7 @@ _NESTED_SHARE = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """Allocations that were made and freed in the trace: ``born`` and ``died`` events, ``size`` in bytes."""
+    """Allocations in the order they were made: ``born``, ``died`` (events; ``NEVER``: not freed), ``size`` (bytes)."""
 
     born: I8
     died: I8

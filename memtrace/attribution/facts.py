@@ -15,7 +15,7 @@ from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase, Phases, frees_share_stacks, infer_phases, with_recorded_steps
 from memtrace.attribution.stack_facts import Kind, StackFacts, stack_facts
 from memtrace.history.timeline import NEVER, Timeline
-from memtrace.snapshot.model import Action
+from memtrace.snapshot.model import Action, DeviceTrace
 
 I8 = NDArray[np.int64]
 U1 = NDArray[np.uint8]
@@ -26,11 +26,15 @@ Bool = NDArray[np.bool_]
 class Facts:
     """Per allocation. Events are ``NEVER`` where they lie beyond the recording, -1 where before it.
 
-    ``born``/``died``: alloc event and the event at which the program gave it up. ``span``: row in ``phases``.
-    ``pass_end``: event at which the forward pass (or the recomputation) that made it ended; ``NEVER`` if the recording
-    ends inside it; -1 for everything else. ``held``: made in such a pass and alive when it ended.
-    ``outlives_span``: alive when the phase it was born in ended. ``persistent``: never freed in the recording.
-    ``stays``: persistent, or still there when the next forward pass began.
+    ``born``/``died``: alloc event and the event at which the program gave it up. ``ended``: the same as ``died`` where
+    that says something about its purpose; ``NEVER`` where an error, or the end of the program, took it away.
+    ``span``: row in ``phases``. ``pass_end``: event at which the forward pass (or the recomputation) that made it
+    ended; ``NEVER`` if an error or the recording's end cut it short; -1 for everything else. ``held``: made in such a
+    pass and alive when it ended. ``outlives_span``: alive when the phase it was born in ended. ``persistent``: never
+    ended. ``stays``: persistent, or still there when the next forward pass began; ``lives_on``: or when the second one
+    did. ``interrupted``: made in a forward pass that ended in an error after which the program went on, and alive at
+    that error. ``free_stack``: that of its end, -1 where frees have no stacks of their own; ``freed_by_program``: given
+    up by the program's own code rather than by the model or by autograd.
     """
 
     timeline: Timeline
@@ -39,6 +43,7 @@ class Facts:
     size: I8
     born: I8
     died: I8
+    ended: I8
     tags: I8
     kind: U1
     is_loss: Bool
@@ -51,6 +56,10 @@ class Facts:
     outlives_span: Bool
     persistent: Bool
     stays: Bool
+    lives_on: Bool
+    interrupted: Bool
+    free_stack: I8
+    freed_by_program: Bool
 
     def has(self, tag: Tag) -> Bool:
         """Rows whose stack has any of the tags."""
@@ -74,12 +83,14 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     """Collect the facts. Linear in allocations (sorting small tables aside). ``phases`` may be known already."""
     trace, table = timeline.trace, timeline.allocations
     stacks = stack_facts(timeline.snapshot.stacks)
-    if phases is None:
-        phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lambda: _lives(timeline))
-        phases = with_recorded_steps(phases, trace, timeline.snapshot.memtrace.get("phases"))
     born = table.alloc_event
     died = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
     died = np.where(died >= 0, died, NEVER)
+    if phases is None:
+        made = born >= 0
+        lives = Lives(born[made], died[made], table.requested_bytes[made])
+        phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lives)
+        phases = with_recorded_steps(phases, trace, timeline.snapshot.memtrace.get("phases"))
     kind = stacks.kind[table.stack]
     span = phases.span_of(born)
     # Index -1 (before the trace) must not read the last span.
@@ -88,8 +99,16 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     span_end = np.append(phases.start[1:], NEVER)
     if len(phases):
         span_end[len(phases) - 1] = NEVER  # the recording stops inside the last span
-    death_span = np.where(died < NEVER, phases.span_of(died), len(phases))
-    pass_end = _pass_ends(timeline, stacks, phases, born, kind, span)
+    cut = _cut_spans(phases, trace)
+    free_stack = _freeing_stacks(timeline, died)
+    freed_by = np.where(free_stack >= 0, stacks.kind[free_stack], _NOT_FREED)
+    ended = np.where(_unwound(timeline, phases, freed_by, born, died), NEVER, died)
+    in_cut = (span >= 0) & np.append(cut, False)[span] & (ended >= span_end[span])
+    death_phase = span_phase[np.where(ended < NEVER, phases.span_of(ended), len(phases))]
+    in_cut &= death_phase != Phase.BACKWARD
+    ended[in_cut] = NEVER
+    death_phase[ended == NEVER] = Phase.UNKNOWN
+    pass_end = _pass_ends(timeline, stacks, phases, born, kind, span, cut)
     return Facts(
         timeline=timeline,
         stacks=stacks,
@@ -97,29 +116,68 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         size=table.requested_bytes,
         born=born,
         died=died,
+        ended=ended,
         tags=stacks.tags[table.stack],
         kind=kind,
         is_loss=stacks.is_loss[table.stack],
         span=span,
         phase=span_phase[span],
-        death_phase=span_phase[death_span],
+        death_phase=death_phase,
         step=span_step[span],
         pass_end=pass_end,
-        held=(pass_end >= 0) & (pass_end < NEVER) & (died >= pass_end),
-        outlives_span=(span >= 0) & (span_end[span] < NEVER) & (died >= span_end[span]),
-        persistent=died == NEVER,
-        stays=(died == NEVER) | (died > _next_pass(phases, born)),
+        held=(pass_end >= 0) & (pass_end < NEVER) & (ended >= pass_end),
+        outlives_span=(span >= 0) & (span_end[span] < NEVER) & (ended >= span_end[span]),
+        persistent=ended == NEVER,
+        stays=(ended == NEVER) | (ended > _next_pass(phases, born)),
+        lives_on=(ended == NEVER) | (ended > _next_pass(phases, _next_pass(phases, born))),
+        interrupted=in_cut & (kind != Kind.RECOMPUTE) & (span_phase[span] == Phase.FORWARD),
+        free_stack=free_stack,
+        freed_by_program=np.isin(freed_by, [int(Kind.OTHER), int(Kind.OPTIMIZER), int(Kind.LOAD)]),
     )
 
 
-def _lives(timeline: Timeline) -> Lives:
-    table = timeline.allocations
-    lived = (table.alloc_event >= 0) & (table.free_requested_event >= 0)
-    return Lives(table.alloc_event[lived], table.free_requested_event[lived], table.requested_bytes[lived])
+_NOT_FREED = 255
+
+
+def _cut_spans(phases: Phases, trace: DeviceTrace) -> Bool:
+    """Spans that an error ended before others began: their last event is a refused request."""
+    if not len(phases):
+        return np.zeros(0, dtype=np.bool_)
+    return np.append(trace.action[np.maximum(phases.start[1:-1] - 1, 0)] == Action.OOM, False)
+
+
+def _freeing_stacks(timeline: Timeline, died: I8) -> I8:
+    """Stack of the code that gave each row up; -1 where nothing did or nothing tells."""
+    trace = timeline.trace
+    stacks = np.full(len(died), -1, dtype=np.int64)
+    if len(trace) and not frees_share_stacks(trace):
+        freed = (died >= 0) & (died < NEVER)
+        stacks[freed] = trace.stack[died[freed]]
+    return stacks
+
+
+def _unwound(timeline: Timeline, phases: Phases, freed_by: I8, born: I8, died: I8) -> Bool:
+    """Rows freed behind the last request of all, by an error that unwound the stack or by a program that ends.
+
+    Behind a refused request that is everything. Else a forward pass that nothing follows was interrupted, unless the
+    model itself gave the tensor up; and older memory that the program's own code frees after all work is over.
+    """
+    trace = timeline.trace
+    asked = np.flatnonzero((trace.action == Action.ALLOC) | (trace.action == Action.OOM))
+    if not len(asked) or not len(phases):
+        return np.zeros(len(died), dtype=np.bool_)
+    behind = (died > asked[-1]) & (died < NEVER)
+    if trace.action[asked[-1]] == Action.OOM:
+        return behind
+    if phases.phase[-1] == Phase.FORWARD:
+        return behind & (freed_by != Kind.FORWARD)
+    forward = np.flatnonzero(phases.phase == Phase.FORWARD)
+    older = born < (phases.start[forward[-1]] if len(forward) else 0)
+    return behind & older & np.isin(freed_by, [int(Kind.OTHER), int(Kind.LOAD)])
 
 
 def _recomputation_ends(timeline: Timeline, stacks: StackFacts, born: I8) -> I8:
-    """A recomputation ends at the first event that does anything else; ``NEVER`` if the recording stops inside it.
+    """A recomputation ends at the first event that does anything else; ``NEVER`` if it is cut short.
 
     Frees recorded with the stack of their allocation don't tell who freed: then it ends after its last allocation,
     which is where non-reentrant checkpointing stops recomputing.
@@ -131,10 +189,19 @@ def _recomputation_ends(timeline: Timeline, stacks: StackFacts, born: I8) -> I8:
         following = np.searchsorted(allocs[is_other], born)
         stops = np.append(allocs[is_other], NEVER)
         last = allocs[np.maximum(np.searchsorted(allocs, stops) - 1, 0)] + 1
-        return np.where(stops[following] < NEVER, last[following], NEVER)
+        ends = np.where(stops[following] < NEVER, last[following], NEVER)
+        return np.where(_next_refusal(trace, born) < ends, NEVER, ends)
     moves = np.flatnonzero((trace.action == Action.ALLOC) | (trace.action == Action.FREE_REQUESTED))
     others = moves[stacks.kind[trace.stack[moves]] != Kind.RECOMPUTE]
-    return np.append(others, NEVER)[np.searchsorted(others, born)]
+    ends = np.append(others, NEVER)[np.searchsorted(others, born)]
+    # Behind the last request of all, frees may be the unwinding of an interruption.
+    return np.where((_next_refusal(trace, born) < ends) | (len(allocs) > 0 and ends > allocs[-1]), NEVER, ends)
+
+
+def _next_refusal(trace: DeviceTrace, events: I8) -> I8:
+    """First refused request after each event."""
+    refused = np.flatnonzero(trace.action == Action.OOM)
+    return np.append(refused, NEVER)[np.searchsorted(refused, events)]
 
 
 def _next_pass(phases: Phases, events: I8) -> I8:
@@ -144,14 +211,14 @@ def _next_pass(phases: Phases, events: I8) -> I8:
     return starts[np.searchsorted(starts[:-1], events, side="right")]
 
 
-def _pass_ends(timeline: Timeline, stacks: StackFacts, phases: Phases, born: I8, kind: U1, span: I8) -> I8:
+def _pass_ends(timeline: Timeline, stacks: StackFacts, phases: Phases, born: I8, kind: U1, span: I8, cut: Bool) -> I8:
     """End of the forward pass or recomputation each row was made in; see :class:`Facts`."""
     ends = np.full(len(born), -1, dtype=np.int64)
     if not len(phases):
         return ends
     # A forward pass ends where the next phase begins.
     forward = np.isin(phases.phase, [Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION])
-    forward_end = np.append(phases.start[1:-1], NEVER)
+    forward_end = np.where(cut, NEVER, np.append(phases.start[1:-1], NEVER))
     in_forward = (span >= 0) & forward[span] & (kind != Kind.RECOMPUTE)
     ends[in_forward] = forward_end[span[in_forward]]
     recomputed = np.flatnonzero((kind == Kind.RECOMPUTE) & (born >= 0))

@@ -7,7 +7,7 @@ optimizer frames or recorded ``Optimizer.step`` ranges are the optimizer step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -15,11 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.attribution.blind_phases import Cycle, Lives, training_cycles
+from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.stack_facts import Kind, StackFacts
+from memtrace.history.timeline import NEVER
 from memtrace.snapshot.model import Action, Annotation, DeviceTrace
 
 I8 = NDArray[np.int64]
 U1 = NDArray[np.uint8]
+_SMALLEST_BYTES = 64  # scalars that outlive a backward pass are losses and norms
 
 
 class Phase(IntEnum):
@@ -44,8 +47,8 @@ class Phase(IntEnum):
 class Phases:
     """Spans that cover the whole trace: span ``i`` is ``start[i] <= event < start[i + 1]``.
 
-    ``step`` counts optimizer steps from 0 (-1 while the model is loaded); ``basis`` says what the cut rests on:
-    "recorded" step marks, "annotations", "frames", or "lifetimes".
+    ``step`` counts optimizer steps from 0 (-1 while the model is loaded, and where nothing is trained); ``basis`` says
+    what the cut rests on: "recorded" step marks, "annotations", "frames", or "lifetimes".
     """
 
     start: I8
@@ -62,16 +65,18 @@ class Phases:
 
 
 _KIND_OF = {int(kind): kind for kind in Kind}
+_AUTOGRAD = (Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
+Mark = tuple[int, Kind | None]  # from that event on, this kind of code allocates; None: an error ended the pass
 
 
 class _Cutter:
     """A state machine over runs of equal kinds; ``spans`` collects (start event, phase, step)."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen_forward: bool) -> None:
         self.spans: list[tuple[int, Phase, int]] = []
         self.phase = Phase.UNKNOWN
         self.step = -1
-        self.seen_forward = False
+        self.seen_forward = seen_forward
 
     def enter(self, event: int, phase: Phase) -> None:
         if phase is self.phase:
@@ -85,7 +90,7 @@ class _Cutter:
             self.spans.pop()
         self.spans.append((event, phase, self.step))
 
-    def allocated_by(self, kind: Kind, event: int) -> None:
+    def allocated_by(self, kind: Kind | None, event: int) -> None:
         """One run of allocations whose stacks have this kind begins at ``event``."""
         phase = self.phase
         if kind is Kind.FORWARD:
@@ -103,6 +108,9 @@ class _Cutter:
         elif kind is Kind.LOAD:
             if not self.seen_forward:
                 self.enter(event, Phase.LOAD)
+        elif kind is None:
+            if phase in (Phase.FORWARD, Phase.BACKWARD):
+                self.enter(event, Phase.BETWEEN)
         elif kind is Kind.OTHER and phase is Phase.OPTIMIZER:
             self.enter(event, Phase.BETWEEN)
 
@@ -112,10 +120,8 @@ def _runs(values: U1) -> list[int]:
     return [] if not len(values) else [0, *(np.flatnonzero(np.diff(values)) + 1).tolist()]
 
 
-def infer_phases(
-    trace: DeviceTrace, stacks: StackFacts, annotations: Sequence[Annotation], lives: Callable[[], Lives]
-) -> Phases:
-    """Cut one device's trace into phases. Linear in events. ``lives`` is asked only where no stacks were recorded."""
+def infer_phases(trace: DeviceTrace, stacks: StackFacts, annotations: Sequence[Annotation], lives: Lives) -> Phases:
+    """Cut one device's trace into phases. Linear in events. ``lives`` are those of every allocation in the trace."""
     count = len(trace)
     if count == 0:
         return Phases(np.zeros(1, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.int64), "frames")
@@ -123,32 +129,101 @@ def infer_phases(
     kinds = stacks.kind[trace.stack[allocs]]
     has_frames = bool((kinds != Kind.NONE).any())
     ranges = optimizer_ranges(trace, annotations)
-    if ranges:
-        for first, last in ranges:
-            inside = slice(np.searchsorted(allocs, first), np.searchsorted(allocs, last))
-            kinds[inside] = Kind.OPTIMIZER
-    cutter = _Cutter()
     if not has_frames:
         ends = [0, *(last for _, last in ranges)]
         windows = [(begin, first) for begin, (first, _) in zip(ends, ranges, strict=False) if first > begin]
-        return blind_phases(training_cycles(lives(), windows, count), ranges, count)
+        freed = lives.chosen(lives.died < NEVER)
+        return blind_phases(training_cycles(freed, windows, count), ranges, count)
+    ranges = [_own_part(first, last, allocs, kinds) for first, last in ranges]
+    for first, last in ranges:
+        kinds[slice(np.searchsorted(allocs, first), np.searchsorted(allocs, last))] = Kind.OPTIMIZER
     # An allocation without frames before any forward pass may come from any thread: neutral until one is seen, unless
     # the trace begins in the middle of a backward pass, which recomputation gives away.
     starts_late = bool((kinds[: _first(kinds, Kind.FORWARD)] == Kind.RECOMPUTE).any())
-    cutter.seen_forward = starts_late
-    runs = _runs(kinds)
-    marks = sorted(
-        list(zip(allocs[runs].tolist(), map(_KIND_OF.__getitem__, kinds[runs].tolist()), strict=True))
-        + [(first, Kind.OPTIMIZER) for first, _ in ranges]
-        + [(last, Kind.OTHER) for _, last in ranges if last < count]
-    )
-    for event, kind in marks:
+    errors = _errors(trace, allocs)
+    runs = sorted({*_runs(kinds), *np.searchsorted(allocs, errors).tolist()})
+    marks: list[Mark] = list(zip(allocs[runs].tolist(), map(_KIND_OF.__getitem__, kinds[runs].tolist()), strict=True))
+    marks += [(error, None) for error in errors]
+    marks += [(first, Kind.OPTIMIZER) for first, _ in ranges]
+    marks += [(last, Kind.OTHER) for _, last in ranges if last < count]
+    marks.sort(key=lambda mark: (mark[0], mark[1] is not None, mark[1] or 0))
+    cutter = _Cutter(starts_late)
+    for event, kind in _updates(_whole_backward(marks), trace, stacks, lives):
         cutter.allocated_by(kind, event)
     spans = _backdate_backward(trace, stacks, cutter.spans)
     if not spans or spans[0][0] > 0:
         spans.insert(0, (0, Phase.UNKNOWN, -1))
-    spans = _evaluations(spans)
+    spans = _evaluations(spans, {*errors})
+    trains = Tag.ADAPTER_INIT | Tag.CHECKPOINT
+    if not any(p in (Phase.BACKWARD, Phase.OPTIMIZER) for _, p, _ in spans) and not stacks.has(trains).any():
+        spans = [(start, phase, -1) for start, phase, _ in spans]  # no step where nothing is trained
     return _phases(spans, count, "annotations" if ranges else "frames")
+
+
+def _own_part(first: int, last: int, allocs: I8, kinds: U1) -> tuple[int, int]:
+    """The optimizer's own part of a recorded step: what lies behind the closure that it called, if it called one."""
+    low, high = np.searchsorted(allocs, [first, last]).tolist()
+    inside = kinds[low:high]
+    if not np.isin(inside, [Kind.FORWARD, Kind.RECOMPUTE]).any():
+        return first, last
+    closure = np.flatnonzero(~np.isin(inside, [Kind.OPTIMIZER, Kind.OTHER, Kind.LOAD]))
+    return int(allocs[low + closure[-1]]) + 1, last
+
+
+def _errors(trace: DeviceTrace, allocs: I8) -> list[int]:
+    """Events just behind a refused request that the pass did not survive, where the program went on.
+
+    Code that asks for less after a refusal (cuDNN, say) does so at the same place.
+    """
+    refused = np.flatnonzero(trace.action[allocs] == Action.OOM)
+    stack = trace.stack[allocs]
+    return [int(allocs[i]) + 1 for i in refused.tolist() if i + 1 < len(allocs) and stack[i] != stack[i + 1]]
+
+
+def _whole_backward(marks: list[Mark]) -> list[Mark]:
+    """Optimizers and hooks that run inside the backward pass do not end it: autograd goes on behind them, and they
+    come again."""
+    result: list[Mark] = []
+    stretch: list[Mark] = []
+    for mark in [*marks, (-1, Kind.FORWARD)]:
+        if mark[1] in (Kind.FORWARD, None):
+            result += _one_backward(stretch)
+            stretch = []
+        stretch.append(mark)
+    return result + stretch[:-1]
+
+
+def _one_backward(stretch: list[Mark]) -> list[Mark]:
+    autograd = [i for i, (_, kind) in enumerate(stretch) if kind in _AUTOGRAD]
+    optimizer = [i for i, (_, kind) in enumerate(stretch) if kind is Kind.OPTIMIZER]
+    if not autograd or not optimizer or not (autograd[0] < optimizer[0] < autograd[-1] < optimizer[-1]):
+        return stretch
+    skipped = (Kind.OPTIMIZER, Kind.OTHER)
+    return [m for i, m in enumerate(stretch) if not (autograd[0] < i < autograd[-1] and m[1] in skipped)]
+
+
+def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: Lives) -> Iterator[Mark]:
+    """The marks, with the program's own code behind a backward pass as an optimizer step where it makes something for
+    (at least half of) the gradients that the pass left: an optimizer written by hand."""
+    by_autograd = np.isin(stacks.kind[trace.stack[np.maximum(lives.born, 0)]], [int(kind) for kind in _AUTOGRAD])
+    begun = -1
+    for i, (event, kind) in enumerate(marks):
+        if kind in _AUTOGRAD and begun < 0:
+            begun = event
+        elif kind in (Kind.FORWARD, Kind.OPTIMIZER, None):
+            begun = -1
+        elif kind is Kind.OTHER and begun >= 0:
+            end = next((e for e, k in marks[i + 1 :] if k is not Kind.OTHER), len(trace))
+            low, mid, high = np.searchsorted(lives.born, [begun, event, end]).tolist()
+            left = by_autograd[low:mid] & (lives.died[low:mid] > event) & (lives.size[low:mid] >= _SMALLEST_BYTES)
+            gradients = lives.size[low:mid][left]
+            made = np.isin(lives.size[mid:high], np.concatenate([gradients, gradients * 2]))
+            if len(gradients) and made.sum() * 2 >= len(gradients):
+                yield int(lives.born[mid:high][made][0]), Kind.OPTIMIZER
+                if end < len(trace):
+                    yield end, Kind.OTHER
+                continue
+        yield event, kind
 
 
 def _first(values: U1, wanted: int) -> int:
@@ -242,13 +317,14 @@ def with_recorded_steps(phases: Phases, trace: DeviceTrace, marks: object) -> Ph
     return Phases(phases.start, phases.phase, step, "recorded")
 
 
-def _evaluations(spans: list[tuple[int, Phase, int]]) -> list[tuple[int, Phase, int]]:
-    """Forward spans that end in something other than a backward pass (and not with the trace) are evaluation."""
+def _evaluations(spans: list[tuple[int, Phase, int]], errors: set[int]) -> list[tuple[int, Phase, int]]:
+    """Forward spans that end in something other than a backward pass (not an error or the trace) are evaluation."""
     renamed = []
     has_backward = any(phase is Phase.BACKWARD for _, phase, _ in spans)
     for i, (start, phase, step) in enumerate(spans):
         following = spans[i + 1][1] if i + 1 < len(spans) else None
-        if phase is Phase.FORWARD and has_backward and following not in (Phase.BACKWARD, None):
+        cut = following is not None and spans[i + 1][0] in errors
+        if phase is Phase.FORWARD and has_backward and not cut and following not in (Phase.BACKWARD, None):
             phase = Phase.EVALUATION
         renamed.append((start, phase, step))
     return renamed

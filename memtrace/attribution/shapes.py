@@ -1,4 +1,4 @@
-"""What sizes say: copies of quantised weights, and the gradients and states that repeat a parameter's size.
+"""What sizes say: copies of quantised weights, and their scales.
 
 A weight matrix of n elements is stored in n/2 bytes (4 bits) or n (8 bits); its 16-bit copy has 2n, its fp32 block
 scales n/16 (one float a 64 elements). Source: bitsandbytes ``quantize_4bit`` (block size 64) and ``int8`` storage.
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag, frame_tags
-from memtrace.attribution.phases import Phase
 
 I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -20,7 +19,7 @@ Bool = NDArray[np.bool_]
 # Source: ATen/cuda/CublasHandlePool.cpp (getChosenWorkspaceSize, parseChosenWorkspaceSize, getCUDABlasLtWorkspaceSize).
 CUBLAS_WORKSPACE_BYTES = (33_554_432, 8_519_680, 1_048_576)
 _SMALLEST_MATRIX_BYTES = 4096
-_SMALLEST_PARAMETER_BYTES = 64  # scalars that outlive a backward pass are losses and norms
+_SCALES_ARE_ONE_OF = (8, 16, 32, 64)  # fp32 or 16-bit scales of 64 or 128 elements, 8-bit ones of scales
 _SCALE_SHARE = 64  # sizes below 1/64 of a site's largest are scales and the like, and speak for or against nothing
 
 
@@ -31,11 +30,25 @@ def quantized_sizes(facts: Facts) -> tuple[I8, I8]:
     """
     made = facts.has(Tag.QUANTIZE) & facts.stays
     stayed = facts.before_trace & facts.persistent
-    stored = np.unique(facts.size[made if made.any() else stayed])
-    stored = stored[stored >= _SMALLEST_MATRIX_BYTES]
     eight_bits = facts.has(Tag.INT8).any()
+    stored = np.unique(facts.size[made])
+    if not len(stored):
+        stored = np.unique(facts.size[stayed]) if eight_bits else _with_scales(facts.size[stayed])
+    stored = stored[stored >= _SMALLEST_MATRIX_BYTES]
     wide = [stored * 2, stored * 4] if eight_bits else [stored * 4, stored * 8]
     return stored, np.unique(np.concatenate([*wide, stored // 8]))
+
+
+def _with_scales(sizes: I8) -> I8:
+    """Sizes (one entry an allocation) that have scales beside them, one for each; all sizes if none has."""
+    found, counts = np.unique(sizes, return_counts=True)
+    count_of = dict(zip(found.tolist(), counts.tolist(), strict=True))
+    packed = [
+        size
+        for size, count in count_of.items()
+        if any(size % share == 0 and count_of.get(size // share, 0) >= count for share in _SCALES_ARE_ONE_OF)
+    ]
+    return np.array(packed, dtype=np.int64) if packed else found
 
 
 def is_weight_copy(facts: Facts) -> Bool:
@@ -104,30 +117,6 @@ def _later_sites(facts: Facts, rows: Bool) -> NDArray[np.int32]:
         earliest = table.stack(int(sites[rivals[0]]))[0].line  # C++ frames can make one line many stacks
         later += [int(sites[i]) for i in rivals[1:] if table.stack(int(sites[i]))[0].line != earliest]
     return np.array(later, dtype=np.int32)
-
-
-def trainable_sizes(facts: Facts, survivors: Bool) -> I8:
-    """Sizes (sorted) that trainable parameters have.
-
-    From recorded adapters where there are any; else sizes that appear both among ``survivors`` of backward passes
-    and among memory that stays, at least as often.
-    """
-    adapters = facts.has(Tag.ADAPTER_INIT) & facts.stays
-    if adapters.any():
-        sizes = np.unique(facts.size[adapters])
-        return np.unique(np.concatenate([sizes, sizes * 2, sizes // 2]))
-    survivors = survivors & (facts.size >= _SMALLEST_PARAMETER_BYTES)
-    if not survivors.any():
-        return np.zeros(0, np.int64)
-    first_step = np.min(facts.step[survivors])
-    sizes, grads = np.unique(facts.size[survivors & (facts.step == first_step)], return_counts=True)
-    early = facts.stays & (facts.before_trace | facts.in_phase(Phase.LOAD, Phase.UNKNOWN))
-    there, params = np.unique(facts.size[early], return_counts=True)
-    if not len(there):
-        return sizes[grads > 1]
-    place = np.minimum(np.searchsorted(there, sizes), len(there) - 1)
-    enough = (there[place] == sizes) & (params[place] >= grads)
-    return sizes[enough]
 
 
 def split_scales(facts: Facts, early: Bool, packed: Bool) -> Bool:

@@ -12,13 +12,9 @@ from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.head import head_stacks
 from memtrace.attribution.phases import Phase
-from memtrace.attribution.shapes import (
-    CUBLAS_WORKSPACE_BYTES,
-    is_weight_copy,
-    split_scales,
-    trainable_sizes,
-)
+from memtrace.attribution.shapes import CUBLAS_WORKSPACE_BYTES, is_weight_copy, quantized_sizes, split_scales
 from memtrace.attribution.stack_facts import Kind
+from memtrace.attribution.trained import Trained, find_trained
 from memtrace.attribution.unfinished import would_be_held
 from memtrace.history.timeline import NEVER
 
@@ -59,27 +55,17 @@ class Signals:
         return f.is_kind(Kind.BACKWARD) | (self._frameless & f.in_phase(Phase.BACKWARD))
 
     @cached_property
-    def _survivors(self) -> Bool:
-        """Made in a backward pass and alive when it ended, or when the recording stopped inside it."""
-        return self.in_backward & (self.outlives_span | self.persistent)
-
-    @cached_property
-    def _freed_with_gradients(self) -> Bool:
-        """Alive when an optimizer step began after it: no tensor of the backward pass but a gradient has a use then."""
-        f = self.facts
-        steps = f.phases.start[:-1][f.phases.phase == Phase.OPTIMIZER]
-        if not len(steps):
-            return f.persistent
-        following = np.append(steps, NEVER)[np.searchsorted(steps, f.born)]
-        return (f.died > following) | (f.persistent & (following == NEVER))
-
-    @cached_property
-    def _trainable_sizes(self) -> I8:
-        return trainable_sizes(self.facts, self._survivors & self._freed_with_gradients)
+    def _trained(self) -> Trained:
+        workspaces = self.cublas_frames | self.cublas_once
+        return find_trained(self.facts, self.in_backward, self.in_optimizer, workspaces | self._stored_quantized)
 
     @cached_property
     def gradients(self) -> Bool:
-        return self._survivors & np.isin(self.facts.size, self._trainable_sizes)
+        return self._trained.gradients
+
+    @cached_property
+    def _trained_sizes(self) -> I8:
+        return np.unique(self.facts.size[self._trained.gradients | self._trained.weights])
 
     @cached_property
     def bucket_frames(self) -> Bool:
@@ -129,10 +115,7 @@ class Signals:
     def trained_weights(self) -> Bool:
         """Weights that get gradients although no adapters were recorded: full fine-tuning."""
         f = self.facts
-        if (self.adapter_frames & f.stays).any():
-            return np.zeros(len(f.size), dtype=np.bool_)
-        stay = f.stays & (f.is_kind(Kind.LOAD) | f.in_phase(Phase.LOAD)) & ~f.has(Tag.QUANTIZE)
-        return stay & np.isin(f.size, self._trainable_sizes)
+        return self._trained.weights & ~f.before_trace
 
     @cached_property
     def in_load(self) -> Bool:
@@ -158,9 +141,12 @@ class Signals:
         return self.facts.is_kind(Kind.RECOMPUTE) & self._in_trace
 
     @cached_property
+    def interrupted(self) -> Bool:
+        return self.facts.interrupted
+
+    @cached_property
     def would_be_held(self) -> Bool:
-        _, held = would_be_held(self.facts)
-        return held
+        return would_be_held(self.facts)
 
     @cached_property
     def checkpointed(self) -> Bool:
@@ -290,7 +276,7 @@ class Signals:
     @cached_property
     def early_gradients(self) -> Bool:
         f = self.facts
-        fits = np.isin(f.size, self._trainable_sizes)
+        fits = np.isin(f.size, self._trained_sizes)
         after_backward = np.isin(f.death_phase, [Phase.OPTIMIZER, Phase.BETWEEN, Phase.FORWARD])
         return self._early & fits & ~f.persistent & after_backward
 
@@ -308,7 +294,15 @@ class Signals:
 
     @cached_property
     def early_trainable(self) -> Bool:
-        return self.early_persistent & ~self.early_scales & np.isin(self.facts.size, self._trainable_sizes)
+        return self.early_persistent & self._trained.weights
+
+    @cached_property
+    def early_states(self) -> Bool:
+        return self.early_persistent & self._trained.early_states
+
+    @cached_property
+    def _stored_quantized(self) -> Bool:
+        return self.early_scales | self.early_quantized
 
     @cached_property
     def early_adapters(self) -> Bool:
@@ -329,7 +323,8 @@ class Signals:
         f = self.facts
         copies = np.unique(f.size[(self.dequant_frames | self.weight_copies) & self._in_trace])
         copies = copies[~np.isin(copies * 32, copies)]  # fp32 scales: 1/8 of a packed weight, 1/32 of its copy
-        return self.early_persistent & np.isin(f.size * 4, copies) & (f.size >= 4096)
+        stored, _ = quantized_sizes(f)
+        return self.early_persistent & np.isin(f.size * 4, copies) & np.isin(f.size, stored)
 
     @cached_property
     def early_scales(self) -> Bool:

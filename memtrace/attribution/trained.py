@@ -1,0 +1,112 @@
+"""What is trained, told by what recurs: every backward pass leaves one gradient for each trained weight, of its size,
+and an optimizer keeps one or two states of it. Names are not asked.
+
+Where a size has more weights than gradients, only as many are trained: a reference model, or the frozen original of a
+trained copy, has none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.attribution.facts import Facts
+from memtrace.attribution.frame_tags import Tag
+from memtrace.attribution.phases import Phase
+from memtrace.attribution.stack_facts import Kind
+from memtrace.history.timeline import NEVER
+
+I8 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+_SMALLEST_PARAMETER_BYTES = 64  # scalars that outlive a backward pass are losses and norms
+_MOST_OF_A_SIZE = 4  # a weight, two states and a frozen copy: beyond that, gradients of that size are another thing's
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Rows of ``Timeline.allocations``: weights that get gradients, the gradients, and states older than the trace."""
+
+    weights: Bool
+    gradients: Bool
+    early_states: Bool
+
+
+def find_trained(facts: Facts, by_autograd: Bool, in_optimizer: Bool, others: Bool) -> Trained:
+    """``by_autograd``: made in a backward pass; ``in_optimizer``: made in an optimizer step; ``others``: rows known to
+    be something else (workspaces, quantised weights)."""
+    none = np.zeros(len(facts.size), dtype=np.bool_)
+    kept = _kept_gradients(facts, by_autograd & ~others)
+    adapters = facts.has(Tag.ADAPTER_INIT) & facts.stays & facts.is_kind(Kind.LOAD)
+    if adapters.any():
+        sizes = np.unique(facts.size[adapters])
+        sizes = np.unique(np.concatenate([sizes, sizes * 2, sizes // 2]))
+        return Trained(none, _survivors(facts, by_autograd & ~others) & np.isin(facts.size, sizes), none)
+    gradients = _most_in_one_pass(facts, kept)
+    weights = facts.lives_on & _made_before_training(facts) & ~others & ~facts.has(Tag.QUANTIZE)
+    found: dict[int, I8] = {}
+    for size, count in gradients.items():
+        rows = np.flatnonzero(weights & (facts.size == size))
+        if (len(rows) >= 0.8 * count and len(rows) <= _MOST_OF_A_SIZE * count) or (not weights.any() and count > 1):
+            found[size] = rows
+    trained, states = none.copy(), none.copy()
+    older = not (in_optimizer & facts.outlives_span).any() and _has_stepped(facts)
+    for size, rows in found.items():
+        count = gradients[size]
+        trained[rows[:count]] = True
+        if older and facts.before_trace[rows].all():
+            copies = len(rows) // count
+            states[rows[count : min(copies, 3) * count]] = True
+    return Trained(trained, kept & np.isin(facts.size, list(found)), states)
+
+
+def _survivors(facts: Facts, by_autograd: Bool) -> Bool:
+    """Made in a backward pass, and alive when it ended or given up by the program itself inside it."""
+    return by_autograd & (facts.outlives_span | facts.persistent | facts.freed_by_program)
+
+
+def _kept_gradients(facts: Facts, by_autograd: Bool) -> Bool:
+    """What a backward pass left as gradients are left: until an optimizer step begins, or until the program frees it.
+
+    Gradients of leaf tensors that are no weights (an embedding's output, say) go with those tensors, not where the
+    others are freed.
+    """
+    steps = facts.phases.start[:-1][facts.phases.phase == Phase.OPTIMIZER]
+    following = np.append(steps, NEVER)[np.searchsorted(steps, facts.born)]
+    until_step = (facts.ended > following) | (facts.persistent & (following == NEVER))
+    if not len(steps):
+        until_step = facts.outlives_span
+    kept = _survivors(facts, by_autograd) & (until_step | facts.freed_by_program | facts.persistent)
+    kept &= facts.size >= _SMALLEST_PARAMETER_BYTES
+    freed = kept & (facts.free_stack >= 0)
+    as_gradient = freed & (
+        ((facts.stacks.tags[facts.free_stack] & int(Tag.ZERO_GRAD)) != 0)
+        | (facts.stacks.kind[facts.free_stack] == Kind.OPTIMIZER)
+    )
+    if as_gradient.sum() * 2 > freed.sum():
+        kept &= as_gradient | ~freed
+    return kept
+
+
+def _most_in_one_pass(facts: Facts, rows: Bool) -> dict[int, int]:
+    """How many of each size the pass with most of them has."""
+    forward = facts.phases.start[:-1][facts.phases.phase == Phase.FORWARD]
+    index = np.flatnonzero(rows)
+    pairs = Counter(zip(np.searchsorted(forward, facts.born[index]).tolist(), facts.size[index].tolist(), strict=True))
+    most: dict[int, int] = {}
+    for (_, size), count in pairs.items():
+        most[size] = max(most.get(size, 0), count)
+    return most
+
+
+def _made_before_training(facts: Facts) -> Bool:
+    """There before the trace, or made by loading, by the program or by code that left no stack, before any pass."""
+    ready = facts.is_kind(Kind.LOAD, Kind.OTHER, Kind.NONE) & facts.in_phase(Phase.LOAD, Phase.UNKNOWN)
+    return facts.before_trace | ready | (facts.is_kind(Kind.LOAD) & facts.stays)
+
+
+def _has_stepped(facts: Facts) -> bool:
+    """Whether the recording shows an optimizer step."""
+    return bool((facts.phases.phase == Phase.OPTIMIZER).any())
