@@ -102,6 +102,7 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     cut = _cut_spans(phases, trace)
     free_stack = _freeing_stacks(timeline, died)
     freed_by = np.where(free_stack >= 0, stacks.kind[free_stack], _NOT_FREED)
+    freed_by[(free_stack >= 0) & stacks.has(Tag.ZERO_GRAD)[free_stack]] = Kind.OPTIMIZER
     ended = np.where(_unwound(timeline, phases, freed_by, born, died), NEVER, died)
     in_cut = (span >= 0) & np.append(cut, False)[span] & (ended >= span_end[span])
     death_phase = span_phase[np.where(ended < NEVER, phases.span_of(ended), len(phases))]
@@ -172,7 +173,7 @@ def _unwound(timeline: Timeline, phases: Phases, freed_by: I8, born: I8, died: I
     if phases.phase[-1] == Phase.FORWARD:
         return behind & (freed_by != Kind.FORWARD)
     forward = np.flatnonzero(phases.phase == Phase.FORWARD)
-    older = born < (phases.start[forward[-1]] if len(forward) else 0)
+    older = born < (phases.start[forward[-1]] if len(forward) else -1)
     return behind & older & np.isin(freed_by, [int(Kind.OTHER), int(Kind.LOAD)])
 
 
