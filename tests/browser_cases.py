@@ -129,8 +129,11 @@ async def hit(pilot: Pilot[int], *keys: str) -> None:
 
 async def settle(pilot: Pilot[int]) -> None:
     """Wait until every widget has handled what it was told, and what followed from it; then draw."""
-    for _ in range(5):  # a key, its action, a jump, the cursor, the view, the selection that follows
-        await pilot._wait_for_screen()
+    quiet = 0
+    while quiet < 3:  # a message may be between two queues
+        await asyncio.sleep(0)
+        nodes = [pilot.app, *pilot.app.screen_stack, *pilot.app.screen.walk_children()]
+        quiet = 0 if any(node.message_queue_size or node._next_callbacks for node in nodes) else quiet + 1
     pilot.app.screen._on_timer_update()
 
 
