@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import lzma
-from functools import lru_cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.decoder.decode import decode
 from memtrace.snapshot.load import load
-from memtrace.snapshot.model import Snapshot
+from memtrace.snapshot.model import Device, Snapshot
 
 ROOT = Path(__file__).parents[1]
 TRACES = ROOT / "sample_traces"
@@ -54,6 +56,43 @@ def timeline(name: str) -> Timeline:
 def analysis(name: str) -> Analysis:
     """A recording's (first) device, attributed."""
     return analyse(timeline(name))
+
+
+class _Shared(index.OpenRecording):
+    """A recording that is attributed once, whoever asks."""
+
+    @cached_property
+    def made(self) -> dict[int, Analysis]:
+        return {}
+
+    def analysis(self, device: Device, rules: Any = (), on_progress: Any = None) -> Analysis:
+        if rules:
+            return super().analysis(device, rules, on_progress)
+        if device.device not in self.made:
+            self.made[device.device] = super().analysis(device)
+        return self.made[device.device]
+
+
+@lru_cache(maxsize=5)
+def _shared(source: str) -> _Shared:
+    return _Shared(load(source))
+
+
+@contextmanager
+def shared_recordings() -> Iterator[None]:
+    """Commands that run in this process read, replay and attribute each of the repository's recordings once."""
+    original = index.open_recording
+
+    def remembered(source: Any, *args: Any, **options: Any) -> index.OpenRecording:
+        path = Path(source)
+        ours = path.is_file() and path.resolve().parent in (TRACES, TRUTH / "recordings")
+        return _shared(str(source)) if ours else original(source, *args, **options)
+
+    index.open_recording = remembered
+    try:
+        yield
+    finally:
+        index.open_recording = original
 
 
 def info(name: str) -> dict[str, Any]:

@@ -18,20 +18,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from doc_output import fits, renewed
 from doc_pages import ROOT, Block
+from support import shared_recordings
 
-from memtrace.cache import index
 from memtrace.cli import VERBS, main
 
 SAMPLES = ROOT / "sample_traces"
 TINY = "sample_traces/tiny-llama_3-steps.pickle.xz"
 # What a sentence may call its file, and what stands in for it when the command is tried.
 STAND_INS = {"FILE": TINY, "BEFORE": TINY, "AFTER": TINY, "FILE_OR_LOG": TINY, "DIR": "runs", "LOG": "train.log"}
-_RECORDINGS: dict[str, Any] = {}
-_KEPT = 4  # recordings in memory at a time
 # Verbs that need a GPU, a terminal or the packages of the extra [capture]; their commands are parsed, not run.
 NOT_RUN = {"browse", "run", "capture", "dryrun", "sweep", "completion"}
 _LOG = (
@@ -100,27 +97,6 @@ class Session:
         (self.folder / "train.log").write_text(_LOG)
 
     @contextlib.contextmanager
-    def _known_recordings(self) -> Iterator[None]:
-        """Pages use the same few recordings again and again; each is read and replayed once."""
-        original = index.open_recording
-
-        def remembered(source: Any, *args: Any, **options: Any) -> Any:
-            path = Path(source)
-            if not path.is_file() or path.resolve().parent != SAMPLES:
-                return original(source, *args, **options)
-            if source not in _RECORDINGS:
-                if len(_RECORDINGS) >= _KEPT:
-                    del _RECORDINGS[next(iter(_RECORDINGS))]
-                _RECORDINGS[source] = original(source, *args, **options)
-            return _RECORDINGS[source]
-
-        index.open_recording = remembered
-        try:
-            yield
-        finally:
-            index.open_recording = original
-
-    @contextlib.contextmanager
     def _inside(self) -> Iterator[io.TextIOWrapper]:
         """Both output streams in one text, in a folder of its own, on a terminal of a known width without colours."""
         out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
@@ -148,7 +124,7 @@ class Session:
         if ">" in words:
             target = self.folder / words[words.index(">") + 1]
             words = words[: words.index(">")]
-        with self._inside() as out, self._known_recordings():
+        with self._inside() as out, shared_recordings():
             self.code = self._main(words[1:])
         text = out.buffer.getvalue().decode(errors="replace")  # type: ignore[attr-defined]
         if target is not None:
