@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
+
+import support
 
 from memtrace.allocator.config import from_snapshot
 from memtrace.allocator.replay.evidence import gather
@@ -32,10 +34,13 @@ def manifest() -> dict[str, dict[str, Any]]:
 
 
 @cache
+def _workload(name: str) -> Snapshot:
+    return load(ROOT / "truth" / "fuzz" / f"{name}.pickle.xz")
+
+
 def recording(name: str) -> Snapshot:
     """A recording by name, from the allocator workloads or the sample traces."""
-    folder = ROOT / "truth" / "fuzz" if name.startswith("fuzz_") else SAMPLES
-    return load(folder / f"{name}.pickle.xz")
+    return _workload(name) if name.startswith("fuzz_") else support.snapshot(name)
 
 
 def device(name: str) -> Device:
@@ -44,12 +49,16 @@ def device(name: str) -> Device:
 
 
 @cache
-def replayed(name: str) -> Replay:
-    """The recording, replayed under its own settings."""
+def _replayed(name: str) -> Replay:
     return replay_device(device(name), recording(name).settings)
 
 
-@cache
+def replayed(name: str) -> Replay:
+    """The recording, replayed under its own settings."""
+    return _replayed(name) if name.startswith("fuzz_") else support.timeline(name).replay
+
+
+@lru_cache(maxsize=3)
 def program(name: str) -> Program:
     """The program behind a recording."""
     return extract(gather(device(name), from_snapshot(recording(name).settings)))

@@ -21,3 +21,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background
 def no_known_width() -> None:
     """Test runners that start workers tell them the width of their terminal."""
     os.environ.pop("COLUMNS", None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one recording follow one another, so that each is read and replayed once (see support.py)."""
+    from support import LABELLED, NAMES
+
+    place = {name: number for number, name in enumerate(dict.fromkeys([*NAMES, *LABELLED]), 1)}
+
+    def recording(item: pytest.Item) -> int:
+        call = getattr(item, "callspec", None)
+        return place.get(call.params.get("name"), 0) if call is not None and "/unit/" in item.nodeid else 0
+
+    items.sort(key=recording)
