@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from snapshot_equal import assert_same
 from strategies import BASE, FRAME, MIB, event, legacy_20, modern, without
-from support import NAMES, TRACES, TRUTH, trace_path
+from support import TRACES, TRUTH, trace_path
 
 from memtrace.errors import SnapshotError
 from memtrace.snapshot.container import Source, open_stream
@@ -20,11 +20,12 @@ from memtrace.snapshot.decoder.decode import decode
 from memtrace.snapshot.load import from_raw, load_fast
 from memtrace.snapshot.model import Snapshot
 
-_LARGE = {
-    "llama2-7b_kept-graphs", "llama2-7b_variable-length", "llama2-7b_variable-length-expandable",
-    "llama2-7b_oom-fragmentation",
-}  # fmt: skip
-_LABELLED = sorted(path.name.removesuffix(".pickle.xz") for path in (TRUTH / "recordings").glob("*.xz"))
+# One of each kind: stacks of Python, of C++ and none, several ranks, a ring, mapped segments, a late start, trainers.
+_KINDS = (
+    "tiny-llama_3-steps", "llama2-7b_oom-first-step", "llama2-7b_ring-truncated", "llama2-7b_baseline-expandable",
+    "llama2-7b_cpp-stacks", "llama2-7b_recorded-after-load", "ddp_rank0", "mistral-7b_oom-late-cpp",
+    "mistral-7b_accumulation-evaluation", "tinyllama_trl", "tinyllama_full-late",
+)  # fmt: skip
 _FUZZ = sorted(path for path in (TRUTH / "fuzz").glob("*.xz"))
 
 
@@ -50,7 +51,7 @@ def unpacked(path: Path) -> bytes:
         return opened.stream.read()
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in _LARGE and n != "llama2-7b_oom-at-load"] + _LABELLED)
+@pytest.mark.parametrize("name", _KINDS)
 def test_recordings(name: str) -> None:
     check(unpacked(trace_path(name)), 4 << 20)
 

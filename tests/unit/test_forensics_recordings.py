@@ -70,11 +70,10 @@ def test_a_limit_set_through_the_api_is_bounded_and_said_to_be_inferred(name: st
     assert "inferred" in finding(LLAMA + name, "process_limit").evidence
 
 
-def test_every_recording_without_an_oom_says_so() -> None:
-    for name in NAMES:
-        if info(name).get("oom") is None:
-            answer = explained(name)
-            assert answer.verdict == "no_oom" and answer.oom is None and answer.capacity is None, name
+@pytest.mark.parametrize("name", [name for name in NAMES if info(name).get("oom") is None])
+def test_every_recording_without_an_oom_says_so(name: str) -> None:
+    answer = explained(name)
+    assert answer.verdict == "no_oom" and answer.oom is None and answer.capacity is None
 
 
 def test_fragmentation_has_its_bytes_and_the_setting_by_replay() -> None:
