@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category, Evidence, Purpose
 from memtrace.attribution.facts import Facts, gather
+from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.labels import label_rule, label_rules
 from memtrace.attribution.phases import Phases
 from memtrace.attribution.rules import RULES, Rule
@@ -38,6 +39,19 @@ class Attribution:
     def sites(self) -> Sites:
         """Names of call sites and modules, worked out when first asked for."""
         return find_sites(self.facts.timeline.snapshot.stacks, self.facts.stacks)
+
+    @cached_property
+    def trains_adapters(self) -> bool:
+        """Whether adapters are in play: their code ran, or memory was recognised as theirs. Else what is trained are
+        weights of the model itself."""
+        facts = self.facts
+        if facts.stacks.has(Tag.ADAPTER_INIT | Tag.LORA).any():
+            return True
+        labels = facts.timeline.snapshot.memtrace.get("labels")
+        names = [row.get("name") for row in labels if isinstance(row, dict)] if isinstance(labels, list) else []
+        adapted = any(isinstance(name, str) and "lora_" in name for name in names)
+        found = np.array([rule.id == "early-adapter" for rule in self.rules], dtype=np.bool_)[self.rule]
+        return adapted or bool(found.any())
 
     def categories(self) -> NDArray[np.object_]:
         """Category of each row."""
