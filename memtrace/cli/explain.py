@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from memtrace.cli.common import add_shared, open_analysis, print_json
-from memtrace.errors import UsageError
+from memtrace.errors import NoAnswerError, UsageError
 from memtrace.explain.answer import Explanation
 
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _answer(args: argparse.Namespace) -> Explanation:
     from memtrace.explain.explain import explain_log, explain_snapshot
-    from memtrace.explain.inputs import is_snapshot, lines_of, read_logs, refuse_foreign
+    from memtrace.explain.inputs import Logs, is_snapshot, refuse_foreign
     from memtrace.explain.text_answer import principal
     from memtrace.units import parse_capacity
 
@@ -43,13 +43,15 @@ def _answer(args: argparse.Namespace) -> Explanation:
     logs = [file for file in args.files if file not in snapshots]
     if len(snapshots) > 1:
         raise UsageError("one snapshot at a time; memtrace diff compares two, memtrace ranks compares ranks")
-    reading = read_logs(logs) if logs else None
+    read = Logs(logs) if logs else None
+    reading = read.reading if read is not None else None
     if not snapshots:
-        assert reading is not None
+        assert read is not None and reading is not None
         if not reading.messages:
             refuse_foreign(logs)
-        line = principal(reading.messages).line if reading.messages else 0
-        return explain_log(reading, logs, lines_of(logs, line))
+            raise NoAnswerError(f"{', '.join(logs)}: nothing here says that memory ran out")
+        line = principal(reading.messages).line
+        return explain_log(reading, logs, read.lines(line))
     args.file = snapshots[0]
     analysis, at = open_analysis(args)
     return explain_snapshot(analysis, at, capacity_bytes=capacity, reading=reading, files=args.files)

@@ -14,6 +14,7 @@ from memtrace.allocator.whatif.program import extract
 from memtrace.allocator.whatif.whatif import Simulation, simulate
 from memtrace.explain.answer import Advice, Basis
 from memtrace.explain.case import Case
+from memtrace.explain.setting import RunSetting
 
 _WINDOWS_PATH = re.compile(r"^[A-Za-z]:[\\/]")
 _REPLAY_EVENTS = 3_000_000
@@ -83,6 +84,22 @@ def replay_expandable(case: Case) -> Simulation | None:
     config = replace(case.config, expandable_segments=True).with_limit(limit)
     program = extract(gather(timeline.device, case.config)).to_run()
     return simulate(program, config, until=case.at.event if case.is_oom else None)
+
+
+def against_pieces(setting: RunSetting) -> list[str]:
+    """Settings that keep free memory in one piece, as this back end, release and platform spell them."""
+    found = []
+    if setting.may_expand:
+        found.append(
+            f"{setting.variable}=expandable_segments:True in the environment before Python starts (not with vLLM's "
+            "sleep mode)"
+        )
+    if setting.may_split:
+        found.append(
+            f"{setting.variable}=max_split_size_mb:128 in the environment before Python starts: large blocks are kept "
+            "whole for large requests"
+        )
+    return found
 
 
 def expandable_segments(case: Case) -> Advice | None:

@@ -12,20 +12,26 @@ from enum import StrEnum
 
 
 class Basis(StrEnum):
-    """What a saving rests on: the allocator simulated over the recorded program, arithmetic, or experience."""
+    """What a saving rests on: the allocator simulated over the recorded program, the same run forecast with the change
+    made, arithmetic, or experience alone."""
 
     REPLAY = "replay"
+    FORECAST = "forecast"
     FORMULA = "formula"
     RULE = "rule"
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One concrete change. ``saves_bytes`` is what the peak (or the refused state) would lose; None if unknown."""
+    """One concrete change. ``saves_bytes`` is what the peak (or the refused state) would lose; None if unknown.
+
+    ``proof``: the terms of a formula, or what a replay or forecast of the change came to.
+    """
 
     change: str
     saves_bytes: int | None
     basis: Basis
+    proof: str = ""
 
 
 @dataclass(frozen=True, slots=True)

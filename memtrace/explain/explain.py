@@ -16,10 +16,11 @@ from memtrace.explain.answer import Explanation, When
 from memtrace.explain.case import Case
 from memtrace.explain.detectors import detect, ranked
 from memtrace.explain.facts import OomFacts
-from memtrace.explain.log_moment import moment_in_log
+from memtrace.explain.log_moment import frames_in_log, moment_in_log
+from memtrace.explain.setting import setting_of_log
 from memtrace.explain.sizes import asked_at, possibilities, possible_models
 from memtrace.explain.snapshot_facts import Known, Refusal, device_total_bytes, refusals, verdict_at
-from memtrace.explain.text_answer import TextAnswer, verdict_from_log
+from memtrace.explain.text_answer import TextAnswer, principal, verdict_from_log
 from memtrace.explain.text_facts import facts_of_text
 from memtrace.explain.text_findings import findings_of_log
 from memtrace.history.timeline import At, choose_event
@@ -32,12 +33,12 @@ _GREW_SHARE = 0.01
 
 def explain_log(reading: LogReading, files: Sequence[str] = (), lines: Sequence[str] = ()) -> Explanation:
     """The answer from a log alone. ``lines``: the log up to the message that :func:`principal` picks, if at hand."""
-    log = verdict_from_log(reading.messages, reading.summaries)
+    log = _judged(reading, reading.messages, lines)
     return Explanation(
         oom=log.oom.contract() if log.oom is not None else None,
         verdict=log.verdict,
         confidence=log.confidence,
-        when=moment_in_log(list(lines)) if log.oom is not None else None,
+        when=moment_in_log(list(lines), log.oom.rank) if log.oom is not None else None,
         because=log.because,
         findings=findings_of_log(log),
         ooms=tuple(message.contract() for message in reading.messages),
@@ -49,6 +50,14 @@ def explain_log(reading: LogReading, files: Sequence[str] = (), lines: Sequence[
         files=tuple(files),
         warnings=_log_warnings(reading),
     )
+
+
+def _judged(reading: LogReading, messages: Sequence[OomMessage], lines: Sequence[str] = ()) -> TextAnswer:
+    """The verdict on a log's messages, with what the lines before the principal one and its settings say."""
+    message = principal(messages) if messages else None
+    frames = frames_in_log(list(lines), message.rank) if message is not None else ()
+    setting = setting_of_log(reading, message, lines)
+    return verdict_from_log(messages, reading.summaries, setting, frames)
 
 
 def _record_it(log: TextAnswer) -> tuple[str, ...]:
@@ -108,7 +117,7 @@ def _with_log(
 ) -> Explanation:
     """Add what the log knows; where the snapshot saw no refusal, the log's verdict stands."""
     judged = reading.messages if message is None else (message,)
-    log = verdict_from_log(judged, reading.summaries)
+    log = _judged(reading, judged)
     if refusal is None and log.oom is not None:
         explanation = replace(
             explanation,

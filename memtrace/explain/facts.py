@@ -134,6 +134,8 @@ class OomFacts:
     """The largest free block that the request's pool and stream could have used."""
     still_needed_bytes: int | None = None
     progress: Progress | None = None
+    other_processes: tuple[tuple[int, int], ...] = ()
+    """(pid, bytes) of processes on the card that are not this one, as far as they are named."""
     own_pid: int | None = None
     """A process that a text lists as another and that must be this one, by its figures."""
     is_exact: bool = True

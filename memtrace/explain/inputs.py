@@ -66,18 +66,54 @@ def _open(source: str) -> BinaryIO:
         raise SnapshotError(f"{path}: {error.strerror or error}") from None
 
 
-def read_logs(sources: Sequence[str]) -> LogReading:
-    """All logs in order as one reading, plain or packed; ``-`` is stdin. Lines are numbered within each log."""
-    readings = [_read(source) for source in sources]
-    first = readings[0]
-    return replace(
-        first,
-        messages=tuple(message for reading in readings for message in reading.messages),
-        summaries=tuple(summary for reading in readings for summary in reading.summaries),
-        bytes_read=sum(reading.bytes_read for reading in readings),
-        lines_read=sum(reading.lines_read for reading in readings),
-        stopped_early=any(reading.stopped_early for reading in readings),
-    )
+class Logs:
+    """Logs read, plain or packed, in order as one reading; ``-`` is stdin. Lines are numbered within each log."""
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        self.sources = tuple(sources)
+        self._stdin: list[bytes] = []  # its beginning: it can't be read twice
+        readings = [self._read(source) for source in sources]
+        self.reading = replace(
+            readings[0],
+            messages=tuple(message for reading in readings for message in reading.messages),
+            summaries=tuple(summary for reading in readings for summary in reading.summaries),
+            bytes_read=sum(reading.bytes_read for reading in readings),
+            lines_read=sum(reading.lines_read for reading in readings),
+            stopped_early=any(reading.stopped_early for reading in readings),
+            settings=tuple(line for reading in readings for line in reading.settings),
+        )
+
+    def _read(self, source: str) -> LogReading:
+        if source == "-":
+            return read_log(self)
+        if _head(source).startswith(_PACKED):
+            with open_stream(source) as opened:
+                return read_log(opened.stream)
+        with _open(source) as raw:
+            return read_log(raw)
+
+    def read(self, size: int, /) -> bytes:
+        """Standard input, kept up to a bound."""
+        data = sys.stdin.buffer.read(size)
+        if sum(map(len, self._stdin)) < _TWICE_BYTES:
+            self._stdin.append(data)
+        return data
+
+    def lines(self, number: int) -> list[str]:
+        """The log up to line ``number``, its last few hundred lines; [] for several logs and very large ones, which
+        are not read twice."""
+        if len(self.sources) != 1 or number <= 0:
+            return []
+        source = self.sources[0]
+        if source == "-":
+            return lines_before(io.StringIO(b"".join(self._stdin).decode("utf-8", "replace"), newline="\n"), number)
+        if _head(source).startswith(_PACKED):
+            with open_stream(source) as opened:
+                return lines_before((line.decode("utf-8", "replace") for line in opened.stream), number)
+        if Path(source).stat().st_size > _TWICE_BYTES:
+            return []
+        with Path(source).open(encoding="utf-8", errors="replace", newline="\n") as text:
+            return lines_before(text, number)
 
 
 def refuse_foreign(sources: Sequence[str]) -> None:
@@ -91,25 +127,3 @@ def refuse_foreign(sources: Sequence[str]) -> None:
         if source.lower().endswith(_SNAPSHOT_NAMES):
             what = "neither a snapshot nor a log with an out-of-memory message" if head else "the file is empty"
             raise SnapshotError(f"{source}: {what}")
-
-
-def lines_of(sources: Sequence[str], line: int) -> list[str]:
-    """The log up to a line, its last few hundred lines; [] for stdin, several logs, packed or very large ones, which
-    are not read twice."""
-    if len(sources) != 1 or sources[0] == "-" or line <= 0:
-        return []
-    path = Path(sources[0])
-    if path.stat().st_size > _TWICE_BYTES or _head(sources[0]).startswith(_PACKED):
-        return []
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as text:
-        return lines_before(text, line)
-
-
-def _read(source: str) -> LogReading:
-    if source == "-":
-        return read_log(sys.stdin.buffer)
-    if _head(source).startswith(_PACKED):
-        with open_stream(source) as opened:
-            return read_log(opened.stream)
-    with _open(source) as raw:
-        return read_log(raw)

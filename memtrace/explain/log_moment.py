@@ -16,6 +16,7 @@ from memtrace.snapshot.stacks import Frame, StackTable
 
 LINES_BEFORE = 400
 _FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,7}), in ([\w<>.]{1,200})')
+_RANK_TAG = re.compile(r"\s*\[?(?:default|rank)[ :=]{0,2}(\d{1,5})\]?:")
 _TRACEBACK = "Traceback (most recent call last)"
 _BAR = re.compile(r"(?<![\d.])(\d{1,9})/(\d{1,9}) \[[^\]\n]{0,60}(?:it/s|s/it|<|\?)")
 _OTHER_BARS = re.compile(r"load|shard|map|token|download|generat|filter|fetch|pack|truncat|eval|saving", re.IGNORECASE)
@@ -38,22 +39,26 @@ def lines_before(lines: Iterable[str], number: int) -> list[str]:
     return list(kept)
 
 
-def moment_in_log(lines: list[str]) -> When | None:
+def frames_in_log(lines: list[str], rank: int | None = None) -> tuple[Frame, ...]:
+    """Frames of the last traceback in the lines, the outermost first; lines of other ranks are left out."""
+    mine = [line for line in lines if rank is None or (tag := _RANK_TAG.match(line)) is None or int(tag[1]) == rank]
+    start = max((i for i, line in enumerate(mine) if _TRACEBACK in line), default=0)
+    found = [_FRAME.search(line) for line in mine[start:]]
+    return tuple(Frame(m[1], int(m[2]), m[3]) for m in found if m is not None)
+
+
+def moment_in_log(lines: list[str], rank: int | None = None) -> When | None:
     """Phase and step at the last of ``lines``; None if neither a traceback nor a progress bar tells."""
-    phase = _phase(lines)
+    phase = _phase(frames_in_log(lines, rank))
     step = _step(lines)
     if phase is Phase.UNKNOWN and step is None:
         return None
     return When(phase.label, step, None if step is None else step == 0, None, "log", {})
 
 
-def _phase(lines: list[str]) -> Phase:
-    """By the last traceback: the same rules that read recorded stacks."""
-    start = max((i for i, line in enumerate(lines) if _TRACEBACK in line), default=None)
-    if start is None:
-        return Phase.UNKNOWN
-    found = [_FRAME.search(line) for line in lines[start:]]
-    frames = tuple(Frame(m[1], int(m[2]), m[3]) for m in reversed(found) if m is not None)
+def _phase(outermost_first: tuple[Frame, ...]) -> Phase:
+    """By the traceback: the same rules that read recorded stacks."""
+    frames = outermost_first[::-1]
     if not frames:
         return Phase.UNKNOWN
     distinct = tuple(dict.fromkeys(frames))

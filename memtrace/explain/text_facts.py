@@ -44,6 +44,7 @@ def facts_of_text(message: OomMessage) -> OomFacts:
         limit=limit,
         own_outside=(process - reserved).floor_zero() if process and reserved else None,
         others=(total - free - process).floor_zero() if process and total and free else None,
+        other_processes=tuple((pid, n) for pid, n in message.other_processes if n is not None and pid != own_pid),
         own_pid=own_pid,
     )
 

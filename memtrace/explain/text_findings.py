@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from memtrace.explain.advice import rule
-from memtrace.explain.answer import Finding
+from memtrace.explain.advice import against_pieces, rule
+from memtrace.explain.answer import Advice, Basis, Finding
 from memtrace.explain.detectors import ranked
 from memtrace.explain.facts import at_least
 from memtrace.explain.text_answer import TextAnswer
 from memtrace.explain.text_sentences import OUTSIDE_SHARE
+from memtrace.explain.traceback_causes import finding_of
 from memtrace.units import GIB
 
 _OWN_OUTSIDE_BYTES = 2 * GIB
@@ -20,12 +21,13 @@ def findings_of_log(log: TextAnswer) -> tuple[Finding, ...]:
     if f is None or message is None or not message.is_gpu_oom:
         return ()
     found: list[Finding] = []
-    text = message.text
+    tool = log.setting.card_tool
+    if log.cause is not None:
+        found.append(finding_of(log.cause, f.asked))
     if log.verdict == "fragmentation" and f.slack is not None:
-        on = "expandable_segments is enabled" in text
-        advice = [] if on else [rule(
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment before Python starts (Linux, PyTorch "
-            "2.1+; not with vLLM's sleep mode)")]  # fmt: skip
+        asked = round(f.asked.middle) if f.asked is not None else None
+        terms = f"{f.slack} in pieces and {f.room or 0} to be had, against {f.asked}"
+        advice = [Advice(change, asked, Basis.FORMULA, terms) for change in against_pieces(log.setting)]
         advice.append(rule("record a snapshot to see what the pieces lie between: memtrace run"))
         found.append(
             Finding("reserved_in_pieces", "Reserved memory that is free in pieces", round(f.slack.middle),
@@ -43,7 +45,7 @@ def findings_of_log(log: TextAnswer) -> tuple[Finding, ...]:
         found.append(
             Finding("other_processes", "Other processes use the card", round(f.others.middle),
                     f"by the text {f.others} is in use by other processes.",
-                    (rule("nvidia-smi names them; end what is left over from an earlier run, or use another card"),))
+                    (rule(f"{tool} names them; end what is left over from an earlier run, or use another card"),))
         )  # fmt: skip
     outside = f.own_outside if f.own_outside is not None and f.own_outside.low > _OWN_OUTSIDE_BYTES else None
     if outside is None and f.others is None and f.outside is not None and f.total is not None:
@@ -52,6 +54,6 @@ def findings_of_log(log: TextAnswer) -> tuple[Finding, ...]:
         found.append(
             Finding("outside_allocator", "Memory in use outside PyTorch's allocator", round(outside.middle),
                     f"by the text {outside} is neither free nor PyTorch's.",
-                    (rule("nvidia-smi shows whose it is: another process, or another library in this one"),))
+                    (rule(f"{tool} shows whose it is: another process, or another library in this one"),))
         )  # fmt: skip
     return ranked(found, log.verdict)

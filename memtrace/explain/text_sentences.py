@@ -55,6 +55,7 @@ def worth_saying(
             "A plain driver error can also be pinned memory of the machine (pin_memory, offloading, WSL's cap on it): "
             "check whether the card had memory free."
         )
+    facts += _other_runs(message, messages)
     facts += _across(message, messages)
     facts += [sentence(note) for note in message.notes]
     if message.cut_short:
@@ -82,6 +83,8 @@ def _limits(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
     silent = intersect((message.torch_at_least, message.torch_below), ("2.1", "2.5"))
     if f.limit is None and silent is not None:
         suspects.insert(0, "set_per_process_memory_fraction (PyTorch 2.1-2.4 does not print it)")
+    if message.backend == "hip":
+        suspects = ["on an APU, the driver's share of the system's memory", "a container's or partition's limit"]
     if message.backend == "xpu":
         suspects = ["the largest single allocation the device allows (4 GiB on many Arc cards)"]
     if f.free is not None and f.asked is not None and f.asked.middle > 0 and f.free.middle > 2 * f.asked.middle:
@@ -128,6 +131,20 @@ def _pieces(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
         yield f"{f.slack} reserved but unallocated exceeds the request, in pieces: the card is simply full."
 
 
+def _other_runs(message: OomMessage, messages: Sequence[OomMessage]) -> Iterator[str]:
+    """Another process that a message lists and that wrote a message of its own: the same memory, told by both."""
+    for pid, amount in message.other_processes:
+        for other in messages:
+            own = other.interval("process_bytes")
+            if other is message or amount is None or own is None or not own[0] <= amount <= own[1]:
+                continue
+            yield (
+                f"Process {pid}, the other holder, is the other run of this log: its own message (line {other.line}) "
+                f"says {format_bytes(amount)} too."
+            )
+            break
+
+
 def _across(message: OomMessage, messages: Sequence[OomMessage]) -> Iterator[str]:
     if message.times_printed > 1:
         yield f"The same message stands in the log {message.times_printed} times; it is counted once."
@@ -143,7 +160,7 @@ def _across(message: OomMessage, messages: Sequence[OomMessage]) -> Iterator[str
         )
     elif len(places) > 1:
         yield f"{len(places)} ranks or devices ran out of memory, at requests of different sizes."
-    elif (different := len({m.text for m in gpu})) == 1:
+    elif (different := len({(m.tried_bytes, m.free_bytes, m.allocated_bytes, m.what) for m in gpu})) == 1:
         yield f"The same out-of-memory message was found {len(gpu)} times."
     else:
         yield f"{different} different out-of-memory messages are in the log; this is the first."

@@ -48,6 +48,8 @@ def judge(facts: OomFacts) -> Verdict:
     """The verdict on one refused request: what decides first of the rules in their order."""
     found = next((ruling for rule in _RULES if (ruling := rule(facts)) is not None), None)
     verdict, is_sure, because = found or _in_pieces(facts)
+    if verdict == "budget" and (others := _others_would_do(facts)) is not None:
+        verdict, because = "not_this_process", [others, *because]
     if not facts.is_exact:
         because.append("The recording could not be reproduced exactly, so sizes of blocks are estimates.")
     words = ("derived", "guess") if facts.source is Source.TEXT else ("measured", "derived")
@@ -143,6 +145,19 @@ def _elsewhere(f: OomFacts) -> _Ruling | None:
         return "not_this_process", True, [held, *_state(f)]
     unsaid = "The text does not say whose it is; a process's own memory outside PyTorch is rarely above 2 GiB."
     return "not_this_process", False, [held, unsaid]
+
+
+def _others_would_do(f: OomFacts) -> str | None:
+    """What was needed would have fitted without the other processes that are named on the card."""
+    held = sum(size_bytes for _, size_bytes in f.other_processes)
+    whose = f.own_pid is not None or f.others is not None
+    if not held or not whose or f.is_limited or f.asked is None or f.capacity is None or f.room is None:
+        return None
+    wanted = max(f.asked.high, f.still_needed_bytes or 0)
+    if held < MATERIAL_SHARE * f.capacity.low or held + f.room.low + (f.slack.low if f.slack else 0) < wanted:
+        return None
+    names = ", ".join(f"{pid}: {size(n)}" for pid, n in sorted(f.other_processes, key=lambda item: -item[1])[:4])
+    return f"Other processes hold {size(held)} of the card ({names}); without them it would have fitted."
 
 
 def _too_little(f: OomFacts) -> _Ruling | None:

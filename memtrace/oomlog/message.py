@@ -95,6 +95,8 @@ class OomMessage:
     """The text ends before its format does."""
     damaged: bool = False
     """Something stood between the parts of the text, or a part could not be read."""
+    is_caught: bool = False
+    """It stands inside a warning: the program caught the error and went on."""
     times_printed: int = 1
     notes: tuple[str, ...] = ()
     text: str = ""
@@ -131,6 +133,7 @@ class Draft:
     exception: str | None = None
     cut_short: bool = False
     damaged: bool = False
+    is_caught: bool = False
     versions: Range = UNKNOWN
     figures: dict[str, int] = field(default_factory=dict)
     half_units: dict[str, float] = field(default_factory=dict)

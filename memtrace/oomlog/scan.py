@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memtrace.oomlog.allocator import allocator_drafts, exception_before, is_code
 from memtrace.oomlog.clean import Flow, clean_lines, flows
 from memtrace.oomlog.collect import Collector
-from memtrace.oomlog.message import Draft, OomMessage
+from memtrace.oomlog.message import Draft, Kind, OomMessage
 from memtrace.oomlog.summary_table import MemorySummary, read_summaries
 from memtrace.oomlog.texts import TEXTS
 from memtrace.oomlog.windows import Readable, Tally, Window, windows
@@ -20,6 +20,7 @@ _RANKS = (
     re.compile(r"(?:^|[\[\s])rank\s?(\d{1,5})\]", re.IGNORECASE),
     re.compile(r":\d+:\d+ \[(\d{1,4})\]"),  # NCCL: host:pid:thread [device]
 )
+_WARNING = re.compile(r"\w*Warning:|warnings\.warn|\bWARN(?:ING)?\b")
 _TEXT_LIMIT = 600
 
 
@@ -33,6 +34,8 @@ class LogReading:
     bytes_read: int
     lines_read: int
     stopped_early: bool
+    settings: tuple[str, ...] = ()
+    """Lines that set the allocator, or say that a setting has no effect."""
 
 
 def parse_log(stream: Readable | bytes | str) -> tuple[OomMessage, ...]:
@@ -57,7 +60,8 @@ def read_log(stream: Readable | bytes | str) -> LogReading:
         for message in _read_window(window):
             collector.add(message)
         summaries += read_summaries(window.data, window.line)
-    return LogReading(collector.finish(), tuple(summaries), tally.bytes_read, tally.lines_read, cut)
+    kept = collector.finish(), tuple(summaries), tally.bytes_read, tally.lines_read, cut, tuple(tally.settings)
+    return LogReading(*kept)
 
 
 def _read_window(window: Window) -> list[OomMessage]:
@@ -102,6 +106,7 @@ def _finish(flow: Flow, draft: Draft, start: int, end: int) -> OomMessage:
     first, last = flow.index_at(max(0, start)), flow.index_at(max(0, end - 1))
     line = flow.lines[first]
     whole = f"{line.prefix}{line.text}"
+    draft.is_caught = draft.kind is not Kind.WARNING and bool(_WARNING.search(whole))
     ranks = (int(found[1]) for pattern in _RANKS if (found := pattern.search(whole)))
     shown = " ".join(flow.lines[i].text for i in range(first, min(last + 1, first + 40)))
     rank = line.rank if line.rank is not None else next(ranks, None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 _TRIGGERS: tuple[re.Pattern[bytes], ...] = tuple(
@@ -37,6 +37,9 @@ _TRIGGERS: tuple[re.Pattern[bytes], ...] = tuple(
         rb"paging file is too small",
     )
 )
+_SETTING = re.compile(rb"_ALLOC_CONF|xpandable_segments(?: is)? not supported|support expandable_segments")
+_HINT = re.compile(rb"ry setting|to avoid|Memory Management")
+_MOST_SETTINGS = 64
 BLOCK_BYTES = 1 << 20
 LOOK_BACK_BYTES = 768
 LOOK_AHEAD_BYTES = 4096
@@ -66,6 +69,16 @@ class Tally:
 
     bytes_read: int = 0
     lines_read: int = 0
+    settings: dict[str, None] = field(default_factory=dict)
+    """Lines that set the allocator, or say that a setting has no effect."""
+
+    def note_settings(self, buffer: bytes, start: int) -> None:
+        """Keep such lines of a buffer from ``start`` on; an error's hint is none."""
+        for hit in _SETTING.finditer(buffer, start):
+            low, high = buffer.rfind(b"\n", 0, hit.start()) + 1, buffer.find(b"\n", hit.end())
+            line = buffer[max(low, hit.start() - 200) : min(high if high >= 0 else len(buffer), hit.end() + 200)]
+            if len(self.settings) < _MOST_SETTINGS and not _HINT.search(line):
+                self.settings[line.decode("utf-8", "replace").strip()] = None
 
 
 def blocks(source: Readable | bytes | str) -> Iterator[bytes]:
@@ -113,6 +126,7 @@ def windows(source: Readable | bytes | str, tally: Tally, enough: Callable[[], b
             buffer, pending, block = b"", [], following
             continue
         buffer += block
+        tally.note_settings(buffer, max(0, scanned - _MARGIN))
         end = len(buffer) if last else max(scanned, len(buffer) - _MARGIN)
         pending += _triggers(buffer, scanned, end)
         scanned = end

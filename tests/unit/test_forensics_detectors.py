@@ -9,6 +9,7 @@ from toy_run import COPY, LOADER, MIB, PACK, Run, Toy, root, trained
 from memtrace.explain.answer import Explanation, Finding
 from memtrace.explain.detectors import DETECTORS
 from memtrace.explain.explain import explain_snapshot
+from memtrace.explain.traceback_causes import CAUSES
 
 PLAIN = {"checkpointing": True, "logits": 2 * MIB}
 
@@ -218,6 +219,6 @@ def test_every_detector_is_listed_under_its_id() -> None:
 
 def test_every_finding_has_its_page() -> None:
     pages = {page.stem for page in (ROOT / "docs" / "findings").glob("*.md")} - {"README"}
-    assert pages == set(DETECTORS) | {"other_processes"}
+    assert pages == set(DETECTORS) | {"other_processes"} | {cause.id for cause in CAUSES}
     index = (ROOT / "docs" / "findings" / "README.md").read_text()
     assert all(f"({page}.md)" in index for page in pages)

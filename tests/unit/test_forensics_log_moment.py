@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
 
 from memtrace.explain.explain import explain_log
-from memtrace.explain.inputs import lines_of
+from memtrace.explain.inputs import Logs
 from memtrace.explain.log_moment import lines_before, moment_in_log
 from memtrace.oomlog import read_log
 
@@ -80,9 +81,12 @@ def test_a_file_is_read_up_to_its_message(tmp_path: Path) -> None:
     text = "loss 1\n" * 1000 + "".join(log(BACKWARD, "  3%| | 3/100 [00:04<06:00, 2.75it/s]")) + "restarting\n" * 9
     file.write_text(text)
     reading = read_log(text)
-    lines = lines_of([str(file)], reading.messages[0].line)
+    lines = Logs([str(file)]).lines(reading.messages[0].line)
     assert len(lines) == 400 and "out of memory" in lines[-1]
     when = explain_log(reading, [str(file)], lines).when
     assert when is not None and (when.phase, when.step, when.first_step) == ("backward", 3, False)
-    assert lines_of(["-"], 5) == [] and lines_of([str(file), str(file)], 5) == []
+    assert Logs([str(file), str(file)]).lines(5) == []
+    packed = tmp_path / "log.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert Logs([str(packed)]).lines(reading.messages[0].line) == lines
     assert lines_before(iter(["a", "b", "c"]), 2) == ["a", "b"]

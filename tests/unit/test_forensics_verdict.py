@@ -166,7 +166,7 @@ def test_a_refusal_only_the_log_saw() -> None:
 
 def test_a_log_without_messages() -> None:
     answer = explain_log(read_log("epoch 1 loss 2.0\n" * 50))
-    assert answer.verdict == "no_oom" and answer.oom is None and answer.ooms == () and answer.findings == ()
+    assert answer.verdict == "unknown" and answer.oom is None and answer.ooms == () and answer.findings == ()
 
 
 def _raw(name: str) -> dict:

@@ -35,7 +35,7 @@ def text(
 
 def test_no_message() -> None:
     answer = judge("all went well\n")
-    assert (answer.verdict, answer.confidence, answer.oom) == ("no_oom", "derived", None)
+    assert (answer.verdict, answer.confidence, answer.oom) == ("unknown", "guess", None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,110 @@
+"""Logs from the field: the traceback, the settings and the other processes in them decide too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memtrace.cli import main
+from memtrace.explain.answer import Explanation
+from memtrace.explain.explain import explain_log
+from memtrace.oomlog import read_log
+
+TRUTH = Path(__file__).parent.parent / "truth" / "field_logs.jsonl"
+CASES: list[dict[str, Any]] = [json.loads(line) for line in TRUTH.read_text().splitlines()]
+BY_ID = {case["id"]: case["text"] for case in CASES}
+
+
+def explained(text: str) -> Explanation:
+    return explain_log(read_log(text), (), text.splitlines(keepends=True))
+
+
+def said(answer: Explanation) -> str:
+    changes = [advice.change for finding in answer.findings for advice in finding.advice]
+    return " ".join([*answer.because, *answer.worth_saying, *(f.evidence for f in answer.findings), *changes])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_right_in_verdict_names_and_words_to_avoid(case: dict[str, Any]) -> None:
+    answer = explained(case["text"])
+    assert case["want_verdict"] in (None, answer.verdict)
+    assert [word for word in case["should_name"] if word not in said(answer)] == []
+    assert [word for word in case["must_not_advise"] if word in said(answer)] == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_the_same_from_a_rank_among_others(case: dict[str, Any]) -> None:
+    text = case["text"]
+    if "rank" not in text:
+        other = '[rank5]:   File "/env/train.py", line 5, in main\n'
+        text = "".join(f"[rank3]: {line}\n{other}" for line in text.splitlines())
+    answer, plain = explained(text), explained(case["text"])
+    assert answer.verdict == plain.verdict
+    assert [f.id for f in answer.findings] == [f.id for f in plain.findings]
+
+
+def test_a_setting_that_is_in_force_is_not_advised() -> None:
+    text = BY_ID["setting_not_supported"].split("\n", 1)[1].replace("C:\\work", "/work")
+    assert "expandable_segments:True" in said(explained(text))
+    for line in ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n",
+                 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"\n'):  # fmt: skip
+        answer = explained(line + "step 1\n" * 2000 + text)
+        advised = [advice.change for finding in answer.findings for advice in finding.advice]
+        assert not any("expandable" in change for change in advised)
+        assert any("is set already" in sentence for sentence in answer.worth_saying)
+
+
+def test_the_hint_of_a_message_sets_nothing() -> None:
+    assert not any("already" in sentence for sentence in explained(BY_ID["shared_test_card"]).worth_saying)
+
+
+def test_the_other_holder_is_the_other_run_of_the_log() -> None:
+    answer = explained(BY_ID["two_runs_on_one_card"])
+    assert len(answer.ooms) == 2
+    assert any("149826" in sentence and "other run of this log" in sentence for sentence in answer.worth_saying)
+    assert not any("found 2 times" in sentence for sentence in answer.worth_saying)
+
+
+def test_others_count_only_where_they_would_have_sufficed() -> None:
+    text = BY_ID["shared_test_card"]
+    assert explained(text).verdict == "not_this_process"
+    assert explained(text.replace("2.60 GiB", "7.60 GiB")).verdict == "budget"
+
+
+def test_an_error_that_was_caught_is_not_the_end() -> None:
+    caught = "/env/x.py:12: UserWarning: fell back: " + BY_ID["apu_free_exceeds_request"]
+    answer = explained(caught)
+    assert any("caught" in sentence for sentence in answer.because)
+    both = explained(caught + "step 5\n" + BY_ID["shared_test_card"])
+    assert both.verdict == "not_this_process" and not any("caught" in sentence for sentence in both.because)
+
+
+@pytest.mark.parametrize(
+    ("frames", "wanted"),
+    [
+        (["transformers/trainer.py:save_model", "torch/distributed/fsdp/_state_dict_utils.py:_full_state_dict"],
+         "saving_gathers_weights"),
+        (["train.py:main", "transformers/generation/utils.py:generate", "transformers/models/llama/m.py:forward"],
+         "eval_peak"),
+        (["torch/utils/data/_utils/fetch.py:fetch", "data.py:__getitem__"], "data_on_gpu"),
+        (["train.py:main", "trl/models/utils.py:create_reference_model", "copy.py:deepcopy"], "reference_model_copy"),
+        (["transformers/trainer.py:evaluate", "transformers/trainer.py:evaluation_loop", "m.py:forward"], "eval_peak"),
+        (["train.py:main", "transformers/models/llama/modeling_llama.py:forward"], None),
+    ],
+)  # fmt: skip
+def test_causes_named_by_frames(frames: list[str], wanted: str | None) -> None:
+    lines = "".join('  File "/env/lib/site-packages/{}", line 7, in {}\n'.format(*frame.split(":")) for frame in frames)
+    text = BY_ID["output_cast_to_32_bits"]
+    start = text.index("torch.OutOfMemoryError")
+    answer = explained(f"Traceback (most recent call last):\n{lines}{text[start:]}")
+    found = [f.id for f in answer.findings if f.id not in ("other_processes", "outside_allocator")]
+    assert found == ([wanted] if wanted else [])
+
+
+def test_a_log_that_says_nothing_of_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.log").write_text("epoch 1 loss 2.0\n" * 50)
+    assert main(["explain", str(tmp_path / "run.log")]) == 4
+    assert "nothing here says that memory ran out" in capsys.readouterr().err
