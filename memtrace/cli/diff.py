@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.answers.diff.diff import diff
     from memtrace.answers.gate import PEAKS, GateResult, died, judge_peaks, must_have_history, parse_growth
+    from memtrace.explain.causes import compare
 
     if args.json and args.md:
         raise UsageError("--json and --md exclude each other")
@@ -65,7 +65,10 @@ def run(args: argparse.Namespace) -> int:
         for file, at in ((args.before, args.at_before), (args.after, args.at_after))
     ]
     (before, at_before), (after, at_after) = sides
-    answer = diff(before, after, at_before, at_after)
+    answer = compare(
+        before, after,
+        at_before if args.at_before or args.at else None, at_after if args.at_after or args.at else None,
+    )  # fmt: skip
     verdicts: list[GateResult] = []
     if growth is not None:
         for side in (before, after):

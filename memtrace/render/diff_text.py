@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import PurePath
 
 from rich.text import Text
 
-from memtrace.answers.diff.comparison import Difference, SiteDelta
+from memtrace.answers.diff.comparison import Difference, SiteDelta, Story
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
 from memtrace.render.text import columns, heading, warning_lines
@@ -29,10 +30,14 @@ _HOW = {
 
 
 def render_diff(answer: Difference, width: int = 100, sites: int = 12) -> list[Text]:
-    """The sentence, the two heads, the budget side by side and the call sites that changed most."""
-    lines = [Text(answer.sentence, style="bold"), Text()]
+    """The sentence, the causes, the two heads, the budget side by side and the call sites that changed most."""
+    lines = [*(Text(part, style="bold") for part in textwrap.wrap(answer.sentence, width)), Text()]
+    if answer.story is not None:
+        lines += _cause_lines(answer.story, width)
     for name, budget in (("before", answer.before), ("after", answer.after)):
         lines.append(Text(f"{name:<7} {_head(budget)}"))
+    if answer.before.moment != answer.after.moment:
+        lines.append(Text("compared at moments that are not alike", style="yellow"))
     lines.append(Text())
     rows = [("", "before", "after", "change"), *_budget_rows(answer)]
     styles = ["bold", *(STYLE.get(row[0].strip(), "dim" if row[0].startswith("  ") else "bold") for row in rows[1:])]
@@ -62,6 +67,22 @@ def render_diff(answer: Difference, width: int = 100, sites: int = 12) -> list[T
     if warnings:
         lines += [Text(), *warning_lines(warnings)]
     return lines
+
+
+def _cause_lines(story: Story, width: int) -> list[Text]:
+    """Causes with their bytes, and what is unlike in the two runs."""
+    what = story.explains.removesuffix("_bytes").replace("_", " ")
+    lines = [heading(f"why the {what} changed by {format_delta(story.change_bytes)}")]
+    for cause in story.causes:
+        if cause.bytes:
+            lines.append(Text.assemble((f"  {format_delta(cause.bytes):>11}  ", "bold"), cause.title))
+            told = textwrap.wrap(cause.evidence, max(width - 17, 20))
+            lines += [Text(f"{'':15}{part}", style="dim") for part in told]
+    rows = [(name, a or "?", b or "?") for name, (a, b) in story.unlike.items()]
+    if rows:
+        first, *rest = columns([("unlike in the two runs", "before", "after"), *rows], [False] * 3)
+        lines += [Text(), heading(clip(first, width)), *(Text(clip(line, width)) for line in rest)]
+    return [*lines, Text()]
 
 
 def _head(budget: Report) -> str:
@@ -118,6 +139,14 @@ def _site_lines(sites: list[SiteDelta], width: int) -> list[Text]:
 def diff_markdown(answer: Difference, sites: int = 12) -> str:
     """The same answer for a pull request."""
     lines = [f"**{_escape(answer.sentence)}**", ""]
+    if answer.story is not None:
+        lines += ["| change | cause | evidence |", "|---:|---|---|"]
+        lines += [
+            f"| {format_delta(cause.bytes)} | {_escape(cause.title)} | {_escape(cause.evidence)} |"
+            for cause in answer.story.causes
+            if cause.bytes
+        ]
+        lines.append("")
     lines += [f"- before: {_escape(_head(answer.before))}", f"- after: {_escape(_head(answer.after))}", ""]
     lines += ["| | before | after | change |", "|---|---:|---:|---:|"]
     for name, before, after, change in _budget_rows(answer):

@@ -26,7 +26,10 @@ def test_json_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str]) -
     assert all(site_keys <= set(site) for site in answer["sites"])
     for name, delta in answer["delta"]["categories"].items():
         assert sum(site["delta_bytes"] for site in answer["sites"] if site["category"] == name) == delta
-    assert answer["after"]["at"]["kind"] == "oom" and answer["before"]["at"]["kind"] == "peak"
+    assert answer["after"]["at"]["kind"] == "oom" and answer["compared"]["before"]["step"] == 0
+    assert answer["outcome"] == {"before": "ok", "after": "oom", "before_step": 2, "after_step": 0}
+    assert sum(cause["bytes"] for cause in answer["causes"]) == answer["delta"][answer["explains"]]
+    assert all({"id", "title", "bytes", "evidence", "from", "to"} <= set(cause) for cause in answer["causes"])
     unmatched = answer["unmatched"]
     assert unmatched["before_bytes"] == sum(site["before_bytes"] for site in unmatched["before"])
     assert unmatched["after_bytes"] == sum(site["after_bytes"] for site in unmatched["after"]) > 0
@@ -34,7 +37,7 @@ def test_json_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str]) -
 
 def test_text_says_what_changed(capsys: pytest.CaptureFixture[str]) -> None:
     text = out_of(capsys, TINY, FIRST_OOM)
-    assert text.startswith("Reserved memory grew by")
+    assert text.startswith("Survived, now dies in step 0: ")
     for word in ("before", "after", "change", "activations", "peak reserved", "call sites that changed most"):
         assert word in text
     assert "Traceback" not in text
@@ -43,7 +46,7 @@ def test_text_says_what_changed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_markdown_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     text = out_of(capsys, TINY, FIRST_OOM, "--md")
     assert "| | before | after | change |" in text and "| **activations** |" in text
-    assert text.count("\n|---") == 2
+    assert text.count("\n|---") == 3
 
 
 @pytest.mark.parametrize(("limit", "code"), [("0%", 0), ("2%", 0), ("0", 0)])
@@ -82,7 +85,7 @@ def test_recordings_without_trace_or_memory_are_compared_too(
     bare.write_text("[]")
     for pair in ((str(bare), TINY), (TINY, nothing), (nothing, str(bare))):
         text = out_of(capsys, *pair, "--plot", str(tmp_path / "x.svg"), "--force")
-        assert text.startswith(("Reserved memory", "No difference"))
+        assert "peak" in " ".join(text.splitlines()[:3])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from support import NAMES, analysis, labels
 
 from memtrace.answers.diff.comparison import Difference
 from memtrace.answers.diff.diff import diff
+from memtrace.explain.causes import compare
 
 GIB = 1 << 30
 
@@ -41,7 +42,7 @@ def test_a_recording_differs_in_nothing_from_itself(name: str) -> None:
     assert not any(answer.delta.subcategories.values())
     assert answer.delta.peak_allocated_bytes == answer.delta.peak_reserved_bytes == answer.delta.reserved_bytes == 0
     assert answer.unmatched == ()
-    assert answer.sentence.startswith("No difference")
+    assert compare(analysis(name), analysis(name)).sentence.startswith("No difference")
     check_sums(answer)
 
 
@@ -118,7 +119,6 @@ def test_fragmentation_is_what_expandable_segments_take_away() -> None:
     largest = max(answer.delta.categories, key=lambda name: abs(answer.delta.categories[name]))
     assert largest == "fragmentation"
     assert answer.delta.categories["fragmentation"] < -1.4 * GIB
-    assert "what changed most is fragmentation, -1." in answer.sentence
 
 
 def test_a_chosen_event_on_each_side() -> None:
@@ -130,11 +130,3 @@ def test_a_chosen_event_on_each_side() -> None:
     check_sums(answer)
     assert answer.before.at.event == 0
     assert answer.delta.reserved_bytes == recording.timeline.curve_at(end.event)[2] - recording.timeline.curve_at(0)[2]
-
-
-def test_the_sentence_says_nothing_twice_and_names_where_more_was() -> None:
-    early, whole = (analysis(f"llama2-7b_{name}") for name in ("recorded-after-load", "baseline"))
-    fell = diff(early, whole).sentence
-    assert "(optimizer_state -259.8 MiB at optim/adam.py:182 _init_group)" in fell
-    grew = diff(whole, early).sentence
-    assert "(optimizer_state +259.8 MiB at optim/adam.py:182 _init_group)" in grew

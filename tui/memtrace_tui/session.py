@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ from memtrace_tui.provider import Provider, Recording
 from memtrace_tui.settings import Settings
 
 if TYPE_CHECKING:
-    from memtrace.answers.diff.comparison import Difference
+    from memtrace.answers.diff.comparison import Difference, Story
     from memtrace.answers.simulate import Answer
     from memtrace.explain.answer import Explanation
 
@@ -40,6 +41,7 @@ class Session:
         self.swapped = False  # whether the cursor moves in the second file
         self.other_event = other.provider().start.event if other is not None else -1
         self._differences: Cache[tuple[int, int], Difference] = Cache(8)
+        self._story: Story | None = None
         self.explained_event: int | None = None  # asked for on the findings screen; None: the device's own start
         self.whatifs: dict[int, Answer] = {}  # the last what-if replays, by id of the provider
         self._explanations: dict[tuple[int, int], Explanation] = {}
@@ -156,12 +158,15 @@ class Session:
     def difference(self) -> Difference:
         """The second file minus the first, each at its cursor."""
         from memtrace.answers.diff.diff import diff
+        from memtrace.explain.causes import story_of
 
         events = self.pair_events()
 
         def make() -> Difference:
             (first, second), (a, b) = self.pair(), events
-            return diff(first.analysis, second.analysis, first.at(a), second.at(b))
+            if self._story is None:
+                self._story = story_of(first.analysis, second.analysis)
+            return replace(diff(first.analysis, second.analysis, first.at(a), second.at(b)), story=self._story)
 
         return self._differences.get(events, make)
 

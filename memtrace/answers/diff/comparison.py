@@ -44,6 +44,66 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run ended: ``ok`` or ``oom``, and the step it died in or got to (None where steps were not recognised)."""
+
+    outcome: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A part of the change. ``was`` and ``now`` are what the two runs have there (``from`` and ``to`` in the JSON)."""
+
+    id: str
+    title: str
+    bytes: int
+    evidence: str
+    was: str | None = None
+    now: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """With the keys of the contract."""
+        keys = {"id": self.id, "title": self.title, "bytes": self.bytes, "evidence": self.evidence}
+        return {**keys, "from": self.was, "to": self.now}
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """How two runs ended, what is unlike in them, and why the peak changed: ``causes`` sum to ``change_bytes``.
+
+    ``explains`` names the peak: ``peak_reserved_bytes`` or ``peak_allocated_bytes``. ``unlike`` has (before, after).
+    """
+
+    before: RunEnd
+    after: RunEnd
+    unlike: dict[str, tuple[str | None, str | None]]
+    alike: dict[str, str]
+    explains: str
+    was_bytes: int
+    now_bytes: int
+    causes: tuple[Cause, ...]
+    sentence: str
+
+    @property
+    def change_bytes(self) -> int:
+        """After minus before."""
+        return self.now_bytes - self.was_bytes
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys that a comparison gets from it."""
+        ends = {"before": self.before.outcome, "after": self.after.outcome}
+        return {
+            "outcome": ends | {"before_step": self.before.step, "after_step": self.after.step},
+            "explains": self.explains,
+            "causes": [cause.as_json() for cause in self.causes],
+            "unlike": {name: {"before": a, "after": b} for name, (a, b) in self.unlike.items()},
+            "alike": self.alike,
+            "sentence": self.sentence,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """Two budgets and what lies between them. ``sites`` are sorted by size of change, unchanged ones last."""
 
@@ -51,7 +111,12 @@ class Difference:
     after: Report
     delta: Delta
     sites: tuple[SiteDelta, ...]
-    sentence: str
+    story: Story | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What the author of the change would write."""
+        return self.story.sentence if self.story is not None else ""
 
     @property
     def unmatched(self) -> tuple[SiteDelta, ...]:
@@ -73,8 +138,18 @@ class Difference:
                 "before": gone,
                 "after": new,
             },
-            "sentence": self.sentence,
+            "compared": {
+                "before": moment(self.before),
+                "after": moment(self.after),
+                "alike": self.before.moment == self.after.moment,
+            },
+            **(self.story.as_json() if self.story is not None else {}),
         }
+
+
+def moment(budget: Report) -> dict[str, Any]:
+    """Where a run was looked at."""
+    return {"step": budget.moment.step, "phase": budget.moment.phase, "event": budget.at.event}
 
 
 def head(budget: Report) -> dict[str, Any]:

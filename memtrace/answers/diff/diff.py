@@ -14,7 +14,6 @@ from memtrace.analysis import Analysis
 from memtrace.answers.diff.comparison import Delta, Difference, SiteDelta
 from memtrace.answers.diff.match import Pair, Side, pair_sites
 from memtrace.answers.diff.paths import align
-from memtrace.answers.diff.wording import sentence
 from memtrace.answers.report import Report, report
 from memtrace.attribution.categories import Category
 from memtrace.history.timeline import At
@@ -38,7 +37,7 @@ def diff(before: Analysis, after: Analysis, at_before: At | None = None, at_afte
         categories=minus(second.categories, first.categories),
         subcategories=minus(second.subcategories, first.subcategories),
     )
-    return Difference(first, second, delta, sites, sentence(first, second, delta, sites))
+    return Difference(first, second, delta, sites)
 
 
 def minus(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:

@@ -45,7 +45,18 @@ def category_lines(answer: Difference, width: int) -> list[Line]:
 
 def difference_lines(answer: Difference, width: int, sites: int = 200) -> list[Line]:
     """All of it."""
-    lines = [*wrap([(printable(answer.sentence), "strong")], width), BLANK, *category_lines(answer, width), BLANK]
+    lines = [*wrap([(printable(answer.sentence), "strong")], width), BLANK]
+    if answer.story is not None and answer.story.change_bytes:
+        what = answer.story.explains.removesuffix("_bytes").replace("_", " ")
+        lines.append(
+            line((f"why the {what} changed", "title"), ("  of the whole runs, wherever the cursors are", "dim"))
+        )
+        for cause in answer.story.causes:
+            if cause.bytes:
+                figure = (f"{format_delta(cause.bytes):>12} ", role_of_delta(cause.bytes))
+                lines.append(line(figure, (clip(printable(cause.title), max(width - 13, 8)), "text")))
+        lines.append(BLANK)
+    lines += [*category_lines(answer, width), BLANK]
     lines.append(line(("call sites", "title"), ("  by size of change; their changes add up to the categories'", "dim")))
     for site in answer.sites[:sites]:
         if not site.delta_bytes:

@@ -1,0 +1,391 @@
+"""Why two runs differ: outcome, what is unlike in them, and causes whose bytes sum to the change of the peak.
+
+A run is looked at where it held most. What was live there is grouped by what makes it come and go (weights, what is
+trained, saved activations, logits and loss, …); the change of each group goes to what is unlike in the two runs and
+decides that group, else it stands under the group's own name. Fewer or more tokens account for their share of what is
+proportional to them first. Nothing is counted twice, and what no group holds is ``unexplained``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from memtrace.allocator.replay.evidence import gather
+from memtrace.allocator.whatif.program import extract
+from memtrace.allocator.whatif.whatif import simulate
+from memtrace.analysis import Analysis
+from memtrace.answers.diff.comparison import Cause, Difference, RunEnd, Story
+from memtrace.answers.diff.diff import diff
+from memtrace.attribution.categories import Category, Purpose
+from memtrace.attribution.phases import Phase
+from memtrace.explain.traits import RunSide, settings_text
+from memtrace.history.timeline import At
+from memtrace.units import format_bytes, format_delta
+
+_LEAST_BYTES, _LEAST_SHARE = 8 << 20, 0.002  # a smaller change of the allocated peak is not the story
+_RATIO = 1.1  # states, logits: a larger change is another optimizer or loss
+_REPLAY_EVENTS = 3_000_000
+_WORTH_NAMING = 0.25  # of the largest cause
+_CONSEQUENCES = ("moment", "rounding", "fragmentation", "later_steps", "runtime", "copies", "passing")
+
+# What comes and goes together. The first seven are there only within a step.
+_GROUPS: dict[str, tuple[Category | Purpose, ...]] = {
+    "saved": (Purpose.SAVED, Purpose.CHECKPOINT_INPUT, Purpose.RECOMPUTE),
+    "attention": (Purpose.ATTENTION_MATRIX,),
+    "loss": (Purpose.LOGITS, Purpose.LOSS),
+    "cache": (Purpose.KV_CACHE,),
+    "passing": (Purpose.FORWARD, Purpose.BACKWARD, Purpose.OTHER, Purpose.OPTIMIZER),
+    "copies": (Purpose.DEQUANT, Purpose.LOADING),
+    "gradients": (Purpose.GRADS,),
+    "states": (Purpose.OPTIMIZER_STATE,),
+    "trained": (Purpose.PARAMS,),
+    "weights": (Purpose.QUANTIZED, Purpose.QUANT_STATE, Purpose.UNQUANTIZED, Purpose.BUFFER),
+    "runtime": (Category.RUNTIME,),
+}
+_WITHIN_A_STEP = tuple(_GROUPS)[:7]
+_BY_TOKENS = ("saved", "attention", "loss", "passing")
+_NAMES = {
+    "saved": "saved activations",
+    "attention": "attention matrices",
+    "loss": "logits and loss",
+    "cache": "cached keys and values",
+    "passing": "short-lived tensors",
+    "copies": "copies of weights",
+    "gradients": "gradients",
+    "states": "optimizer states",
+    "trained": "trained parameters",
+    "weights": "weights",
+    "runtime": "workspaces",
+}
+
+
+def compare(before: Analysis, after: Analysis, at_before: At | None = None, at_after: At | None = None) -> Difference:
+    """AFTER minus BEFORE with its story. Events that are not given are each run's own (the last OOM, else the peak) or,
+    where one died in a step that the other passed, the highest point of that step in the other."""
+    first, second = RunSide(before), RunSide(after)
+    at_before = at_before or _like_moment(first, second)
+    at_after = at_after or _like_moment(second, first)
+    return replace(diff(before, after, at_before, at_after), story=_story(first, second))
+
+
+def story_of(before: Analysis, after: Analysis) -> Story:
+    """Why two runs differ, whatever events are looked at."""
+    return _story(RunSide(before), RunSide(after))
+
+
+def _like_moment(side: RunSide, other: RunSide) -> At | None:
+    if other.end.outcome != "oom" or side.end.outcome != "ok" or other.end.step is None:
+        return None
+    event = _highest_of_step(side, other.end.step, other.case.phase)
+    return None if event is None else At("event", event, side.analysis.timeline.time_us(event))
+
+
+def _highest_of_step(side: RunSide, step: int, phase: Phase) -> int | None:
+    """The highest event of a step, within one phase where the step has it."""
+    phases, level = side.case.facts.phases, side.analysis.timeline.allocated_bytes
+    here = [i for i in range(len(phases)) if phases.step[i] == step]
+    here = [i for i in here if phases.phase[i] == phase] or here
+    events = [e for i in here for e in range(int(phases.start[i]), min(int(phases.start[i + 1]), len(level)))]
+    return events[int(level[events].argmax())] if events else None
+
+
+def _story(first: RunSide, second: RunSide) -> Story:
+    ours, theirs = first.traits(), second.traits()
+    # What a run did after the step that the other died in is told apart.
+    first, second = _up_to_death_of(second, first), _up_to_death_of(first, second)
+    names = dict.fromkeys([*ours, *theirs])
+    unlike = {name: (ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)}
+    comparison = _Comparison(first, second)
+    held = list(comparison.causes())
+    peaks = [side.analysis.timeline.peaks() for side in (first, second)]
+    allocated, reserved = ((peaks[0][i].size_bytes, peaks[1][i].size_bytes) for i in (1, 2))
+    change = allocated[1] - allocated[0]
+    held.append(comparison.rounding())
+    held.append(_unexplained(second.peak_bytes - first.peak_bytes - sum(cause.bytes for cause in held)))
+    later = change - (second.peak_bytes - first.peak_bytes)
+    longer, died = (second, first) if allocated[1] > second.peak_bytes else (first, second)
+    held.append(
+        Cause(
+            "later_steps",
+            f"{'AFTER' if longer is second else 'BEFORE'} went on, to a higher peak",
+            later,
+            f"the other died in step {died.end.step}; up to there its peak is {format_bytes(longer.peak_bytes)}",
+        )
+    )
+    settings = _setting(first, second)
+    small = abs(change) < max(_LEAST_BYTES, _LEAST_SHARE * max(allocated))
+    explains, (was, now) = "peak_allocated_bytes", allocated
+    if settings is not None or small:
+        explains, (was, now) = "peak_reserved_bytes", reserved
+        held += [settings] if settings is not None else []
+        rest = now - was - sum(cause.bytes for cause in held)
+        held.append(_pieces(rest, was - allocated[0], now - allocated[1]))
+    causes = _ranked(held)
+    return Story(
+        before=first.end,
+        after=second.end,
+        unlike=unlike,
+        alike={name: value for name, value in ours.items() if name not in unlike},
+        explains=explains,
+        was_bytes=was,
+        now_bytes=now,
+        causes=causes,
+        sentence=_sentence(first.end, second.end, explains, was, now, causes),
+    )
+
+
+def _unexplained(size: int) -> Cause:
+    return Cause("unexplained", "unexplained", size, "no group of allocations accounts for it")
+
+
+def _up_to_death_of(other: RunSide, side: RunSide) -> RunSide:
+    """The run up to the end of the step that the other died in, if it went further."""
+    step, phases = other.end.step, side.case.facts.phases
+    if other.end.outcome != "oom" or step is None or side.end.step is None or side.end.step <= step:
+        return side
+    spans = [i for i in range(len(phases)) if phases.step[i] == step]
+    return RunSide(side.analysis, int(phases.start[spans[-1] + 1])) if spans else side
+
+
+def _ranked(causes: list[Cause]) -> tuple[Cause, ...]:
+    """Causes, largest first; then what follows from them; ``unexplained`` last. What comes to nothing is left out."""
+    told = [cause for cause in causes if cause.bytes and cause.id != "unexplained"]
+    rest = sum(cause.bytes for cause in causes if cause.id == "unexplained")
+    order = sorted(told, key=lambda cause: (cause.id in _CONSEQUENCES, -abs(cause.bytes)))
+    return (*order, _unexplained(rest))
+
+
+def _setting(before: RunSide, after: RunSide) -> Cause | None:
+    """Other allocator settings, measured by replaying BEFORE under AFTER's; None where they place blocks alike."""
+    if before.config.places_like(after.config):
+        return None
+    was, now = settings_text(before.config), settings_text(after.config)
+    timeline, title = before.analysis.timeline, f"allocator settings: {now}"
+    if not 0 < len(timeline) <= _REPLAY_EVENTS or not timeline.replay.exact:
+        evidence = "BEFORE can't be replayed, so what they change is not known"
+        return Cause("allocator_setting", title, 0, evidence, was, now)
+    limit = timeline.snapshot.memtrace.get("limit_bytes")
+    run = simulate(
+        extract(gather(timeline.device, before.config)).to_run(),
+        after.config.with_limit(limit if isinstance(limit, int) and limit > 0 else None),
+    )
+    size = run.peak_reserved_bytes - timeline.peaks()[2].size_bytes
+    fits = " and gets past its refused request" if run.spared else ""
+    evidence = f"BEFORE, replayed under AFTER's settings, reserves {format_bytes(run.peak_reserved_bytes)}{fits}"
+    return Cause("allocator_setting", title, size, evidence, was, now)
+
+
+def _pieces(size: int, was: int, now: int) -> Cause:
+    """Reserved memory that the peaks of allocated memory don't account for."""
+    evidence = f"peak reserved less peak allocated: {format_bytes(was)} before, {format_bytes(now)} after"
+    return Cause("fragmentation", f"{'more' if size > 0 else 'less'} reserved and not in use", size, evidence)
+
+
+@dataclass
+class _Comparison:
+    """Deals out the change of each group; ``left`` is what no cause has taken yet."""
+
+    before: RunSide
+    after: RunSide
+    held: dict[str, tuple[int, int]] = field(default_factory=dict)
+    left: dict[str, int] = field(default_factory=dict)
+
+    def causes(self) -> Iterator[Cause]:
+        """Every cause, in the order in which they take what is theirs."""
+        yield from self._growth()
+        for name, purposes in _GROUPS.items():
+            was, now = (side.held(side.case.kind(*purposes) & ~side.leaked) for side in (self.before, self.after))
+            self.held[name], self.left[name] = (was, now), now - was
+        yield from self._evaluation()
+        yield from self._weights()
+        options = list(self._options())
+        yield from self._tokens({group for groups, _ in options for group in groups})
+        for groups, cause in options:
+            yield from self._take(groups, cause)
+        yield from self._moment()
+        for name in _GROUPS:
+            yield from self._take((name,), self._by_name(name))
+
+    def rounding(self) -> Cause:
+        """What blocks hold beyond what was asked for."""
+        was, now = self.before.padding, self.after.padding
+        title = f"blocks are rounded up {'more' if now > was else 'less'}"
+        return Cause("rounding", title, now - was, f"{format_bytes(was)} before, {format_bytes(now)} after")
+
+    def _take(self, groups: tuple[str, ...], cause: Cause) -> Iterator[Cause]:
+        size = sum(self.left[name] for name in groups)
+        for name in groups:
+            self.left[name] = 0
+        if size:
+            evidence = cause.evidence or self._sizes(groups)
+            yield Cause(cause.id, cause.title, size, evidence, cause.was, cause.now)
+
+    def _sizes(self, groups: tuple[str, ...]) -> str:
+        parts = [
+            f"{_NAMES[name]} {format_bytes(self.held[name][0])} → {format_bytes(self.held[name][1])}"
+            for name in groups
+            if self.held[name][0] != self.held[name][1]
+        ]
+        return "at the peaks: " + ", ".join(parts)
+
+    def _growth(self) -> Iterator[Cause]:
+        was, now = (side.held(side.leaked) for side in (self.before, self.after))
+        if was or now:
+            title = "memory that every step leaves behind"
+            title = f"{title}, gone" if was and not now else f"{title}, new" if now and not was else title
+            evidence = (
+                f"left by finished steps and alive at the peak: {format_bytes(was)} before, {format_bytes(now)} after"
+            )
+            yield Cause("growth_across_steps", title, now - was, evidence, format_bytes(was), format_bytes(now))
+
+    def _evaluation(self) -> Iterator[Cause]:
+        """The peak lies in an evaluation on one side alone, or on both with other sizes."""
+        was, now = (_in_evaluation(side) for side in (self.before, self.after))
+        if not was and not now:
+            return
+        title = (
+            "evaluation: its peak changed" if was and now else f"evaluation {'no longer ' if was else ''}sets the peak"
+        )
+        where = ["in evaluation" if here else f"in training ({side.case.phase.label})"
+                 for here, side in ((was, self.before), (now, self.after))]  # fmt: skip
+        yield from self._take(_WITHIN_A_STEP[:5], Cause("eval_peak", title, 0, "", *where))
+
+    def _weights(self) -> Iterator[Cause]:
+        before, after = self.before, self.after
+        if before.second_model != after.second_model:
+            title = "a second copy of the model" if after.second_model else "no second copy of the model"
+            yield from self._take(("weights",), Cause("reference_model", title, 0, "", *_words(before.second_model)))
+        elif before.quantized != after.quantized:
+            title = f"weights stored in {'4 or 8' if after.quantized else '16 or 32'} bits"
+            was, now = ("16 or 32 bits", "4 or 8 bits") if after.quantized else ("4 or 8 bits", "16 or 32 bits")
+            yield from self._take(("weights",), Cause("quantization", title, 0, "", was, now))
+        elif self._same_weights():
+            title = f"the same weights in {'larger' if self.left['weights'] > 0 else 'smaller'} types (a cast)"
+            along = self.left["weights"]
+            same = self.before.checkpoints == after.checkpoints and self.before.tokens == after.tokens
+            moved = ("saved", "loss", "attention", "passing", "copies") if same else ()
+            groups = ("weights", *(name for name in moved if self.left[name] * along > 0))
+            yield from self._take(groups, Cause("cast", title, 0, ""))
+
+    def _same_weights(self) -> bool:
+        """Whether as many weights are there, some in another type."""
+        counts = []
+        for side in (self.before, self.after):
+            rows = side.case.kind(Purpose.QUANTIZED, Purpose.UNQUANTIZED) & side.case.live & (side.case.size >= 1 << 16)
+            counts.append(int(rows.sum()))
+        return bool(self.left["weights"]) and counts[0] == counts[1] > 0
+
+    def _options(self) -> Iterator[tuple[tuple[str, ...], Cause]]:
+        """Options that are unlike in the two runs, with the groups that each decides."""
+        before, after = self.before, self.after
+        checkpoints = None not in (before.checkpoints, after.checkpoints) and before.checkpoints != after.checkpoints
+        if checkpoints:
+            was, now = ("off", "on") if after.checkpoints else ("on", "off")
+            yield ("saved",), Cause("checkpointing", f"gradient checkpointing {now}", 0, "", was, now)
+        if None not in (before.matrices, after.matrices) and before.matrices != after.matrices:
+            title = f"attention's token × token matrices are {'made' if after.matrices else 'no longer made'}"
+            was, now = ("not made", "made") if after.matrices else ("made", "not made")
+            yield ("attention",) if checkpoints else ("attention", "saved"), Cause("attention", title, 0, "", was, now)
+        if _ratio(before.logits, after.logits) > _RATIO:
+            less = (after.logits or 0) < (before.logits or 0)
+            title = f"{'smaller' if less else 'larger'} tensors of logits (chunks, type, or not made at all)"
+            unit = " a token" if before.tokens and after.tokens else ""
+            was, now = (format_bytes(round(x or 0)) + unit for x in (before.logits, after.logits))
+            yield ("loss",), Cause("loss", title, 0, "", was, now)
+        other_optimizer = _ratio(before.states, after.states) > _RATIO
+        if other_optimizer:
+            less = (after.states or 0) < (before.states or 0)
+            title = f"an optimizer with {'smaller' if less else 'larger'} states"
+            was, now = (f"{x or 0:.2f} bytes a byte of parameters" for x in (before.states, after.states))
+            yield ("states",), Cause("optimizer", title, 0, "", was, now)
+        if before.trained != after.trained and min(before.trained, after.trained) > 0:
+            title = f"{after.trained / before.trained:.2g} times as much is trained (rank, targets or type)"
+            was, now = format_bytes(before.trained), format_bytes(after.trained)
+            groups = ("trained", "gradients") if other_optimizer else ("trained", "gradients", "states")
+            yield groups, Cause("adapters", title, 0, "", was, now)
+
+    def _tokens(self, decided: set[str]) -> Iterator[Cause]:
+        """What other sequence lengths, batches or padding account for: all of a group that nothing else decides."""
+        was, now = self.before.tokens, self.after.tokens
+        if was is None or now is None or was == now:
+            return
+        size = 0
+        for name in _BY_TOKENS:
+            part = round(self.held[name][0] * (now / was - 1)) if name in decided else self.left[name]
+            if part * (now - was) > 0:
+                self.left[name] -= part
+                size += part
+        if size:
+            title = f"{'more' if now > was else 'fewer'} tokens a pass (length, batch or padding)"
+            evidence = f"{was:,} → {now:,} tokens in the pass of the peak; {self._sizes(_BY_TOKENS)}"
+            yield Cause("tokens", title, size, evidence, f"{was:,}", f"{now:,}")
+
+    def _moment(self) -> Iterator[Cause]:
+        """The peaks lie in different phases, or before and after the first optimizer step."""
+        phases = [side.case.phase for side in (self.before, self.after)]
+        died = "oom" in (self.before.end.outcome, self.after.end.outcome)
+        moving = ("passing", "copies", "gradients", *(("loss", "attention") if died else ()))
+        groups = [name for name in moving if phases[0] is not phases[1]]
+        if 0 in self.held["states"] and all(side.states for side in (self.before, self.after)):
+            groups.append("states")
+        where = [phase.label if phase is not Phase.UNKNOWN else "an unknown phase" for phase in phases]
+        title = f"the peak lies in {where[1]} instead of {where[0]}" if where[0] != where[1] else "another step"
+        yield from self._take(tuple(groups), Cause("moment", title, 0, "", *where))
+
+    def _by_name(self, name: str) -> Cause:
+        was, now = (int((side.case.kind(*_GROUPS[name]) & side.case.live).sum()) for side in (self.before, self.after))
+        grew = self.left[name] > 0
+        word = ("larger" if grew else "smaller") if (now > was) != grew or now == was else "more" if grew else "fewer"
+        return Cause(name, f"{word} {_NAMES[name]}", 0, "", f"{was:,} tensors", f"{now:,} tensors")
+
+
+def _ratio(a: float | None, b: float | None) -> float:
+    """How many times the larger of two figures is the smaller; 1 where either is unknown, large where one is 0."""
+    if a is None or b is None:
+        return 1.0
+    low, high = sorted((a, b))
+    return high / low if low > 0 else (1.0 if high == 0 else 1e9)
+
+
+def _in_evaluation(side: RunSide) -> bool:
+    return bool(side.case.in_evaluation)
+
+
+def _words(second: bool) -> tuple[str, str]:
+    return ("two copies", "one copy") if second else ("one copy", "two copies")
+
+
+def _sentence(before: RunEnd, after: RunEnd, explains: str, was: int, now: int, causes: tuple[Cause, ...]) -> str:
+    """What the author of the change would write: how it ended, the main cause, and the peak."""
+    what = "reserved" if explains == "peak_reserved_bytes" else "allocated"
+    figures = f"peak {what} {format_bytes(was)} → {format_bytes(now)}"
+    told = [cause for cause in causes if cause.id != "unexplained" and cause.bytes]
+    worth = [cause for cause in told if abs(cause.bytes) >= _WORTH_NAMING * abs(told[0].bytes)]
+    worth = [cause for cause in worth if cause.id not in _CONSEQUENCES][:3] or worth[:1]
+    reasons = "; ".join(f"{cause.title} ({format_delta(cause.bytes)})" for cause in worth)
+    start = _ends(before, after)
+    if not worth:
+        if was == now and before == after:
+            return f"No difference: {figures}."
+        return f"{_capital(start or 'no cause found')}: {figures}."
+    text = f"{start}: {reasons}; {figures}." if start else f"{reasons}; {figures}."
+    return _capital(text)
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _ends(before: RunEnd, after: RunEnd) -> str:
+    place = ["" if side.step is None else f" in step {side.step}" for side in (before, after)]
+    if before.outcome == after.outcome == "ok":
+        return ""
+    if before.outcome == "oom" and after.outcome == "ok":
+        return f"died{place[0]}, now survives"
+    if after.outcome == "oom" and before.outcome == "ok":
+        return f"survived, now dies{place[1]}"
+    if before.step == after.step:
+        return f"dies{place[1]} as before"
+    later = (after.step or 0) > (before.step or 0)
+    return f"dies {'later' if later else 'earlier'}, in step {after.step} instead of {before.step}"

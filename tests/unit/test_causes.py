@@ -1,0 +1,70 @@
+"""Why two runs differ: causes that sum to the byte, the right one first, and how each run ended."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from support import LABELLED, analysis
+
+from memtrace.answers.diff.comparison import Story
+from memtrace.explain.causes import _CONSEQUENCES, compare, story_of
+
+# (before, after, id of the first cause, its sign); the runs of a pair differ in more than one thing only where it says.
+PAIRS = [
+    ("llama2-7b_baseline", "llama2-7b_baseline-expandable", "allocator_setting", -1),
+    ("llama2-7b_oom-fragmentation", "llama2-7b_variable-length-expandable", "allocator_setting", -1),
+    ("llama2-7b_reference-model", "llama2-7b_baseline", "reference_model", -1),
+    ("llama2-7b_eager-no-checkpointing", "llama2-7b_eager", "checkpointing", -1),  # at more tokens
+    ("ddp_rank0", "ddp_rank1", "tokens", 1),
+    ("mistral-7b_autocast-no-checkpointing", "mistral-7b_no-checkpointing", "attention", 1),  # at more tokens
+]
+
+
+def checked(before: str, after: str) -> Story:
+    """The story, whose causes must sum to the change; the other way round they change their sign."""
+    story, back = (story_of(analysis(a), analysis(b)) for a, b in ((before, after), (after, before)))
+    for one in (story, back):
+        assert sum(cause.bytes for cause in one.causes) == one.change_bytes
+        assert one.causes[-1].id == "unexplained" and not one.causes[-1].bytes
+        assert len({cause.id for cause in one.causes}) == len(one.causes)
+        for follows in (False, True):
+            sizes = [abs(cause.bytes) for cause in one.causes[:-1] if (cause.id in _CONSEQUENCES) == follows]
+            assert sizes == sorted(sizes, reverse=True)
+    assert (story.was_bytes, story.now_bytes) == (back.now_bytes, back.was_bytes)
+    return story
+
+
+@pytest.mark.parametrize(("before", "after", "cause", "sign"), PAIRS)
+def test_the_first_cause_is_the_right_one(before: str, after: str, cause: str, sign: int) -> None:
+    story = checked(before, after)
+    assert story.causes[0].id == cause and story.causes[0].bytes * sign > 0
+    assert story.causes[0].title.lower() in story.sentence.lower()
+
+
+@pytest.mark.parametrize(("before", "after"), list(pairwise(sorted(LABELLED)[:12])))
+def test_bytes_sum_whatever_is_compared(before: str, after: str) -> None:
+    checked(before, after)
+
+
+def test_a_leak_is_named_though_the_other_run_works_on_longer_sequences() -> None:
+    story = checked("llama2-7b_kept-graphs", "llama2-7b_baseline")
+    leak = next(cause for cause in story.causes if cause.id == "growth_across_steps")
+    assert leak.bytes < -400 << 20 and leak.title.endswith("gone")
+
+
+def test_a_run_that_died_is_compared_in_the_step_it_died_in() -> None:
+    before, after = analysis("llama2-7b_oom-fragmentation"), analysis("llama2-7b_variable-length")
+    answer = compare(before, after)
+    told = answer.to_json()
+    assert told["outcome"] == {"before": "oom", "after": "ok", "before_step": 10, "after_step": 23}
+    assert told["compared"]["alike"] and told["compared"]["after"]["step"] == 10
+    assert answer.sentence.startswith("Died in step 10, now survives: ")
+    here = compare(before, after, at_after=after.at("peak"))
+    assert here.after.at.kind == "peak"
+
+
+def test_what_is_unlike_is_said() -> None:
+    story = story_of(analysis("llama2-7b_baseline"), analysis("llama2-7b_baseline-expandable"))
+    assert story.unlike["allocator settings"] == ("PyTorch's defaults", "expandable_segments:True")
+    assert "checkpointing" in story.alike
