@@ -1,25 +1,27 @@
 """Limits for continuous integration: how far a peak may grow, or how high it may be.
 
 A growth limit is a share (``2%``) of the baseline or a size (``200MiB``). A check fails when something is *above* its
-limit; a byte below or on it passes.
+limit; a byte below or on it passes. It also fails where the two runs can't be compared (another GPU, another model),
+unless that is allowed by name, and always where memory ran out: a run that died early needs less for that alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
 from memtrace.errors import NoAnswerError, SnapshotError, UsageError
 from memtrace.history.timeline import Timeline
-from memtrace.snapshot.model import Action
-from memtrace.units import format_bytes, format_delta, parse_size
+from memtrace.units import MIB, format_bytes, format_delta, parse_size, printable
 
 PEAKS = ("allocated", "reserved")
+CONDITIONS = ("device", "event", "gpu", "limit", "torch", "packages", "configuration", "model")
+_SAME_WEIGHTS = 0.01  # of the base weights: a model with more or fewer is another one
+_LONGEST = 200
 _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*")
 
 
@@ -66,27 +68,28 @@ def must_have_history(timeline: Timeline) -> None:
         raise NoAnswerError(f"{timeline.snapshot.source}: no history was recorded, so its peaks are not known")
 
 
-def died(timeline: Timeline) -> tuple[str, ...]:
-    """A line for a run whose last request was refused: its peaks are not those of a whole run."""
-    action = timeline.trace.action
-    asked = np.flatnonzero((action == Action.ALLOC) | (action == Action.OOM))
-    if not len(asked) or action[asked[-1]] != Action.OOM:
-        return ()
-    return (
-        f"{timeline.snapshot.source} ends with a refused request (event {int(asked[-1]):,}): a run that died early may "
-        "pass for that alone",
-    )
+def ran_out(timeline: Timeline) -> str | None:
+    """A line for a recording of a run that ran out of memory: its peaks are not those of a whole run."""
+    refused = timeline.oom_events
+    if not refused and not timeline.snapshot.memtrace.get("oom"):
+        return None
+    where = f" (event {refused[-1]:,})" if refused else ""
+    return f"{timeline.snapshot.source} ran out of memory{where}: FAILED"
 
 
 def parse_growth(text: str) -> Growth:
-    """A limit from ``2%`` or ``200MiB``. Raises UsageError on anything else."""
+    """A limit from ``2%`` or ``200MiB``. Raises UsageError on anything else, and for a number that lacks its unit."""
     share = _SHARE.fullmatch(text)
     if share:
         return Growth(text.strip(), float(share[1]) / 100, None)
     try:
-        return Growth(text.strip(), None, parse_size(text))
+        size_bytes = parse_size(text)
     except UsageError:
         raise UsageError(f"not a limit: {text!r} (write 2% or 200MiB)") from None
+    if 0 < size_bytes < MIB and not text.strip()[-1].isalpha():
+        number = text.strip()
+        raise UsageError(f"{number} is {format_bytes(size_bytes)}: did you mean {number}%, {number}MiB or {number}B?")
+    return Growth(text.strip(), None, size_bytes)
 
 
 def judge(what: str, baseline_bytes: int, current_bytes: int, growth: Growth) -> GateResult:
@@ -108,10 +111,75 @@ def judge_peaks(
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a stored report says, as far as a check needs it."""
+    """What a stored report says, as far as a check needs it. ``conditions`` is None where it says nothing of them."""
 
     peaks: Mapping[str, int]
     categories: Mapping[str, int]
+    conditions: Mapping[str, Any] | None = None
+    device: int | None = None
+    event: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparable:
+    """Something that must be alike for two runs to be compared, and how it was met. Values are texts for people."""
+
+    what: str
+    baseline: str
+    current: str
+    allowed: bool
+
+    @property
+    def sentence(self) -> str:
+        """``gpu: NVIDIA H200 → NVIDIA A100-SXM4-80GB: can't be compared: FAILED (--allow gpu)``."""
+        end = "allowed" if self.allowed else f"can't be compared: FAILED (--allow {self.what} compares all the same)"
+        return f"{self.what}: {self.baseline} → {self.current}: {end}"
+
+
+def conditions_of(timeline: Timeline) -> dict[str, Any]:
+    """Under what a recording was made, as a baseline carries it; None where the recording does not tell."""
+    snapshot, extra = timeline.snapshot, timeline.snapshot.memtrace
+    config = extra.get("config")
+    settings = {key: value for key, value in config.items() if key != "argv"} if isinstance(config, dict) else None
+    return {
+        "gpu": extra.get("gpu"),
+        "limit": extra.get("limit_bytes"),
+        "torch": extra.get("torch") or f"{snapshot.torch_at_least or '?'} to {snapshot.torch_below or '?'}",
+        "packages": extra.get("packages"),
+        "configuration": settings,
+    }
+
+
+def differences(
+    baseline: Baseline, conditions: Mapping[str, Any], budget: Report, allowed: Collection[str]
+) -> list[Comparable]:
+    """What keeps two runs from being compared; entries that are allowed by name are among them."""
+    found = []
+
+    def compare(what: str, before: Any, now: Any) -> None:
+        if before != now:
+            found.append(Comparable(what, *_told(before, now), what in allowed))
+
+    compare("device", baseline.device, budget.device)
+    compare("event", baseline.event, budget.at.kind)
+    for what in ("gpu", "limit", "torch", "packages", "configuration"):
+        compare(what, (baseline.conditions or {}).get(what), conditions[what])
+    weights = str(Category.BASE_WEIGHTS)
+    before, now = baseline.categories.get(weights, 0), budget.categories[weights]
+    if abs(now - before) > _SAME_WEIGHTS * before:
+        base, current = (f"{format_bytes(size)} of base weights" for size in (before, now))
+        found.append(Comparable("model", base, current, "model" in allowed))
+    return found
+
+
+def _told(before: Any, now: Any) -> tuple[str, str]:
+    """Two values as short texts: of dictionaries the parts that differ."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+        before, now = ({key: each[key] for key in keys if key in each} for each in (before, now))
+    texts = ["not recorded" if value is None else printable(str(value)) for value in (before, now)]
+    first, second = (text if len(text) <= _LONGEST else text[:_LONGEST] + "…" for text in texts)
+    return first, second
 
 
 def read_baseline(data: bytes, name: str) -> Baseline:
@@ -130,7 +198,14 @@ def read_baseline(data: bytes, name: str) -> Baseline:
     peaks = _sizes(raw.get("peaks"), ("allocated_bytes", "reserved_bytes"), name, "peaks")
     known = [str(category) for category in Category]
     categories = _sizes(raw.get("categories"), (), name, "categories", known)
-    return Baseline(peaks, categories)
+    conditions, device, at = (raw.get(key) for key in ("conditions", "device", "at"))
+    return Baseline(
+        peaks,
+        categories,
+        conditions if isinstance(conditions, dict) else None,
+        device if isinstance(device, int) else None,
+        at.get("kind") if isinstance(at, dict) else None,
+    )
 
 
 def _sizes(value: Any, needed: Sequence[str], name: str, what: str, known: Sequence[str] = ()) -> dict[str, int]:

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from memtrace.answers.gate import (
+    CONDITIONS,
     PEAKS,
     Baseline,
+    Comparable,
     GateResult,
     Growth,
-    died,
+    conditions_of,
+    differences,
     judge,
     must_have_history,
     parse_growth,
+    ran_out,
     read_baseline,
 )  # fmt: skip
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
-from memtrace.cli.common import add_shared, open_analysis, print_json
+from memtrace.cli.common import add_shared, open_analysis, print_json, to_json
 from memtrace.errors import SnapshotError, UsageError
 from memtrace.writing import check_target, whole_file
 
@@ -37,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[WHAT=]LIMIT",
         help="how much more than the baseline is allowed, 2%% or 200MiB (default 0%%). WHAT is allocated or reserved "
         "(the peaks; both by default) or a category, which is compared at the event. May be repeated",
+    )
+    parser.add_argument(
+        "--allow",
+        action="append",
+        choices=CONDITIONS,
+        default=[],
+        help="compare with a baseline that differs in this all the same; may be repeated. Otherwise that fails",
     )
     parser.add_argument("--max-peak", metavar="SIZE", help="how high the peak of reserved memory may be, 22GiB")
     parser.add_argument("--write", metavar="BASE.json", help="write this recording's report as a baseline")
@@ -60,7 +73,10 @@ def run(args: argparse.Namespace) -> int:
     must_have_history(analysis.timeline)
     budget = report(analysis, at)
     verdicts: list[GateResult] = []
+    unlike: list[Comparable] = []
+    conditions = conditions_of(analysis.timeline)
     if baseline is not None:
+        unlike = differences(baseline, conditions, budget, args.allow)
         for what, growth in limits.items():
             if what in budget.categories:
                 before, now, name = baseline.categories.get(what, 0), budget.categories[what], what
@@ -70,19 +86,22 @@ def run(args: argparse.Namespace) -> int:
     if max_peak_bytes is not None:
         peak = budget.peaks["reserved_bytes"]
         verdicts.append(GateResult("peak reserved", None, peak, max_peak_bytes, peak <= max_peak_bytes))
-    passed = all(verdict.passed for verdict in verdicts)
+    refused = ran_out(analysis.timeline)
+    passed = refused is None and all(each.allowed for each in unlike) and all(verdict.passed for verdict in verdicts)
     args.exit_code = 0 if passed else 1  # also when nobody reads the output
-    warnings = [*died(analysis.timeline), *budget.warnings]
+    warnings = [*([refused] if refused else []), *budget.warnings]
     for warning in warnings:
         print(f"memtrace: {warning}", file=sys.stderr)
     if args.write is not None and passed:
-        _write(Path(args.write), budget)
+        _write(Path(args.write), budget, conditions)
     if args.json:
         answer = {"file": budget.file, "device": budget.device, "at": budget.at, "passed": passed}
-        print_json(answer | {"checks": verdicts, "warnings": warnings})
+        print_json(
+            answer | {"checks": verdicts, "unlike": unlike, "out_of_memory": bool(refused), "warnings": warnings}
+        )
     else:
-        for verdict in verdicts:
-            print(verdict.sentence)
+        for each in (*unlike, *verdicts):
+            print(each.sentence)
     if args.write is not None:
         what = f"baseline written to {args.write}" if passed else "the check failed: no baseline was written"
         print(f"memtrace: {what}", file=sys.stderr)
@@ -115,8 +134,10 @@ def _read(source: str) -> Baseline:
         raise SnapshotError(f"{source}: {error.strerror or error}") from None
 
 
-def _write(target: Path, budget: Report) -> None:
+def _write(target: Path, budget: Report, conditions: dict[str, Any]) -> None:
     import orjson
 
+    stored = {field.name: getattr(budget, field.name) for field in fields(budget)} | {"conditions": conditions}
     with whole_file(target, budget.file) as out:
-        out.write(orjson.dumps(budget, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        plain = orjson.loads(to_json(stored))
+        out.write(orjson.dumps(plain, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.answers.gate import PEAKS, GateResult, died, judge_peaks, must_have_history, parse_growth
+    from memtrace.answers.gate import PEAKS, GateResult, judge_peaks, must_have_history, parse_growth, ran_out
     from memtrace.explain.causes import compare
 
     if args.json and args.md:
@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
             must_have_history(side.timeline)
         which = PEAKS if args.peak == "both" else (args.peak,)
         verdicts = judge_peaks(answer.before.peaks, answer.after.peaks, growth, which)
-    passed = all(verdict.passed for verdict in verdicts)
+    refused = ran_out(after.timeline) if growth is not None else None
+    passed = refused is None and all(verdict.passed for verdict in verdicts)
     args.exit_code = 0 if passed else 1  # also when nobody reads the output
     if args.plot is not None:
         from memtrace.export.diff_plot import plot_difference
@@ -88,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         for verdict in verdicts:
             print(f"memtrace: {verdict.sentence}", file=sys.stderr)
-        for line in died(after.timeline) if growth is not None else ():
-            print(f"memtrace: {line}", file=sys.stderr)
+        if refused is not None:
+            print(f"memtrace: {refused}", file=sys.stderr)
     return 0 if passed else 1
 
 

@@ -1,6 +1,6 @@
 """Remove personal things from a snapshot before it is shared: paths, user names, project names, the command line.
 
-What is known to be harmless stays: numbers, files of Python and public libraries, words that everybody has in snapshots.
+What is known to be harmless stays: numbers, files of Python and public libraries, words that all snapshots hold.
 Every other word is hidden; a project's acme_loss.py becomes project/1/word_2_loss.py. The result opens in memtrace and
 in PyTorch's viewers, and reports the same bytes.
 

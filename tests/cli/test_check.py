@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from strategies import modern
 from support import trace_path
 
+from memtrace.answers.gate import CONDITIONS
 from memtrace.cli import main
 
 TINY, FIRST_OOM = str(trace_path("tiny-llama_3-steps")), str(trace_path("llama2-7b_oom-first-step"))
@@ -36,18 +40,24 @@ def test_the_same_run_passes(baseline: str) -> None:
     assert main(["check", TINY, "--baseline", baseline, "--max-growth", "2%", "--max-growth", "lora=0"]) == 0
 
 
+LARGER = str(trace_path("llama2-7b_baseline"))
+ALL_THE_SAME = ["--allow", "model"]
+
+
 def test_a_larger_run_fails(baseline: str, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert main(["check", FIRST_OOM, "--baseline", baseline, "--max-growth", "2%"]) == 1
+    compare = ["check", LARGER, "--baseline", baseline, *ALL_THE_SAME]
+    assert main([*compare, "--max-growth", "2%"]) == 1
     assert capsys.readouterr().out.count("FAILED") == 2
-    assert main(["check", FIRST_OOM, "--baseline", baseline, "--max-growth", "40GiB"]) == 0
+    assert main([*compare, "--max-growth", "40GiB"]) == 0
 
 
 def test_a_category_has_a_limit_of_its_own(baseline: str) -> None:
-    loose = ["check", FIRST_OOM, "--baseline", baseline, "--max-growth", "40GiB"]
+    compare = ["check", LARGER, "--baseline", baseline, *ALL_THE_SAME]
+    loose = [*compare, "--max-growth", "40GiB"]
     assert main([*loose, "--max-growth", "runtime=1GiB"]) == 0
     assert main([*loose, "--max-growth", "activations=1%"]) == 1
-    assert main(["check", FIRST_OOM, "--baseline", baseline, "--max-growth", "runtime=1GiB"]) == 0
+    assert main([*compare, "--max-growth", "runtime=1GiB"]) == 0
 
 
 def test_a_fixed_limit_needs_no_baseline(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,12 +116,75 @@ def test_an_empty_argument_switches_nothing_off(option: str, baseline: str) -> N
     assert main(["diff", TINY, FIRST_OOM, "--fail-on-growth", ""]) == 2
 
 
-def test_a_run_that_died_is_named(baseline: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("more", [[], [f"--allow={what}" for what in CONDITIONS]], ids=["strict", "loose"])
+def test_a_run_that_ran_out_of_memory_fails_whatever_is_allowed(
+    more: list[str], baseline: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
-    assert main(["check", FIRST_OOM, "--baseline", baseline, "--max-growth", "40GiB", "--json"]) == 0
+    assert main(["check", FIRST_OOM, "--baseline", baseline, "--max-growth", "90GiB", "--json", *more]) == 1
     out, err = capsys.readouterr()
-    assert "ends with a refused request" in err
-    assert any("refused request" in line for line in json.loads(out)["warnings"])
+    assert "ran out of memory" in err and json.loads(out)["out_of_memory"] is True
+    assert main(["check", FIRST_OOM, "--max-peak", "80GiB"]) == 1
+    assert main(["diff", TINY, FIRST_OOM, "--fail-on-growth", "90GiB"]) == 1
+    target = Path(baseline).with_name("new.json")
+    assert main(["check", FIRST_OOM, "--write", str(target)]) == 1 and not target.exists()
+
+
+CONDITION: dict[str, tuple[Any, Any]] = {  # what a recording of memtrace's says, and what another does
+    "gpu": ("NVIDIA H200", "NVIDIA L4"),
+    "limit": (24 << 30, None),
+    "torch": ("2.10.0", "2.11.0"),
+    "packages": ({"peft": "0.17", "trl": "0.2"}, {"peft": "0.18", "trl": "0.2"}),
+    "configuration": ({"models": [{"parameters": 5}], "argv": ["a"]}, {"models": [{"parameters": 6}], "argv": ["a"]}),
+}
+KEYS = {"limit": "limit_bytes", "configuration": "config"}
+
+
+def made(path: Path, **extra: Any) -> str:
+    raw = modern() | {"memtrace": {"version": 1, **{KEYS.get(key, key): value for key, value in extra.items()}}}
+    path.write_bytes(pickle.dumps(raw, 4))
+    return str(path)
+
+
+@pytest.mark.parametrize("what", CONDITION)
+def test_what_cannot_be_compared_fails_unless_it_is_allowed(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = str(tmp_path / "base.json")
+    same = {key: first for key, (first, _) in CONDITION.items()}
+    first = made(tmp_path / "a.pickle", **same)
+    assert main(["check", first, "--write", base]) == 0
+    assert main(["check", first, "--baseline", base]) == 0
+    assert main(["check", made(tmp_path / "argv.pickle", **same | {"pid": 7}), "--baseline", base]) == 0
+    other = made(tmp_path / "b.pickle", **same | {what: CONDITION[what][1]})
+    capsys.readouterr()
+    assert main(["check", other, "--baseline", base, "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert [entry["what"] for entry in answer["unlike"]] == [what] and not answer["passed"]
+    assert main(["check", other, "--baseline", base, "--allow", what]) == 0
+    wrong = next(each for each in CONDITIONS if each != what)
+    assert main(["check", other, "--baseline", base, "--allow", wrong]) == 1
+
+
+def test_a_baseline_that_does_not_say_fails_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = made(tmp_path / "a.pickle", gpu="NVIDIA H200", torch="2.10.0")
+    capsys.readouterr()
+    assert main(["report", file, "--json"]) == 0
+    base = tmp_path / "base.json"
+    base.write_text(capsys.readouterr().out)
+    assert main(["check", file, "--baseline", str(base)]) == 1
+    assert main(["check", file, "--baseline", str(base), "--allow", "gpu", "--allow", "torch"]) == 0
+
+
+def test_another_device_event_or_model_fails(baseline: str, tmp_path: Path) -> None:
+    assert main(["check", TINY, "--baseline", baseline, "--at", "end"]) == 1
+    assert main(["check", TINY, "--baseline", baseline, "--at", "end", "--allow", "event"]) == 0
+    stored = json.loads(Path(baseline).read_text())
+    elsewhere = tmp_path / "elsewhere.json"
+    elsewhere.write_text(json.dumps(stored | {"device": 1}))
+    assert main(["check", TINY, "--baseline", str(elsewhere)]) == 1
+    assert main(["check", TINY, "--baseline", str(elsewhere), "--allow", "device"]) == 0
+    assert main(["check", LARGER, "--baseline", baseline, "--max-growth", "90GiB"]) == 1
 
 
 def test_a_failed_check_writes_no_baseline(baseline: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from support import trace_path
 from memtrace.cli import main
 
 TINY, FIRST_OOM = str(trace_path("tiny-llama_3-steps")), str(trace_path("llama2-7b_oom-first-step"))
+BASELINE = str(trace_path("llama2-7b_baseline"))
 
 
 def out_of(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> str:
@@ -60,7 +61,8 @@ def test_growth_fails_and_says_so_on_stderr(capsys: pytest.CaptureFixture[str]) 
     json.loads(caught.out)  # nothing else on stdout
     assert "peak allocated" in caught.err and "FAILED" in caught.err
     assert main(["diff", FIRST_OOM, TINY, "--fail-on-growth", "0%"]) == 0
-    assert main(["diff", TINY, FIRST_OOM, "--fail-on-growth", "30GiB", "--peak", "reserved"]) == 0
+    assert main(["diff", TINY, FIRST_OOM, "--fail-on-growth", "30GiB", "--peak", "reserved"]) == 1  # out of memory
+    assert main(["diff", TINY, BASELINE, "--fail-on-growth", "30GiB", "--peak", "reserved"]) == 0
 
 
 def test_events_can_be_chosen_on_either_side(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,10 +14,24 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize(
     ("text", "baseline", "allowed"),
-    [("2%", 1000, 20), ("0.5 %", 1000, 5), ("0%", 1000, 0), ("200MiB", 5, 200 * MIB), ("0", 7, 0), ("1e3", 7, 1000)],
+    [
+        ("2%", 1000, 20),
+        ("0.5 %", 1000, 5),
+        ("0%", 1000, 0),
+        ("200MiB", 5, 200 * MIB),
+        ("0", 7, 0),
+        ("1e7", 7, 10**7),
+        ("5B", 7, 5),
+    ],
 )
 def test_a_limit_is_a_share_or_a_size(text: str, baseline: int, allowed: int) -> None:
     assert parse_growth(text).allowed_bytes(baseline) == allowed
+
+
+@pytest.mark.parametrize("text", ["2", "2.", "1e3", "200", " 5 "])
+def test_a_number_that_lacks_its_unit_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="did you mean"):
+        parse_growth(text)
 
 
 @pytest.mark.parametrize("text", ["", "two", "-2%", "2%%", "-5MiB", "%", "5 parsecs"])
