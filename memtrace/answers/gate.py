@@ -12,10 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
 from memtrace.errors import NoAnswerError, SnapshotError, UsageError
 from memtrace.history.timeline import Timeline
+from memtrace.snapshot.model import Action
 from memtrace.units import MIB, format_bytes, format_delta, parse_size, printable
 
 PEAKS = ("allocated", "reserved")
@@ -75,6 +78,13 @@ def ran_out(timeline: Timeline) -> str | None:
         return None
     where = f" (event {refused[-1]:,})" if refused else ""
     return f"{timeline.snapshot.source} ran out of memory{where}: FAILED"
+
+
+def died(timeline: Timeline) -> bool:
+    """Whether the last request of a run was refused."""
+    action = timeline.trace.action
+    asked = np.flatnonzero((action == Action.ALLOC) | (action == Action.OOM))
+    return bool(len(asked)) and bool(action[asked[-1]] == Action.OOM)
 
 
 def parse_growth(text: str) -> Growth:

@@ -100,8 +100,8 @@ def run(args: argparse.Namespace) -> int:
             answer | {"checks": verdicts, "unlike": unlike, "out_of_memory": bool(refused), "warnings": warnings}
         )
     else:
-        for each in (*unlike, *verdicts):
-            print(each.sentence)
+        for sentence in [*(each.sentence for each in unlike), *(verdict.sentence for verdict in verdicts)]:
+            print(sentence)
     if args.write is not None:
         what = f"baseline written to {args.write}" if passed else "the check failed: no baseline was written"
         print(f"memtrace: {what}", file=sys.stderr)

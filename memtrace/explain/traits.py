@@ -56,7 +56,7 @@ class RunSide:
     def end(self) -> RunEnd:
         """How the run ended."""
         timeline, phases = self.analysis.timeline, self.case.facts.phases
-        refused = bool(died(timeline))
+        refused = died(timeline)
         event = timeline.oom_events[-1] if refused and timeline.oom_events else len(timeline) - 1
         at_work = (phases.start[:-1] <= event) & (phases.phase != Phase.BETWEEN) & (phases.step >= 0)
         steps = phases.step[at_work]
