@@ -20,7 +20,7 @@ from memtrace.record import facts, files, identity, messages
 from memtrace.record.deep import DeepNames
 from memtrace.record.hooks import AutoHooks
 from memtrace.record.labels import LabelBook
-from memtrace.record.ooms import OomBook, SavedOom, is_oom
+from memtrace.record.ooms import OomBook, SavedOom, is_oom, verdict_on
 from memtrace.record.phases import PhaseLog, now_us
 from memtrace.record.steplog import StepLog
 from memtrace.writing import draft
@@ -339,7 +339,8 @@ class Recorder:
             older = self.ooms.last.file if self.ooms.last is not None else None  # that of one that was handled
             file = self.write(snapshot, older or self.path(), True if older else None) or older
             events = sum(len(trace) for trace in snapshot["device_traces"])
-            self.ooms.last = SavedOom(snapshot["memtrace"], self.log.completed, file, events)
+            extra, completed = snapshot["memtrace"], self.log.completed
+            self.ooms.last = SavedOom(extra, completed, file, events, verdict_on(snapshot))
 
     def forked(self) -> None:
         """Forget the parent's state in a forked child; its own CUDA start-up may begin a recording of its own."""
