@@ -155,6 +155,9 @@ class StandIn(TorchDispatchMode):
     def levels(self, device: int) -> tuple[int, int, int, int]:
         return self.allocated, self.allocated, self.peak, self.peak
 
+    def reset_peaks(self, device: int) -> None:
+        self.peak = self.allocated
+
     def memory_info(self, device: int) -> tuple[int, int]:
         return self.capacity - self.allocated, self.capacity
 

@@ -40,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from memtrace.record import backend as backend_module
     from memtrace.record.checkpoint import find_model
-    from memtrace.record.qlora import step_config
-    from memtrace.record.qlora_run import Plan, record_plan
+    from memtrace.record.qlora import record_run, step_config
     from memtrace.units import parse_capacity
 
     setup = options_from(args)
@@ -52,15 +51,15 @@ def run(args: argparse.Namespace) -> int:
     step = replace(step_config(setup, args.train_steps, args.eval_batches), lora=not args.full, seed=args.seed)
     with tempfile.TemporaryDirectory(prefix="memtrace-") as scratch:
         device = "cpu" if backend_module.get().device_type == "cpu" else "cuda"
-        plan = Plan(
-            model=find_model(args.model, Path(scratch), args.layers, device),
-            step=step,
-            stacks=args.stacks,
-            max_entries=args.max_entries,
+        record_run(
+            find_model(args.model, Path(scratch), args.layers, device),
+            step,
+            args.out,
             late=args.late,
             cap_bytes=parse_capacity(args.limit) if args.limit is not None else None,
+            stacks=args.stacks,
+            max_entries=args.max_entries,
             deep=args.deep,
             force=args.force,
         )
-        record_plan(plan, args.out)
     return 0

@@ -116,6 +116,7 @@ class CudaBackend:
         def _record_memory_history(enabled: Any = "all", *args: Any, **options: Any) -> Any:
             if not enabled:
                 on_stopped()
+                self._restore()
             return original(enabled, *args, **options)
 
         memory._record_memory_history = _record_memory_history
@@ -135,6 +136,9 @@ class CudaBackend:
     def stop(self) -> None:
         """Switch recording off and drop the history."""
         self._record()(enabled=None)
+        self._restore()
+
+    def _restore(self) -> None:
         if self._replaced is not None:
             memory = import_torch().cuda.memory
             if memory._record_memory_history is self._replaced[1]:
@@ -161,6 +165,10 @@ class CudaBackend:
         both = [nested.get(name, {}).get("all", {}) for name in ("allocated_bytes", "reserved_bytes")]
         current, peak = ([int(found.get(key, 0)) for found in both] for key in ("current", "peak"))
         return current[0], current[1], peak[0], peak[1]
+
+    def reset_peaks(self, device: int) -> None:
+        """Begin PyTorch's peak statistics anew."""
+        import_torch().cuda.reset_peak_memory_stats(device)
 
     def memory_info(self, device: int) -> tuple[int, int]:
         """(free, total) bytes of the device, all processes counted."""

@@ -11,13 +11,13 @@ _TILE_COLUMNS = 32768  # TRL's own constant
 _IGNORED = -100
 
 
-def loss_and_output(model: Any, ids: Any, how: str, chunk_tokens: int = CHUNK_TOKENS) -> tuple[Any, Any]:
+def loss_and_output(model: Any, ids: Any, how: str, chunk_tokens: int = CHUNK_TOKENS, **inputs: Any) -> tuple[Any, Any]:
     """(mean loss over the tokens, the model's output with its logits or ``None``) of one micro-batch."""
     if how == "full":
-        output = model(input_ids=ids, labels=ids)
+        output = model(input_ids=ids, labels=ids, **inputs)
         return output.loss, output
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-    hidden = causal.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    hidden = causal.base_model(input_ids=ids, use_cache=False, **inputs).last_hidden_state
     head = causal.get_output_embeddings()
     if how == "chunked":
         return _chunked(hidden, head, ids, chunk_tokens), None

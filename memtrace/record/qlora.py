@@ -12,32 +12,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from memtrace.errors import UsageError
+from memtrace.errors import NoAnswerError, UsageError
 from memtrace.estimate.options import RunOptions
 from memtrace.record import backend as backend_module
-from memtrace.record.checkpoint import write_checkpoint
+from memtrace.record import phases
+from memtrace.record.api import record
 from memtrace.record.losses import CHUNK_TOKENS, loss_and_output
-
-__all__ = [
-    "StepConfig",
-    "add_adapters",
-    "load_base",
-    "make_optimizer",
-    "run_loop",
-    "token_lists",
-    "vocabulary",
-    "write_checkpoint",
-]
 
 Mark = Callable[[str], None]
 
 QUANTS = ("nf4-dq", "nf4", "int8", "none")
 TRAINERS = ("loop", "hf", "trl")
+_PHASE_OF = {"zero_grad": phases.BETWEEN, "end": phases.BETWEEN, "eval": phases.EVALUATION}  # the loop's marks
 
 
 @dataclass(frozen=True, slots=True)
 class StepConfig:
-    """Everything that decides the memory of a run. Lengths are tokens, ``cap_bytes`` a limit on reserved bytes."""
+    """Everything that decides the memory of a run. Lengths are tokens; ``packed`` rows hold two documents each."""
 
     seq_len: int = 1024
     batch: int = 1
@@ -59,6 +50,7 @@ class StepConfig:
     keep_logits: bool = False
     loss: str = "full"
     chunk_tokens: int = CHUNK_TOKENS
+    packed: bool = False
     trainer: str = "loop"
     lengths: tuple[int, int] | None = None
     seed: int = 0
@@ -159,8 +151,19 @@ def _batch(cfg: StepConfig, vocab: int, device: str, generator: Any) -> Any:
     return torch.randint(0, vocab, (cfg.batch, length), generator=generator).to(device)
 
 
-def run_loop(model: Any, optimizer: Any, cfg: StepConfig, device: str, mark: Mark, step: Callable[[], None]) -> None:
-    """A hand-written training loop: forward, backward, optimizer, zero_grad; then evaluation where asked."""
+def run_loop(
+    model: Any,
+    optimizer: Any,
+    cfg: StepConfig,
+    device: str,
+    mark: Mark,
+    step: Callable[[], None] = lambda: None,
+    reference: Any = None,
+) -> None:
+    """A hand-written training loop: forward, backward, optimizer, zero_grad; then evaluation where asked.
+
+    ``reference`` is a frozen second model whose loss on every batch enters the loss.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(cfg.seed)
@@ -169,9 +172,14 @@ def run_loop(model: Any, optimizer: Any, cfg: StepConfig, device: str, mark: Mar
     for _ in range(cfg.steps):
         for _ in range(cfg.accumulate):
             ids = _batch(cfg, vocab, device, generator)
+            extra = _positions(cfg, device)
             mark("forward")
             with _autocast(cfg, device):
-                loss, out = loss_and_output(model, ids, cfg.loss, cfg.chunk_tokens)
+                loss, out = loss_and_output(model, ids, cfg.loss, cfg.chunk_tokens, **extra)
+                if reference is not None:
+                    with torch.no_grad():
+                        baseline = reference(input_ids=ids, labels=ids, **extra).loss
+                    loss = loss - baseline
                 loss = loss / cfg.accumulate
             kept = out if cfg.keep_logits else None
             del out
@@ -198,10 +206,21 @@ def _evaluate(model: Any, cfg: StepConfig, vocab: int, device: str, generator: A
     with torch.no_grad(), _autocast(cfg, device):
         for _ in range(cfg.eval_batches):
             ids = _batch(cfg, vocab, device, generator)
-            logits.append(model(input_ids=ids, labels=ids).logits)
+            logits.append(model(input_ids=ids, labels=ids, **_positions(cfg, device)).logits)
     backend_module.get().synchronize()
     del logits
     model.train()
+
+
+def _positions(cfg: StepConfig, device: str) -> dict[str, Any]:
+    """Two documents a row: positions begin again in the middle."""
+    import torch
+
+    if not cfg.packed:
+        return {}
+    half = cfg.seq_len // 2
+    row = torch.cat([torch.arange(half), torch.arange(cfg.seq_len - half)])
+    return {"position_ids": row.repeat(cfg.batch, 1).to(device)}
 
 
 def _autocast(cfg: StepConfig, device: str) -> Any:
@@ -221,9 +240,10 @@ def token_lists(cfg: StepConfig, vocab: int, rows: int) -> Iterator[list[int]]:
         yield _batch(cfg, vocab, "cpu", generator)[0].tolist()
 
 
-def step_config(options: RunOptions, steps: int, eval_batches: int = 0) -> StepConfig:
+def step_config(options: RunOptions, steps: int, eval_batches: int = 0, packed: bool = False) -> StepConfig:
     """The options as the builder of real runs takes them."""
     return StepConfig(
+        packed=packed,
         seq_len=options.sequence,
         batch=options.batch,
         steps=steps,
@@ -244,3 +264,41 @@ def step_config(options: RunOptions, steps: int, eval_batches: int = 0) -> StepC
         loss=options.loss,
         chunk_tokens=options.chunk_tokens,
     )
+
+
+def record_run(
+    model: str, cfg: StepConfig, path: Path, late: bool = False, cap_bytes: int | None = None, **options: Any
+) -> Path:
+    """Load ``model`` (a folder or hub id), train it, and write the snapshot; returns the file.
+
+    ``late`` begins to record when the model is loaded, ``cap_bytes`` limits reserved memory as a smaller card would;
+    ``options`` are those of :func:`memtrace.record`. An out-of-memory error ends the run, not memtrace: its state is
+    what the file then holds. Raises NoAnswerError where no file could be written.
+    """
+    import torch
+
+    torch.manual_seed(cfg.seed)
+    backend = backend_module.get()
+    device = "cpu" if backend.device_type == "cpu" else f"cuda:{backend.current_device()}"
+    if cap_bytes is not None:
+        backend.limit(cap_bytes)
+    net = _build(model, cfg, device) if late else None
+    with contextlib.suppress(torch.OutOfMemoryError), record(path, required=True, **options) as recording:
+        assert recording.recorder is not None
+        log = recording.recorder.log
+        recording.count_steps_by_hand()
+        net = net if net is not None else _build(model, cfg, device)
+        optimizer = make_optimizer(net, cfg)
+        log.enter(phases.BETWEEN)
+        run_loop(net, optimizer, cfg, device, lambda name: log.enter(_PHASE_OF.get(name, name)), recording.step)
+    if recording.file is None:
+        raise NoAnswerError(f"nothing was recorded to {path}")
+    return recording.file
+
+
+def _build(model: str, cfg: StepConfig, device: str) -> Any:
+    import torch
+
+    base = load_base(model, cfg, device)
+    torch.manual_seed(cfg.seed + 1)
+    return add_adapters(base, cfg)

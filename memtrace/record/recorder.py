@@ -156,12 +156,9 @@ class Recorder:
 
     def _write_end(self) -> None:
         window = self.options.steps
-        if self.started_us is None:
-            if window is not None:
-                messages.say(
-                    f"the program ended in step {self.log.step}, before step {window[0]}: nothing was recorded"
-                )
-            return
+        if self.started_us is None and window is not None:
+            never = f"before step {window[0]}: nothing was recorded"
+            messages.say(f"the program ended in step {self.log.step}, {never}")
         if self.recording:
             self.save("" if window is None else f"-steps{window[0]}-{window[1]}", "end")
         if self.last_file is not None:

@@ -1,7 +1,7 @@
 """The light log: allocated, reserved and peak bytes of every step, whether or not the full history is recorded.
 
 A step costs one reading of PyTorch's statistics and one tuple, some tens of microseconds. The peak of a step is had by
-resetting PyTorch's peak statistics after each one; the highest of the whole run is kept here (``highest_bytes``).
+resetting PyTorch's peak statistics after each one.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from memtrace.record.backend import CudaBackend, import_torch
+from memtrace.record.backend import CudaBackend
 from memtrace.record.phases import now_us
 
 MAX_ROWS = 200_000
@@ -24,15 +24,10 @@ Row = tuple[int, int, int, int, int, int, int, int]
 
 
 class StepLog:
-    """One row a step. ``tokens`` and ``longest_tokens`` (of one micro-batch, the longest sequence) are 0 if unknown.
+    """One row a step. ``tokens`` and ``longest_tokens`` (of one micro-batch, the longest sequence) are 0 if unknown."""
 
-    ``reset_peaks`` replaces the reset of PyTorch's peak statistics (tests, other back ends).
-    """
-
-    def __init__(self, backend: CudaBackend, reset_peaks: Callable[[], None] | None = None) -> None:
+    def __init__(self, backend: CudaBackend) -> None:
         self.backend = backend
-        self.highest_bytes = 0
-        self._reset = reset_peaks or self._reset_cuda_peaks
         self._rows: deque[Row] = deque(maxlen=MAX_ROWS)
         self._tokens = self._longest = 0
         self._handles: list[Any] = []
@@ -55,18 +50,14 @@ class StepLog:
         if self._failed:
             return
         try:
-            levels = self.backend.levels(self.backend.current_device())
-            row = (step, now_us(), *levels, self._tokens, self._longest)
-            self._reset()
+            device = self.backend.current_device()
+            row = (step, now_us(), *self.backend.levels(device), self._tokens, self._longest)
+            self.backend.reset_peaks(device)
         except (RuntimeError, AttributeError):
             self._failed = True
             return
-        self.highest_bytes = max(self.highest_bytes, row[4])
         self._rows.append(row)
         self._tokens = self._longest = 0
-
-    def _reset_cuda_peaks(self) -> None:
-        import_torch().cuda.reset_peak_memory_stats(self.backend.current_device())
 
     def rows(self) -> dict[str, Any]:
         """For a snapshot's extra key: the column names and one list a step; builtin containers only."""

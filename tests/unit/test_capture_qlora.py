@@ -21,7 +21,7 @@ from tools.labelling.stamps import stamping  # noqa: E402
 
 from memtrace.cli import main  # noqa: E402
 from memtrace.errors import UsageError  # noqa: E402
-from memtrace.record import backend, checkpoint, qlora, qlora_run  # noqa: E402
+from memtrace.record import backend, checkpoint, qlora  # noqa: E402
 from memtrace.record.losses import loss_and_output  # noqa: E402
 
 TINY: dict[str, Any] = {
@@ -49,7 +49,6 @@ def test_three_losses_are_one_number(model_folder: Path) -> None:
 
 
 def test_recorded_run_and_its_truth(model_folder: Path, tmp_path: Path) -> None:
-    plan = qlora_run.Plan(model=str(model_folder), step=STEP)
     runs = []
     for stamped in (False, True):
         with (
@@ -57,7 +56,7 @@ def test_recorded_run_and_its_truth(model_folder: Path, tmp_path: Path) -> None:
             backend.use(stand_in),
             stamping() if stamped else contextlib.nullcontext() as stamped_log,
         ):
-            file = qlora_run.record_plan(plan, tmp_path / f"{stamped}.pickle")
+            file = qlora.record_run(str(model_folder), STEP, tmp_path / f"{stamped}.pickle")
         runs.append(pickle.loads(file.read_bytes()))
     assert stamped_log is not None
     labels = truth(run_of(runs[0]), run_of(runs[1]), stamped_log.as_dict(), 256, {})
@@ -81,9 +80,9 @@ def test_recorded_run_and_its_truth(model_folder: Path, tmp_path: Path) -> None:
 
 def test_late_recording_knows_what_was_there_before(model_folder: Path, tmp_path: Path) -> None:
     gc.collect()  # other tests' models are this process's memory too
-    plan = qlora_run.Plan(model=str(model_folder), step=STEP, late=True)
     with StandIn() as stand_in, backend.use(stand_in):
-        snapshot = pickle.loads(qlora_run.record_plan(plan, tmp_path / "late.pickle").read_bytes())
+        file = qlora.record_run(str(model_folder), STEP, tmp_path / "late.pickle", late=True)
+    snapshot = pickle.loads(file.read_bytes())
     labels = snapshot["memtrace"]["labels"]
     born = {entry["addr"] for entry in snapshot["device_traces"][0] if entry["action"] == "alloc"}
     before = {
@@ -98,9 +97,8 @@ def test_late_recording_knows_what_was_there_before(model_folder: Path, tmp_path
 
 
 def test_limit_forces_the_error_into_the_file(model_folder: Path, tmp_path: Path) -> None:
-    plan = qlora_run.Plan(model=str(model_folder), step=STEP, cap_bytes=400_000)
     with StandIn() as stand_in, backend.use(stand_in):
-        file = qlora_run.record_plan(plan, tmp_path / "oom.pickle")
+        file = qlora.record_run(str(model_folder), STEP, tmp_path / "oom.pickle", cap_bytes=400_000)
     extra = pickle.loads(file.read_bytes())["memtrace"]
     assert extra["oom"]["requested_bytes"] > 0
     assert extra["limit_bytes"] == pytest.approx(400_000, abs=1)

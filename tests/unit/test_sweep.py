@@ -179,22 +179,18 @@ def test_trials_run_on_real_modules(tmp_path: Path) -> None:
     from memtrace.record.checkpoint import write_checkpoint
     from memtrace.record.sweep_run import measure, trial_from
 
-    class Resettable(StandIn):
-        def reset_peak(self) -> None:
-            self.peak = self.allocated
-
     write_checkpoint(TINY, tmp_path / "model", "cpu")
     target = RunOptions(32, rank=4, optimizer="adamw_torch")
     found = {}
     for trial in plan(target, [16, 32], [2], ["length", "packing", "reference", "evaluation"]):
         small = replace(trial, options=replace(trial.options, optimizer="adamw_torch", targets=("q_proj",)))
         small = trial_from(json.loads(json.dumps(small.as_dict())))
-        with Resettable() as standin, backend.use(standin):
+        with StandIn() as standin, backend.use(standin):
             found[trial.name] = measure(small, str(tmp_path / "model"), 1)
     assert all(o.status == "ok" and o.peak_requested_bytes > 0 for o in found.values())
     assert found["length 32"].peak_requested_bytes > found["smallest"].peak_requested_bytes
     assert found["reference model"].peak_requested_bytes > found["smallest"].peak_requested_bytes
-    with Resettable(capacity=found["smallest"].peak_requested_bytes * 4 // 5) as standin, backend.use(standin):
+    with StandIn(capacity=found["smallest"].peak_requested_bytes * 4 // 5) as standin, backend.use(standin):
         trial = replace(plan(target, [16], [2])[0])
         trial = replace(trial, options=replace(trial.options, optimizer="adamw_torch", targets=("q_proj",)))
         assert measure(trial, str(tmp_path / "model"), 1).status == "oom"
