@@ -65,11 +65,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     if limit is None and not item.config.getoption("memtrace"):
         return (yield)
     from memtrace.errors import MemtraceError
-    from memtrace.pytest_recording import Recording
+    from memtrace.pytest_recording import GpuMeter
 
     recording = None
     try:
-        recording = Recording()
+        recording = GpuMeter()
     except MemtraceError as error:
         item.user_properties.append((_PROPERTY, {"unmeasured": str(error)}))
     if recording is None:  # not within the except, which would become part of what a failing test reports

@@ -36,7 +36,7 @@ class Measured:
         )
 
 
-class Recording:
+class GpuMeter:
     """Records from its creation until :meth:`finish`. Raises MemtraceError where nothing can be recorded."""
 
     def __init__(self) -> None:

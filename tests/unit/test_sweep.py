@@ -177,14 +177,13 @@ def test_trials_run_on_real_modules(tmp_path: Path) -> None:
 
     from memtrace.record import backend
     from memtrace.record.checkpoint import write_checkpoint
-    from memtrace.record.sweep_run import measure, trial_from
+    from memtrace.record.sweep import measure
 
     write_checkpoint(TINY, tmp_path / "model", "cpu")
     target = RunOptions(32, rank=4, optimizer="adamw_torch")
     found = {}
     for trial in plan(target, [16, 32], [2], ["length", "packing", "reference", "evaluation"]):
         small = replace(trial, options=replace(trial.options, optimizer="adamw_torch", targets=("q_proj",)))
-        small = trial_from(json.loads(json.dumps(small.as_dict())))
         with StandIn() as standin, backend.use(standin):
             found[trial.name] = measure(small, str(tmp_path / "model"), 1)
     assert all(o.status == "ok" and o.peak_requested_bytes > 0 for o in found.values())
