@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -34,3 +35,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return place.get(call.params.get("name"), 0) if call is not None and "/unit/" in item.nodeid else 0
 
     items.sort(key=recording)
+
+
+# What the tests cost, in processor time: other work on the machine counts for nothing.
+
+_SECONDS: dict[str, float] = {}
+
+
+def _processor_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--processor-time", type=int, metavar="N", help="show the N tests that take most processor time")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    start = _processor_seconds()
+    try:
+        return (yield)
+    finally:
+        _SECONDS[item.nodeid] = _processor_seconds() - start
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.processor_time:
+        terminalreporter.section(f"{_processor_seconds():.1f} s of processor time, imports and children included")
+        for name, seconds in sorted(_SECONDS.items(), key=lambda pair: -pair[1])[: config.option.processor_time]:
+            terminalreporter.write_line(f"{seconds:7.2f} s  {name}")
