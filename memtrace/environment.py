@@ -16,6 +16,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from memtrace.compiled import described
+
 _CORE = ("numpy", "networkx", "orjson", "textual", "rich", "zstandard")
 _TRAINING = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "trl", "triton")
 _DRIVER = re.compile(r"NVRM version:.*?\s(\d+(?:\.\d+)+)\s")
@@ -29,6 +31,7 @@ def environment() -> list[tuple[str, str]]:
     return [
         ("installed", "from a checkout (editable)" if _is_editable() else "as a package"),
         ("Python", f"{platform.python_version()} ({platform.python_implementation()}, {platform.python_compiler()})"),
+        ("loops over events", described()),
         ("system", f"{platform.platform()}, {os.cpu_count()} CPUs"),
         *((name, _installed(name)) for name in (*_CORE, *_TRAINING)),
         ("torch built for", _torch_build()),

@@ -8,7 +8,6 @@ from allocator_counters import CountingState
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
 from memtrace.allocator.simulator import Allocator
-from memtrace.allocator.state import MASK, SHIFT
 from memtrace.allocator.whatif.addresses import AddressSpace, Hints, Policy
 from memtrace.allocator.whatif.whatif import World
 from memtrace.snapshot.model import Action
@@ -102,4 +101,4 @@ class Machine:
 
     def free_blocks(self) -> list[tuple[int, int]]:
         """(address, size) of every free block, by address."""
-        return sorted((key & MASK, key >> SHIFT) for key in self.state.free_at.values())
+        return sorted(self.state.free_at.items())

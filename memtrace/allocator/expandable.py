@@ -24,10 +24,9 @@ def grow(state: AllocatorState, driver: Driver, number: int, size: int) -> int |
             return None
         start = mapped
     while True:
-        key = state.free_at[start]
-        have = key >> SHIFT
+        have = state.free_at[start]
         if have >= size:
-            return key
+            return have << SHIFT | start
         hole = start + have
         mapped = _map(state, driver, number, hole, min(size - have, state.unmapped_at[hole]))
         if mapped is None:
@@ -44,8 +43,7 @@ def _candidate(state: AllocatorState, number: int, size: int) -> int | None:
         while have < size:
             if position != start and position in state.bounds:
                 break
-            key = state.free_at.get(position)
-            length = key >> SHIFT if key is not None else state.unmapped_at.get(position, 0)
+            length = state.free_at.get(position) or state.unmapped_at.get(position, 0)
             if not length:
                 break
             have += length

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.state import MASK, SHIFT, AllocatorState
+from memtrace.allocator.state import AllocatorState
 from memtrace.allocator.whatif.program import Op
 from memtrace.allocator.whatif.whatif import Simulation
 from memtrace.snapshot.model import Action, Snapshot
@@ -107,7 +107,7 @@ def _segments(run: Simulation, frames: _Frames, device: int) -> list[dict[str, A
     evidence = program.evidence
     trace, life = evidence.device.trace, evidence.life
     blocks: list[tuple[int, int, int, str, int]] = [
-        (key & MASK, key >> SHIFT, 0, "inactive", -1) for key in state.free_at.values()
+        (address, size, 0, "inactive", -1) for address, size in state.free_at.items()
     ]
     initial_stack = np.full(life.count, -1, dtype=np.int64)
     initial_stack[evidence.beginning.handle] = evidence.beginning.blocks.stack

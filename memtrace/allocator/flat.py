@@ -1,62 +1,100 @@
 """The hot loop: a program of allocations and frees through the free lists, with everything rare called out.
 
-Names of allocations are *handles*, 0 … n-1. One operation is a pair of ``(number, request)``: a handle to allocate,
-the bitwise complement of a handle to free, or, with ``request`` None, a rare step that ``step(number)`` carries out.
+Names of allocations are *handles*, 0 … n-1. One operation is a number: a handle to allocate, the bitwise complement of
+a handle to free, or n + i for the rare step i, which ``step(i)`` carries out. Where the compiled part is there, it runs
+the same loop (``_compiled.pyx``).
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
+from memtrace.allocator import state as state_module
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.state import LARGE_SPLIT_BYTES, MASK, SHIFT, SMALL_SPLIT_BYTES, AllocatorState
 from memtrace.snapshot.model import I4, I8, Bool
 
-_NEVER = 1 << 200  # above every key
-# free list, its number, rounded bytes, smallest key that fits, smallest key that is split, smallest key that is refused
-Request = tuple[list[int], int, int, int, int, int]
+_NEVER_BYTES = (1 << 63) - 1  # above every block
+Numbers: TypeAlias = "array[int]"  # 64 bits each
 
 
-def request(state: AllocatorState, number: int, size: int, config: AllocatorConfig) -> Request:
-    """Everything about a rounded size and a free list that the loop would otherwise compute every time."""
-    split = refuse = _NEVER
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What every handle asks for.
+
+    ``kinds`` has a row for each distinct rounded size and free list: number of the list, rounded bytes, and from which
+    block size on a block is split and is refused. ``row_of`` is a handle's row in it.
+    """
+
+    kinds: I8
+    row_of: I4
+
+    def of(self, handle: int) -> tuple[int, int]:
+        """(free list, rounded bytes) of a handle."""
+        number, size, _, _ = self.kinds[self.row_of[handle]].tolist()
+        return number, size
+
+
+def _kind(state: AllocatorState, number: int, size: int, config: AllocatorConfig) -> tuple[int, int, int, int]:
+    split = refuse = _NEVER_BYTES
     if state.fine[number]:
-        split = (size + SMALL_SPLIT_BYTES) << SHIFT
+        split = size + SMALL_SPLIT_BYTES
     elif config.max_split_bytes is None or size < config.max_split_bytes:
-        split = (size + LARGE_SPLIT_BYTES + 1) << SHIFT
+        split = size + LARGE_SPLIT_BYTES + 1
     if config.max_split_bytes is not None:
-        too_large = config.max_split_bytes
-        if size >= too_large:
-            too_large = size + config.max_non_split_rounding_bytes
-        refuse = too_large << SHIFT
-    return state.lists[number], number, size, size << SHIFT, split, refuse
+        refuse = config.max_split_bytes
+        if size >= refuse:
+            refuse = size + config.max_non_split_rounding_bytes
+    return number, size, split, refuse
+
+
+def distinct(values: I8) -> tuple[I8, I8, I8]:
+    """As ``np.unique``: distinct values ascending, where each is met first, and for each value its place among them."""
+    if state_module._COMPILED is None or values.min(initial=0) < 0:
+        return np.unique(values, return_index=True, return_inverse=True)
+    first, met = state_module._COMPILED.distinct(np.ascontiguousarray(values))  # in the order in which they are met
+    order = np.argsort(values[first])
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return values[first[order]], first[order], place[met]
 
 
 def tabulate(
     state: AllocatorState, config: AllocatorConfig, rounded: I8, small: Bool, pool: I4, stream: I8
-) -> tuple[list[Request | None], I8]:
-    """One request per distinct size and free list, and by handle its row in them; row -1 is for rare steps."""
-    _, size_row = np.unique(rounded, return_inverse=True)
-    streams, stream_row = np.unique(stream, return_inverse=True)
+) -> Requests:
+    """The requests of all handles; their free lists are made where they are missing."""
+    _, _, size_row = distinct(rounded)
+    streams, _, stream_row = distinct(stream)
     pools = int(pool.max(initial=0)) + 1
     code = ((size_row * len(streams) + stream_row) * pools + pool) * 2 + small
-    _, first, row = np.unique(code, return_index=True, return_inverse=True)
-    table: list[Request | None] = []
-    for i in first.tolist():
-        number = state.list_of(int(pool[i]), bool(small[i]), int(stream[i]))
-        table.append(request(state, number, int(rounded[i]), config))
-    return [*table, None], row.astype(np.int64)
+    _, first, row = distinct(code)
+    kinds = [
+        _kind(state, state.list_of(int(pool[i]), bool(small[i]), int(stream[i])), int(rounded[i]), config)
+        for i in first.tolist()
+    ]
+    return Requests(np.array(kinds, dtype=np.int64).reshape(-1, 4), row.astype(np.int32))
+
+
+def _rows(ops: I8, requests: Requests) -> I4 | I8:
+    """The row of each operation's kind; any for rare steps."""
+    handles = len(requests.row_of)
+    if not handles:
+        return ops
+    return requests.row_of[np.where(ops >= handles, 0, np.where(ops < 0, ~ops, ops))]
 
 
 def run(
     state: AllocatorState,
-    numbers: Sequence[int],
-    requests: Sequence[Request | None],
-    address_of: list[int],
-    size_of: list[int],
+    ops: I8,
+    requests: Requests,
+    address_of: Numbers,
+    size_of: Numbers,
     miss: Callable[[int, int, int], None],
     step: Callable[[int], None],
 ) -> None:
@@ -64,13 +102,22 @@ def run(
 
     Addresses and block sizes go to ``address_of`` and ``size_of`` by handle.
     """
+    if state.is_compiled:
+        state_module._COMPILED.run(state, ops, requests, address_of, size_of, miss, step)
+        return
+    handles = len(requests.row_of)
+    rows = _rows(ops, requests)
+    table = [
+        (state.lists[number], number, size, size << SHIFT, split << SHIFT, refuse << SHIFT)
+        for number, size, split, refuse in requests.kinds.tolist()
+    ]
     free_at, free_end, bounds = state.free_at, state.free_end, state.bounds
     reservations, unmapped_at, expands = state.reservations, state.unmapped_at, state.expands
-    for number, asked in zip(numbers, requests, strict=True):
-        if asked is None:
-            step(number)
+    for number, row in zip(ops.tolist(), rows.tolist(), strict=True):
+        if number >= handles:
+            step(number - handles)
         elif number >= 0:
-            free, lid, size, need, split, refuse = asked
+            free, lid, size, need, split, refuse = table[row]
             place = bisect_left(free, need)
             if place == len(free):
                 miss(number, lid, size)
@@ -101,46 +148,47 @@ def run(
                 rest = address + size
                 free_end[address + have] = rest
                 have -= size
-                key = have << SHIFT | rest
-                free_at[rest] = key
-                insort(free, key)
+                free_at[rest] = have
+                insort(free, have << SHIFT | rest)
         else:
             handle = ~number
-            free = asked[0]
+            free = table[row][0]
             address = address_of[handle]
-            size = size_of[handle]
-            end = address + size
-            key = free_at.get(end, 0)
-            if key and end not in bounds:
+            end = address + size_of[handle]
+            have = free_at.get(end, -1)
+            if have >= 0 and end not in bounds:
                 del free_at[end]
-                del free[bisect_left(free, key)]
-                end += key >> SHIFT
-            start = free_end.get(address)
-            if start is not None and address not in bounds:
+                del free[bisect_left(free, have << SHIFT | end)]
+                end += have
+            start = free_end.get(address, -1)
+            if start >= 0 and address not in bounds:
                 del free_end[address]
-                del free[bisect_left(free, free_at[start])]
+                del free[bisect_left(free, free_at[start] << SHIFT | start)]
                 address = start
-            key = (end - address) << SHIFT | address
-            free_at[address] = key
+            have = end - address
+            free_at[address] = have
             free_end[end] = address
-            insort(free, key)
+            insort(free, have << SHIFT | address)
 
 
 def run_complete(
     state: AllocatorState,
-    numbers: Sequence[int],
-    requests: Sequence[Request | None],
-    address_of: list[int],
-    size_of: list[int],
+    ops: I8,
+    requests: Requests,
+    address_of: Numbers,
+    size_of: Numbers,
     miss: Callable[[int, int, int], None],
     step: Callable[[int], None],
 ) -> None:
     """:func:`run` through the state's own methods, which also keep GC ages. Half as fast."""
-    for number, asked in zip(numbers, requests, strict=True):
-        if asked is None:
-            step(number)
+    handles = len(requests.row_of)
+    rows = _rows(ops, requests)
+    kinds = requests.kinds.tolist()
+    for number, row in zip(ops.tolist(), rows.tolist(), strict=True):
+        if number >= handles:
+            step(number - handles)
         elif number >= 0:
-            lid, size = asked[1], asked[2]
+            lid, size, _, _ = kinds[row]
             key = state.search(lid, size)
             if key is None:
                 miss(number, lid, size)
@@ -148,4 +196,4 @@ def run_complete(
                 address_of[number], size_of[number] = state.take(lid, key, size)
         else:
             handle = ~number
-            state.release(asked[1], address_of[handle], size_of[handle])
+            state.release(kinds[row][0], address_of[handle], size_of[handle])

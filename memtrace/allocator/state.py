@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from memtrace import compiled
 from memtrace.allocator.config import AllocatorConfig
 
 SHIFT = 64
@@ -18,6 +19,9 @@ MASK = (1 << SHIFT) - 1
 SMALL_SPLIT_BYTES = 512
 LARGE_SPLIT_BYTES = 1 << 20  # a remainder must be larger than this to be split off
 SMALL_PAGE_BYTES = 2 << 20
+
+
+_COMPILED = compiled.part("allocator")
 
 
 class ListId(NamedTuple):
@@ -48,20 +52,24 @@ class AllocatorState:
 
     def __init__(self, config: AllocatorConfig) -> None:
         self.config = config
+        # Compiled containers behave as the builtin ones do, and flat.run is fast on them.
+        self.is_compiled = _COMPILED is not None
+        self._list: Any = _COMPILED.KeyList if _COMPILED else list
+        table: Any = _COMPILED.AddressMap if _COMPILED else dict
         self.lists: list[list[int]] = []
         self.ids: list[ListId] = []
         self.index: dict[ListId, int] = {}
         self.expands: list[bool] = []
         self.fine: list[bool] = []
-        self.free_at: dict[int, int] = {}  # start -> key
-        self.free_end: dict[int, int] = {}  # end -> start
+        self.free_at: dict[int, int] = table()  # start -> size
+        self.free_end: dict[int, int] = table()  # end -> start
         self.whole: dict[int, int] = {}
         self.owner: dict[int, int] = {}  # ordinary segment or reservation base -> free list
-        self.bounds: set[int] = set()
+        self.bounds: set[int] = _COMPILED.AddressSet() if _COMPILED else set()
         self.reservations: dict[int, list[Reservation]] = {}  # free list -> live reservations
         self.unmapped: dict[int, list[int]] = {}  # free list -> sorted starts
-        self.unmapped_at: dict[int, int] = {}  # start -> size
-        self.unmapped_end: dict[int, int] = {}  # end -> start
+        self.unmapped_at: dict[int, int] = table()  # start -> size
+        self.unmapped_end: dict[int, int] = table()  # end -> start
         self.total_bytes = self.peak_bytes = 0
         self.searches: dict[tuple[int, bool], int] = {}  # (pool, small) -> searches so far, for GC ages
         self.born: dict[int, int] = {}  # free block start -> searches when it entered its free list
@@ -72,7 +80,7 @@ class AllocatorState:
         number = self.index.get(name)
         if number is None:
             number = self.index[name] = len(self.lists)
-            self.lists.append([])
+            self.lists.append(self._list())
             self.ids.append(name)
             config = self.config
             expands = config.expandable_segments and (pool == 0 or config.private_pools_expand)
@@ -90,7 +98,7 @@ class AllocatorState:
         """Put a block into its free list as it is, without merging."""
         key = size << SHIFT | address
         insort(self.lists[number], key)
-        self.free_at[address] = key
+        self.free_at[address] = size
         self.free_end[address + size] = address
         if self.config.gc_active:
             name = self.ids[number]
@@ -109,12 +117,12 @@ class AllocatorState:
     def release(self, number: int, address: int, size: int) -> None:
         """A block becomes free: it merges with free neighbours of its segment and enters the free list."""
         end = address + size
-        key = self.free_at.get(end)
-        if key is not None and end not in self.bounds:
-            size += self.remove(number, key)[1]
+        behind = self.free_at.get(end)
+        if behind is not None and end not in self.bounds:
+            size += self.remove(number, behind << SHIFT | end)[1]
         start = self.free_end.get(address)
         if start is not None and address not in self.bounds:
-            size += self.remove(number, self.free_at[start])[1]
+            size += self.remove(number, self.free_at[start] << SHIFT | start)[1]
             address = start
         self.insert(number, address, size)
 

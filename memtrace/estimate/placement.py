@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.flat import Request, request, run
-from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
+from memtrace.allocator.flat import Numbers, run, tabulate
+from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_sizes
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import AllocatorState
 from memtrace.allocator.whatif.addresses import AddressSpace, Hints, Policy
@@ -35,8 +36,8 @@ class Placement:
     ``refused_event``: the event whose request did not fit under the limit; the arrays end there. None if all fitted.
     """
 
-    address: list[int]
-    block_bytes: list[int]
+    address: Numbers
+    block_bytes: Numbers
     segments: list[SegmentEvent]
     requested: I8
     allocated: I8
@@ -109,18 +110,13 @@ def place(stream: Stream, limit_bytes: int | None = None) -> Placement:
     driver = _Driver(limit_bytes)
     allocator = Allocator(config, driver)
     state = allocator.state
-    small, large = state.list_of(0, True, 0), state.list_of(0, False, 0)
-    by_size: dict[int, Request] = {}
-    requests: list[Request | None] = []
-    for size in stream.sizes:
-        asked = by_size.get(size)
-        if asked is None:
-            rounded = round_size(size, config)
-            asked = by_size[size] = request(state, small if rounded <= SMALL_LIMIT_BYTES else large, rounded, config)
-        requests.append(asked)
-    address, blocks = [0] * len(requests), [0] * len(requests)
-    sequence = [None if e == EMPTY_CACHE else requests[e] if e >= 0 else requests[~e] for e in stream.events]
-    flushes = [event for event, entry in enumerate(stream.events) if entry == EMPTY_CACHE][::-1]
+    rounded = round_sizes(np.array(stream.sizes, dtype=np.int64), config)
+    one = np.zeros(len(rounded), dtype=np.int32)  # pool and stream of all
+    requests = tabulate(state, config, rounded, rounded <= SMALL_LIMIT_BYTES, one, one.astype(np.int64))
+    address, blocks = array("q", bytes(8 * len(rounded))), array("q", bytes(8 * len(rounded)))
+    ops = np.array(stream.events, dtype=np.int64)
+    flushes = np.flatnonzero(ops == EMPTY_CACHE)
+    ops[flushes] = len(rounded) + flushes
     position = [event for event, entry in enumerate(stream.events) if 0 <= entry < EMPTY_CACHE]
 
     def miss(handle: int, number: int, size: int) -> None:
@@ -130,20 +126,20 @@ def place(stream: Stream, limit_bytes: int | None = None) -> Placement:
             raise _Refused
         address[handle], blocks[handle] = served
 
-    def step(_number: int) -> None:
-        driver.event = flushes.pop()
+    def step(event: int) -> None:
+        driver.event = event
         allocator.flush()
 
     refused = None
     try:
-        run(state, stream.events, sequence, address, blocks, miss, step)
+        run(state, ops, requests, address, blocks, miss, step)
     except _Refused:
         refused = driver.event
     return _curves(stream, address, blocks, driver.log, refused)
 
 
 def _curves(
-    stream: Stream, address: list[int], blocks: list[int], log: list[SegmentEvent], refused: int | None
+    stream: Stream, address: Numbers, blocks: Numbers, log: list[SegmentEvent], refused: int | None
 ) -> Placement:
     events = np.array(stream.events[:refused], dtype=np.int64)
     index = np.where(events >= 0, events, ~events)

@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace import compiled
 from memtrace.snapshot.model import I8, Action, Blocks, BlockState, Bool, DeviceTrace
+
+_COMPILED = compiled.part("allocator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,62 +45,25 @@ class Lifetimes:
 def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
     """Match frees to allocations by address and order."""
     action = trace.action
-    index = np.int32 if len(trace) < 1 << 31 else np.int64  # half the memory, on all but absurd traces
-    order, address = _by_address(trace, index)
-    kind = action[order]
-    n = len(order)
-    is_alloc = kind == Action.ALLOC
-    starts = np.ones(n, dtype=np.bool_)
-    starts[1:] = address[1:] != address[:-1]
-    distinct = address[starts]
-    del address
-    position: NDArray[Any] = np.arange(n, dtype=index)
-    group_start: NDArray[Any] = np.maximum.accumulate(np.where(starts, position, index(0))) if n else position
-    last_alloc: NDArray[Any] = np.maximum.accumulate(np.where(is_alloc, position, index(-1))) if n else position
-    del position
-    before = last_alloc < group_start  # frees of what was there before the trace: one allocation an address
-    del group_start
-
-    alloc_events = np.flatnonzero(action == Action.ALLOC)
-    initial_start = starts & before
-    initial_freed = distinct[before[starts]]
-    untouched, untouched_block = _untouched(distinct, blocks)
-    del distinct
-    initial = len(initial_freed) + len(untouched)
-    total = initial + len(alloc_events)
-
-    ordinal = np.zeros(len(trace), dtype=index)
-    ordinal[alloc_events] = np.arange(initial, total, dtype=index)
-    owner = ordinal[order[np.maximum(last_alloc, 0)]]
-    del ordinal, last_alloc
-    number: NDArray[Any] = np.cumsum(initial_start, dtype=index)
-    number -= 1
-    owner[before] = number[before]
-    requested, completed = np.full(total, -1, np.int64), np.full(total, -1, np.int64)
-    handle = np.full(len(trace), -1, dtype=np.int64)
-    handle[order] = owner
-    unmatched = 0
-    for code, target in ((Action.FREE_REQUESTED, requested), (Action.FREE_COMPLETED, completed)):
-        rows = np.flatnonzero(kind == code)[::-1]
-        target[owner[rows]] = order[rows]  # the earliest wins; later ones free nothing
-        extra = order[rows][target[owner[rows]] != order[rows]]
-        handle[extra] = -1
-        unmatched += len(extra)
-    if not (kind == Action.FREE_COMPLETED).any():  # recorded without completions
-        completed[:] = requested
+    active = np.flatnonzero(blocks.state != BlockState.INACTIVE)
+    address = np.ascontiguousarray(trace.address)
+    found = (_COMPILED.match if _COMPILED else match)(np.ascontiguousarray(action), address, blocks.address[active])
+    handle, initial_freed, touched, requested, completed, next_alloc, unmatched = found
+    if not (action == Action.FREE_COMPLETED).any():  # recorded without completions
+        completed = requested.copy()
     requested = np.where(requested < 0, completed, requested)
 
     # An address that is allocated again must have been free: the frees in between are missing.
-    next_alloc = np.full(total, -1, dtype=np.int64)
-    again = np.flatnonzero(is_alloc & ~starts)
-    next_alloc[owner[again - 1]] = order[again]
     reused = (next_alloc >= 0) & (completed < 0)
     requested = np.where(reused & (requested < 0), next_alloc, requested)
     completed = np.where(reused, next_alloc, completed)
 
-    handle_address = np.concatenate([initial_freed, untouched, trace.address[alloc_events]])
+    alloc_events = np.flatnonzero(action == Action.ALLOC)
+    untouched = active[~touched]
+    initial = len(initial_freed) + len(untouched)
+    handle_address = np.concatenate([initial_freed, blocks.address[untouched], trace.address[alloc_events]])
     last_block = _last_blocks(handle_address, completed, blocks)
-    last_block[len(initial_freed) : initial] = untouched_block
+    last_block[len(initial_freed) : initial] = untouched
     return Lifetimes(
         handle=handle,
         initial=initial,
@@ -111,20 +77,66 @@ def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
     )
 
 
-def _by_address(trace: DeviceTrace, index: type[np.int32 | np.int64]) -> tuple[NDArray[Any], I8]:
+def match(action: NDArray[np.uint8], address: I8, active: I8) -> tuple[I8, I8, Bool, I8, I8, I8, int]:
+    """Who owns which event: (handle by event, addresses of what was freed but not allocated here, ascending, which of
+    the ``active`` final addresses occur, and by handle the first free request, the first completion and the next
+    allocation at the address; number of frees that belong to nothing).
+
+    Handles are those of the addresses, of the active blocks that don't occur, and of the allocations, in this order.
+    """
+    index = np.int32 if len(action) < 1 << 31 else np.int64  # half the memory, on all but absurd traces
+    order, sorted_address = _by_address(action, address, index)
+    kind = action[order]
+    n = len(order)
+    is_alloc = kind == Action.ALLOC
+    starts = np.ones(n, dtype=np.bool_)
+    starts[1:] = sorted_address[1:] != sorted_address[:-1]
+    distinct = sorted_address[starts]
+    del sorted_address
+    position: NDArray[Any] = np.arange(n, dtype=index)
+    group_start: NDArray[Any] = np.maximum.accumulate(np.where(starts, position, index(0))) if n else position
+    last_alloc: NDArray[Any] = np.maximum.accumulate(np.where(is_alloc, position, index(-1))) if n else position
+    del position
+    before = last_alloc < group_start  # frees of what was there before the trace: one allocation an address
+    del group_start
+
+    alloc_events = np.flatnonzero(action == Action.ALLOC)
+    initial_start = starts & before
+    initial_freed = distinct[before[starts]]
+    touched = np.isin(active, distinct)
+    del distinct
+    initial = len(initial_freed) + int(np.count_nonzero(~touched))
+    total = initial + len(alloc_events)
+
+    ordinal = np.zeros(len(action), dtype=index)
+    ordinal[alloc_events] = np.arange(initial, total, dtype=index)
+    owner = ordinal[order[np.maximum(last_alloc, 0)]]
+    del ordinal, last_alloc
+    number: NDArray[Any] = np.cumsum(initial_start, dtype=index)
+    number -= 1
+    owner[before] = number[before]
+    requested, completed = np.full(total, -1, np.int64), np.full(total, -1, np.int64)
+    handle = np.full(len(action), -1, dtype=np.int64)
+    handle[order] = owner
+    unmatched = 0
+    for code, target in ((Action.FREE_REQUESTED, requested), (Action.FREE_COMPLETED, completed)):
+        rows = np.flatnonzero(kind == code)[::-1]
+        target[owner[rows]] = order[rows]  # the earliest wins; later ones free nothing
+        extra = order[rows][target[owner[rows]] != order[rows]]
+        handle[extra] = -1
+        unmatched += len(extra)
+    next_alloc = np.full(total, -1, dtype=np.int64)
+    again = np.flatnonzero(is_alloc & ~starts)
+    next_alloc[owner[again - 1]] = order[again]
+    return handle, initial_freed, touched, requested, completed, next_alloc, unmatched
+
+
+def _by_address(action: NDArray[np.uint8], address: I8, index: type[np.int32 | np.int64]) -> tuple[NDArray[Any], I8]:
     """Events of allocations by address, in order at each: (event indices, addresses)."""
-    events = np.flatnonzero(trace.action <= Action.FREE_COMPLETED)
-    address = trace.address[events]
+    events = np.flatnonzero(action <= Action.FREE_COMPLETED)
+    address = address[events]
     order = np.argsort(address, kind="stable")
     return events[order].astype(index), address[order]
-
-
-def _untouched(touched_addresses: I8, blocks: Blocks) -> tuple[I8, I8]:
-    """Final active blocks at addresses that no event mentions: (addresses, rows)."""
-    rows = np.flatnonzero(blocks.state != BlockState.INACTIVE)
-    touched = np.isin(blocks.address[rows], touched_addresses, assume_unique=False)
-    rows = rows[~touched]
-    return blocks.address[rows], rows
 
 
 def _last_blocks(address: I8, completed: I8, blocks: Blocks) -> I8:

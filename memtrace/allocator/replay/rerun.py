@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +14,6 @@ from memtrace.allocator.flat import run, run_complete, tabulate
 from memtrace.allocator.replay.initial import fill
 from memtrace.allocator.replay.recorded import Divergence, RecordedDriver
 from memtrace.allocator.simulator import Allocator
-from memtrace.allocator.state import MASK, SHIFT
 from memtrace.snapshot.model import I8, Action, BlockState
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class _Run:
         self.allocator = Allocator(evidence.config, self.driver)
         self.state = self.allocator.state
         fill(self.state, evidence.history, evidence.beginning)
-        self.address_of: list[int] = life.address[: life.initial].tolist() + [-1] * (life.count - life.initial)
-        self.size_of: list[int] = [0] * life.count
+        self.address_of = array("q", np.where(np.arange(life.count) < life.initial, life.address, -1).tobytes())
+        self.size_of = array("q", bytes(8 * life.count))
         for handle, size in zip(
             evidence.beginning.handle.tolist(), evidence.beginning.blocks.block_bytes.tolist(), strict=True
         ):
@@ -55,7 +55,7 @@ class _Run:
         self._plan()
 
     def _plan(self) -> None:
-        """Operations in order: handles, complements, or (with request row -1) rows of ``steps``."""
+        """Operations in order: handles, complements, or, from the number of handles on, rows of ``steps``."""
         trace, life = self.trace, self.life
         action = trace.action
         count = len(trace)
@@ -87,23 +87,19 @@ class _Run:
         position = np.flatnonzero(simple_alloc | simple_free)
         ops = np.where(simple_alloc[position], handle[position], ~handle[position])
         evidence = self.evidence
-        self.table, self.row_of = tabulate(
+        self.requests = tabulate(
             self.state, evidence.config, evidence.rounded, evidence.small, evidence.pool, evidence.stream
         )
-        kinds = self.row_of[handle[position]]
         # Rare steps come after the simple ones of their anchor's position (a free request that also completes).
         where = np.searchsorted(position, ends, side="left")
-        self.ops = np.insert(ops, where, np.arange(len(ends)))
-        self.kinds = np.insert(kinds, where, -1)
+        self.ops = np.insert(ops, where, life.count + np.arange(len(ends)))
         self.op_event = np.insert(position, where, ends)
 
     def _release_completed(self, event: int) -> None:
         handle = int(self.life.handle[event])
         if handle < 0:
             raise Divergence(event, "a block is freed that is not allocated")
-        asked = self.table[int(self.row_of[handle])]
-        assert asked is not None
-        self.state.release(asked[1], self.address_of[handle], self.size_of[handle])
+        self.state.release(self.requests.of(handle)[0], self.address_of[handle], self.size_of[handle])
 
     def _miss(self, handle: int, number: int, size: int) -> None:
         """An allocation without recorded growth misses the free lists: the driver says what is wrong."""
@@ -147,9 +143,7 @@ class _Run:
             handle = -1
         else:
             handle = int(self.life.handle[anchor])
-            asked = self.table[int(self.row_of[handle])]
-            assert asked is not None
-            number, size = asked[1], asked[2]
+            number, size = self.requests.of(handle)
         key = self.state.search(number, size)
         grows = driver.next_action() >= 0 or action == Action.OOM
         if key is not None and grows:
@@ -184,27 +178,25 @@ class _Run:
         loop = run_complete if evidence.config.gc_active else run
         at: int | None = None
         why: str | None = None
-        table = self.table
         done = life.initial
+        addresses = np.frombuffer(self.address_of, dtype=np.int64)
         for low in range(0, len(self.ops), _CHUNK):
             high = min(low + _CHUNK, len(self.ops))
             if on_progress is not None:
                 on_progress(low / len(self.ops))
-            numbers = self.ops[low:high].tolist()
-            asked = [table[k] for k in self.kinds[low:high].tolist()]
+            ops = self.ops[low:high]
             try:
-                loop(self.state, numbers, asked, self.address_of, self.size_of, self._miss, self._step)
+                loop(self.state, ops, self.requests, self.address_of, self.size_of, self._miss, self._step)
             except Divergence as parting:
                 at, why = parting.event, parting.why
-            except (KeyError, IndexError):
+            except (KeyError, IndexError, OverflowError):
                 at, why = (
                     int(self.op_event[high - 1]),
                     "the trace contradicts itself: blocks overlap",
                 )
             last_event = self.op_event[high - 1] if at is None else at
             upto = int(np.searchsorted(life.alloc_event[life.initial :], last_event, side="right")) + life.initial
-            got = np.array(self.address_of[done:upto], dtype=np.int64)
-            bad = np.flatnonzero(got != life.address[done:upto])
+            bad = np.flatnonzero(addresses[done:upto] != life.address[done:upto])
             if len(bad):
                 handle = done + int(bad[0])
                 event = int(life.alloc_event[handle])
@@ -215,7 +207,7 @@ class _Run:
             done = upto
             if at is not None:
                 break
-        sizes = np.array(self.size_of, dtype=np.int64)
+        sizes = np.frombuffer(self.size_of, dtype=np.int64)
         if at is None:
             at, why = self._compare_end(sizes)
         if at is not None:
@@ -241,7 +233,7 @@ class _Run:
         first = self.evidence.beginning
         early = first.handle[first.blocks.pending]
         live[np.isin(alive, early), 2] = BlockState.PENDING_FREE
-        free = np.array([(key & MASK, key >> SHIFT, 0) for key in self.state.free_at.values()], dtype=np.int64)
+        free = np.array([(address, size, 0) for address, size in self.state.free_at.items()], dtype=np.int64)
         mine = np.concatenate([live.astype(np.int64), free.reshape(-1, 3)])
         mine = mine[np.argsort(mine[:, 0], kind="stable")]
         theirs = np.stack([blocks.address, blocks.size, blocks.state.astype(np.int64)], axis=1)

@@ -13,7 +13,7 @@ import numpy as np
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.ranges import Owner, RangeMap
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, SMALL_SEGMENT_BYTES
-from memtrace.snapshot.model import I4, I8, Action, Bool, Device, PoolId
+from memtrace.snapshot.model import I4, I8, Action, Bool, Device, DeviceTrace, PoolId
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +175,25 @@ class _Past:
         return {first[owner]: start for owner, start in base.items()}
 
 
+class _Lowest:
+    """The requests of a trace by address."""
+
+    def __init__(self, trace: DeviceTrace) -> None:
+        used = np.flatnonzero(trace.action <= Action.FREE_COMPLETED)
+        order = used[np.argsort(trace.address[used], kind="stable")]
+        self.address, self.size = trace.address[order], trace.size[order]
+
+    def size_in(self, low: int, high: int) -> int | None:
+        """Bytes of the first request at the lowest address in a range; None if there is none."""
+        place = int(np.searchsorted(self.address, low))
+        return int(self.size[place]) if place < len(self.address) and int(self.address[place]) < high else None
+
+
 def _settle(mapped: RangeMap, device: Device, config: AllocatorConfig, default: int) -> None:
     """Decide the pool of ranges that are known only from their unmapping: by their neighbours in the same segment,
     by page size, or by what lay in them."""
-    trace = device.trace
-    used = np.flatnonzero(trace.action <= Action.FREE_COMPLETED)
-    order = used[np.argsort(trace.address[used], kind="stable")] if len(used) else used
-    address = trace.address[order]
     ranges = mapped.merged()
+    lowest: _Lowest | None = None  # sorting takes long, and hardly any recording needs it
     for i, (low, high, owner) in enumerate(ranges):
         small, pool = owner.small, owner.pool
         for near in (i - 1, i + 1):
@@ -194,9 +205,9 @@ def _settle(mapped: RangeMap, device: Device, config: AllocatorConfig, default: 
         if small is None and (high - low) % config.large_segment_bytes:
             small = True
         if small is None:
-            place = int(np.searchsorted(address, low))
-            held = place < len(address) and int(address[place]) < high
-            small = held and int(trace.size[order[place]]) <= SMALL_LIMIT_BYTES
+            lowest = lowest or _Lowest(device.trace)
+            size = lowest.size_in(low, high)
+            small = size is not None and size <= SMALL_LIMIT_BYTES
         owner = Owner(owner.stream, small, pool if pool >= 0 else default)
         ranges[i] = (low, high, owner)
         mapped.add(low, high - low, owner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.flat import Request, run, run_complete, tabulate
+from memtrace.allocator.flat import run, run_complete, tabulate
 from memtrace.allocator.replay.initial import fill
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, round_sizes
 from memtrace.allocator.simulator import Allocator
@@ -236,20 +237,15 @@ class _Run:
         self.state = self.allocator.state
         # The fast loop knows neither ages nor what a state of another kind does in its methods.
         self.loop = run_complete if config.gc_active or state is not None else run
-        self.address_of = [-1] * len(program.requested_bytes)
-        self.size_of = [0] * len(program.requested_bytes)
+        self.address_of = array("q", [-1]) * len(program.requested_bytes)
+        self.size_of = array("q", [0]) * len(program.requested_bytes)
         self.refused: list[Refused] = []
         self.spared: list[Spared] = []
         rounded = round_sizes(program.requested_bytes, config)
         small = rounded <= SMALL_LIMIT_BYTES
         if self.keeps_layout:
             small[first] = evidence.small[first]
-        self.table, self.row_of = tabulate(self.state, config, rounded, small, program.pool, program.stream)
-
-    def _asked(self, handle: int) -> Request:
-        asked = self.table[int(self.row_of[handle])]
-        assert asked is not None
-        return asked
+        self.requests = tabulate(self.state, config, rounded, small, program.pool, program.stream)
 
     # The beginning ---------------------------------------------------------------------------------------
 
@@ -270,18 +266,18 @@ class _Run:
             beginning.blocks.pending.tolist(), strict=True,
         )  # fmt: skip
         for handle, address, size, pending in rows:
-            asked = self._asked(handle)
+            number, rounded_bytes = self.requests.of(handle)
             if self.keeps_layout:
                 self.address_of[handle], self.size_of[handle] = address, size
                 if program.absent[handle]:
-                    self.state.release(asked[1], address, size)
+                    self.state.release(number, address, size)
                     continue
             elif program.absent[handle]:
                 continue
             else:
-                served = self.allocator.malloc(asked[1], asked[2])
+                served = self.allocator.malloc(number, rounded_bytes)
                 if served is None:
-                    self._refuse(-1, asked[2], recorded=False)
+                    self._refuse(-1, rounded_bytes, recorded=False)
                     raise _OutOfMemory
                 self.address_of[handle], self.size_of[handle] = served
             if pending:
@@ -329,7 +325,7 @@ class _Run:
         self.state.release(number, *served)
 
     def _completed(self, handle: int) -> None:
-        self.state.release(self._asked(handle)[1], self.address_of[handle], self.size_of[handle])
+        self.state.release(self.requests.of(handle)[0], self.address_of[handle], self.size_of[handle])
 
     # The run ---------------------------------------------------------------------------------------------
 
@@ -341,23 +337,20 @@ class _Run:
         try:
             self._begin()
             for low in range(0, last, _CHUNK):
-                numbers, requests = self._operations(low, min(low + _CHUNK, last))
-                self.loop(self.state, numbers, requests, self.address_of, self.size_of, self._miss, self._step)
+                ops = self._operations(low, min(low + _CHUNK, last))
+                self.loop(self.state, ops, self.requests, self.address_of, self.size_of, self._miss, self._step)
         except _OutOfMemory:
             stopped_at = self.refused[-1].event
             executed = self._operation_of(stopped_at)
         return self._result(executed, stopped_at)
 
-    def _operations(self, low: int, high: int) -> tuple[list[int], list[Request | None]]:
+    def _operations(self, low: int, high: int) -> I8:
         """Operations ``low`` to ``high`` as :mod:`memtrace.allocator.flat` reads them, a chunk at a time."""
         code, handle = self.program.op[low:high], self.program.handle[low:high]
-        numbers = np.where(code == Op.FREE, ~handle, handle)
+        ops = np.where(code == Op.FREE, ~handle, handle)
         rare = code > Op.FREE
-        numbers[rare] = low + np.flatnonzero(rare)
-        rows = self.row_of[np.where(rare, 0, handle)] if len(self.row_of) else np.zeros(high - low, np.int64)
-        rows[rare] = -1
-        table = self.table
-        return numbers.tolist(), [table[row] for row in rows.tolist()]
+        ops[rare] = len(self.requests.row_of) + low + np.flatnonzero(rare)
+        return ops
 
     def _operation_of(self, event: int) -> int:
         """Index of the malloc at an event (0 for the state before the first)."""
@@ -366,9 +359,7 @@ class _Run:
 
     def _result(self, executed: int, stopped_at: int | None) -> Simulation:
         program = self.program
-        # Numbers of their own take thrice what an array takes: they go before the curve is made.
-        sizes, addresses = np.array(self.size_of, dtype=np.int64), np.array(self.address_of, dtype=np.int64)
-        self.size_of, self.address_of = [], []
+        sizes, addresses = np.frombuffer(self.size_of, dtype=np.int64), np.frombuffer(self.address_of, dtype=np.int64)
         code, handle = program.op[:executed], program.handle[:executed]
         change = np.zeros(executed, dtype=np.int64)
         mallocs = code == Op.MALLOC
