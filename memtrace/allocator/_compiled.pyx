@@ -10,8 +10,6 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memmove
 
-import numpy as np
-
 cdef uint64_t MASK = 0xFFFFFFFFFFFFFFFF
 
 
@@ -352,6 +350,8 @@ def run(state, const int64_t[::1] ops, requests, int64_t[::1] address_of, int64_
 
 def match(const uint8_t[::1] action, const int64_t[::1] address, const int64_t[::1] active):
     """lifetimes.match: one pass with a table of who holds which address."""
+    import numpy as np  # here, so that asking whether this part is there takes no time
+
     cdef Py_ssize_t count = action.shape[0], allocs = 0, freed = 0, i
     for i in range(count):
         allocs += action[i] == 0
@@ -417,6 +417,8 @@ def match(const uint8_t[::1] action, const int64_t[::1] address, const int64_t[:
 
 def distinct(const int64_t[::1] values):
     """(where each distinct value is met first, for each value its number in that order). Values are 0 or more."""
+    import numpy as np
+
     cdef AddressMap known = AddressMap()
     numbers, firsts = np.empty(values.shape[0], np.int64), np.empty(values.shape[0], np.int64)
     cdef int64_t[::1] number = numbers, first = firsts
