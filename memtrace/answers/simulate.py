@@ -32,6 +32,7 @@ from memtrace.attribution.categories import Category
 from memtrace.attribution.classify import Attribution
 from memtrace.attribution.sites import frame_label
 from memtrace.errors import NoAnswerError, UsageError
+from memtrace.history.refusals import refusals
 from memtrace.history.timeline import Timeline
 from memtrace.snapshot.model import Bool, Snapshot
 
@@ -290,6 +291,9 @@ def _limit(snapshot: Snapshot, timeline: Timeline, version: Version) -> Limit:
     fraction, total = from_snapshot(snapshot.settings, version).memory_fraction, device_total(snapshot)
     if fraction is not None and total is not None:
         return recorded_limit(timeline.replay, fraction_limit(fraction, total, version))
+    card = [refusal.card_bytes for refusal in refusals(timeline) if refusal.card_bytes is not None]
+    if card:  # a full card: what the process held then and what was free
+        return Limit(card[-1], "card")
     return recorded_limit(timeline.replay)
 
 

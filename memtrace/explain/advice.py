@@ -1,125 +1,76 @@
-"""Changes to recommend, each written once, with the conditions under which it makes sense.
-
-Names of arguments were checked against transformers 5.24, PEFT 0.21, TRL 1.16 and bitsandbytes 0.50. Savings come
-from the detectors; formulas follow docs/estimate.md.
-"""
+"""Changes to recommend: how each is put, with what it would save and what that rests on before it is tried."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
+from collections.abc import Mapping
+from typing import Any
 
-from memtrace.allocator.replay.evidence import gather
-from memtrace.allocator.whatif.program import extract
-from memtrace.allocator.whatif.whatif import Simulation, simulate
 from memtrace.explain.answer import Advice, Basis
 from memtrace.explain.case import Case
+from memtrace.explain.proof import Proposal
 from memtrace.explain.setting import RunSetting
+from memtrace.explain.spelling import spelled
+from memtrace.snapshot.model import Bool
+from memtrace.units import format_bytes as size
 
-_WINDOWS_PATH = re.compile(r"^[A-Za-z]:[\\/]")
-_REPLAY_EVENTS = 3_000_000
-"""Longer recordings are not replayed while somebody waits; ``memtrace simulate`` does it on request."""
+LARGE_BLOCKS = "max_split_size_mb:128"
 
 
 def rule(change: str) -> Advice:
-    """Advice without a number."""
+    """Advice without a number: on recording, or on what lies outside the run."""
     return Advice(change, None, Basis.RULE)
 
 
-def formula(change: str, saves_bytes: int) -> Advice:
-    """Advice whose saving is arithmetic on measured sizes; without a number if nothing would be won."""
-    return Advice(change, saves_bytes, Basis.FORMULA) if saves_bytes > 0 else rule(change)
+def formula(case: Case, change: str, rows: Bool, share: float = 1.0, less_bytes: int = 0, **options: Any) -> Proposal:
+    """A change after which ``rows`` are ``share`` smaller, less what the change itself costs.
+
+    ``change`` may be a key of :mod:`~memtrace.explain.spelling`; ``options`` are those of ``memtrace estimate``.
+    """
+    saves = max(0, case.saving(rows, share) - less_bytes)
+    live = int((rows & case.live).sum())
+    terms = f"{live} tensors of {size(case.live_total(rows))}"
+    terms += f" × {share:.3g}" if share < 1 else ""
+    terms += f" - {size(less_bytes)}" if less_bytes else ""
+    terms += " at the refusal" if case.is_oom else " at the peak"
+    return Proposal(words(case, change), saves, Basis.FORMULA, terms, rows, share, options=options)
 
 
-def ran_on_windows(case: Case) -> bool:
-    """Whether file names in the stacks are Windows paths."""
-    return any(_WINDOWS_PATH.match(frame.filename) for frame in case.timeline.snapshot.stacks.frames)
+def words(case: Case, change: str) -> str:
+    """A change in the words of the run's trainer, where there is a table of them."""
+    try:
+        return spelled(change, case.setting.trainer)
+    except KeyError:
+        return change
 
 
-def _any_file(case: Case, part: str) -> bool:
-    return any(part in frame.filename.replace("\\", "/") for frame in case.timeline.snapshot.stacks.frames)
+def against_pieces(setting: RunSetting) -> list[tuple[str, str]]:
+    """(change, settings string): what keeps free memory in one piece, as back end, release and platform spell it."""
+    found = []
+    if setting.may_expand:
+        change = f"{setting.variable}=expandable_segments:True in the environment before Python starts"
+        found.append((f"{change} (not with vLLM's sleep mode)", "expandable_segments:True"))
+    if setting.may_split:
+        change = f"{setting.variable}={LARGE_BLOCKS} in the environment before Python starts"
+        found.append((f"{change}: large blocks are kept whole for large requests", LARGE_BLOCKS))
+    return found
+
+
+def settings_to_try(case: Case) -> list[Proposal]:
+    """Allocator settings, each to be replayed."""
+    return [Proposal(change, None, Basis.REPLAY, conf=conf) for change, conf in against_pieces(case.setting)]
+
+
+def attention_backends(case: Case) -> str:
+    """The attention implementation to ask for on this GPU."""
+    capability = case.timeline.snapshot.memtrace.get("capability")
+    old = isinstance(capability, (list, tuple)) and [*capability][:1] < [8]
+    if old:
+        return 'attn_implementation="sdpa" (FlashAttention needs an Ampere GPU or later)'
+    return 'attn_implementation="sdpa", or "flash_attention_2" on Ampere or later with 16-bit tensors'
 
 
 def uses_autocast(case: Case) -> bool:
     """Whether the forward pass ran under autocast: as the recorder saw it, or by the decorator that trainers use."""
     config = case.timeline.snapshot.memtrace.get("config")
-    seen = isinstance(config, dict) and bool(config.get("autocast"))
+    seen = isinstance(config, Mapping) and bool(config.get("autocast"))
     return seen or case.timeline.snapshot.stacks.called("amp/autocast_mode.py", "decorate_autocast")
-
-
-def uses_liger(case: Case) -> bool:
-    """Whether kernels of the liger-kernel package ran."""
-    return _any_file(case, "liger_kernel/")
-
-
-def uses_expandable(case: Case) -> bool:
-    """Whether expandable segments are in effect."""
-    return case.config.expandable_segments or bool(case.timeline.replay.is_expandable.any())
-
-
-def compute_capability(case: Case) -> tuple[int, int] | None:
-    """The GPU's, where memtrace's recorder stored it."""
-    value = case.timeline.snapshot.memtrace.get("capability")
-    if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(part, int) for part in value):
-        return int(value[0]), int(value[1])
-    return None
-
-
-def attention_backends(case: Case) -> str:
-    """The attention implementation to ask for on this GPU."""
-    capability = compute_capability(case)
-    if capability is not None and capability < (8, 0):
-        return 'attn_implementation="sdpa" (FlashAttention needs an Ampere GPU or later)'
-    return 'attn_implementation="sdpa", or "flash_attention_2" on Ampere or later with 16-bit tensors'
-
-
-def replay_expandable(case: Case) -> Simulation | None:
-    """The recorded program under expandable segments up to the event; None if it can't or needn't be replayed."""
-    timeline = case.timeline
-    if uses_expandable(case) or not timeline.replay.exact or len(timeline) > _REPLAY_EVENTS or len(timeline) == 0:
-        return None
-    if timeline.replay.initial_reserved_bytes and not timeline.replay.initial_segments.address.size:
-        return None
-    limit = case.capacity.low_bytes if case.is_oom and case.capacity is not None else None
-    config = replace(case.config, expandable_segments=True).with_limit(limit)
-    program = extract(gather(timeline.device, case.config)).to_run()
-    return simulate(program, config, until=case.at.event if case.is_oom else None)
-
-
-def against_pieces(setting: RunSetting) -> list[str]:
-    """Settings that keep free memory in one piece, as this back end, release and platform spell them."""
-    found = []
-    if setting.may_expand:
-        found.append(
-            f"{setting.variable}=expandable_segments:True in the environment before Python starts (not with vLLM's "
-            "sleep mode)"
-        )
-    if setting.may_split:
-        found.append(
-            f"{setting.variable}=max_split_size_mb:128 in the environment before Python starts: large blocks are kept "
-            "whole for large requests"
-        )
-    return found
-
-
-def expandable_segments(case: Case) -> Advice | None:
-    """Switch expandable segments on, with the saving by replay; None where they are on or can't be used."""
-    if uses_expandable(case) or ran_on_windows(case):
-        return None
-    change = (
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment before Python starts "
-        "(Linux, PyTorch 2.1+; not with vLLM's sleep mode)"
-    )
-    outcome = replay_expandable(case)
-    if outcome is None:
-        return rule(change)
-    if case.is_oom:
-        if outcome.refused and not outcome.refused[0].recorded:
-            return None
-        served = bool(outcome.spared)
-        saves = case.reserved_bytes - outcome.end_reserved_bytes
-        if not served or saves <= 0:
-            return None
-        return Advice(f"{change}: this request is served then", saves, Basis.REPLAY)
-    saves = case.timeline.peaks()[2].size_bytes - outcome.peak_reserved_bytes
-    return Advice(change, saves, Basis.REPLAY) if saves > 0 else None

@@ -35,6 +35,18 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """All changes at once, one a finding: the most that would be reserved, against the capacity (or the recorded peak).
+    ``enough``: the fewest findings whose changes do; empty where nothing was refused or nothing is enough."""
+
+    peak_bytes: int
+    capacity_bytes: int
+    fits: bool
+    basis: Basis
+    enough: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One cause, measured. ``evidence`` says what in the recording speaks for it; ``frame`` is the main call site."""
 
@@ -46,6 +58,8 @@ class Finding:
     frame: str = ""
     per_step: bool = False
     """``bytes`` is a rate: bytes a step."""
+    tried: tuple[Advice, ...] = ()
+    """Changes that were tried and save next to nothing: no advice, but said with their figures."""
 
     @property
     def stake_bytes(self) -> int:
@@ -108,7 +122,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything ``explain`` has to say; the first seven fields are the JSON contract."""
+    """Everything ``explain`` has to say; the first fields are the JSON contract."""
 
     oom: Mapping[str, object] | None
     verdict: str
@@ -116,6 +130,7 @@ class Explanation:
     when: When | None
     because: tuple[str, ...]
     findings: tuple[Finding, ...]
+    together: Together | None
     ooms: tuple[Mapping[str, object], ...]
     capacity: Capacity | None
     pieces: Pieces | None

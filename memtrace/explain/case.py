@@ -17,6 +17,7 @@ from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Capacity
 from memtrace.explain.course import Pass, SamePoint, find_passes, same_points
 from memtrace.explain.dims import Dims, dims_of
+from memtrace.explain.setting import RunSetting, setting_of_snapshot
 from memtrace.explain.snapshot_facts import Refused, course_of
 from memtrace.explain.verdict import Verdict
 from memtrace.history.timeline import At, Timeline
@@ -46,6 +47,17 @@ class Case:
     def capacity(self) -> Capacity | None:
         """What the process could have had, if a request was refused."""
         return self.refused.capacity if self.refused is not None else None
+
+    @property
+    def whole_bytes(self) -> int:
+        """The capacity at a refusal; else, or where nothing tells it, the most that was ever reserved."""
+        return self.capacity.low_bytes if self.capacity is not None else self.timeline.peaks()[2].size_bytes
+
+    @cached_property
+    def setting(self) -> RunSetting:
+        """Back end, release, platform and trainer of the run."""
+        expandable = self.config.expandable_segments or bool(self.timeline.replay.is_expandable.any())
+        return setting_of_snapshot(self.timeline.snapshot, expandable)
 
     @cached_property
     def config(self) -> AllocatorConfig:

@@ -19,10 +19,11 @@ from memtrace.explain.facts import OomFacts
 from memtrace.explain.log_moment import frames_in_log, moment_in_log
 from memtrace.explain.setting import setting_of_log
 from memtrace.explain.sizes import asked_at, possibilities, possible_models
-from memtrace.explain.snapshot_facts import Known, Refusal, device_total_bytes, refusals, verdict_at
+from memtrace.explain.snapshot_facts import Known, device_total_bytes, verdict_at
 from memtrace.explain.text_answer import TextAnswer, principal, verdict_from_log
 from memtrace.explain.text_facts import facts_of_text
 from memtrace.explain.text_findings import findings_of_log
+from memtrace.history.refusals import Refusal, refusals
 from memtrace.history.timeline import At, choose_event
 from memtrace.oomlog import LogReading, OomMessage
 from memtrace.units import format_bytes as size
@@ -41,6 +42,7 @@ def explain_log(reading: LogReading, files: Sequence[str] = (), lines: Sequence[
         when=moment_in_log(list(lines), log.oom.rank) if log.oom is not None else None,
         because=log.because,
         findings=findings_of_log(log),
+        together=None,
         ooms=tuple(message.contract() for message in reading.messages),
         capacity=None,
         pieces=None,
@@ -93,13 +95,15 @@ def explain_snapshot(
     figures = facts_of_text(message) if message is not None else None
     verdict, refused = verdict_at(analysis, at.event, _known(capacity_bytes, figures))
     case = Case(analysis, at, verdict, refused)
+    findings, all_changes = detect(case)
     explanation = Explanation(
         oom=_oom(case, refusal, message),
         verdict=verdict.verdict,
         confidence=verdict.confidence,
         when=_when(case),
         because=(*verdict.because[:1], *asked_at(case), *verdict.because[1:], *_about(case)),
-        findings=detect(case),
+        findings=findings,
+        together=all_changes,
         ooms=tuple(message.contract() for message in reading.messages) if reading is not None else (),
         capacity=case.capacity,
         pieces=refused.pieces if refused is not None else None,

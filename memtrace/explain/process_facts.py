@@ -35,6 +35,7 @@ def facts_of_process(
     course = _course(extra, trace, int(stats.get("requested_bytes.all.current", allocated)))
     event = len(course.level) - 1
     progress = forward_progress(course, event)
+    needed = still_needed(course, event, progress)
     return OomFacts(
         source=Source.PROCESS,
         asked=Span.exactly(asked),
@@ -45,7 +46,7 @@ def facts_of_process(
         free=Span.exactly(free) if free is not None else Span(0, segment_size(asked, config)),
         total=Span.exactly(total) if total is not None else None,
         limit=Span.exactly(limit) if limit is not None else None,
-        still_needed_bytes=still_needed(course, event, progress),
+        still_needed_bytes=max(needed, asked) if needed is not None else None,
         progress=progress,
     )
 

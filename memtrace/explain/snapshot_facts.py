@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from memtrace.allocator.config import conf_string, from_snapshot
-from memtrace.allocator.rounding import round_size, segment_size
 from memtrace.analysis import Analysis
 from memtrace.attribution.categories import Purpose
 from memtrace.attribution.phases import Phase
@@ -23,6 +22,7 @@ from memtrace.explain.facts import OomFacts, Source, Span
 from memtrace.explain.layers import layer_count
 from memtrace.explain.verdict import Verdict, judge
 from memtrace.history.layout import Layout, State, layout_at
+from memtrace.history.refusals import Refusal, refusals
 from memtrace.history.timeline import Timeline
 from memtrace.snapshot.model import DEFAULT_POOL, Action
 
@@ -40,19 +40,6 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """A refused request. ``asked_bytes`` is rounded; ``need_bytes`` is what the driver would have been asked for."""
-
-    event: int
-    asked_bytes: int
-    need_bytes: int
-    reserved_bytes: int
-    device_free_bytes: int | None
-    is_small: bool
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
 class Refused:
     """A refusal with its facts and, for people, the capacity and the pieces they come from."""
 
@@ -60,28 +47,6 @@ class Refused:
     facts: OomFacts
     capacity: Capacity | None
     pieces: Pieces
-
-
-def refusals(timeline: Timeline) -> list[Refusal]:
-    """Every ``oom`` event with what it needed; the rules of sizes are the allocator's."""
-    trace, config = timeline.trace, from_snapshot(timeline.snapshot.settings)
-    found = []
-    for event in timeline.oom_events:
-        asked = round_size(int(trace.size[event]), config)
-        free = trace.oom_device_free_bytes.get(event)
-        stream = int(trace.stream[event])
-        found.append(
-            Refusal(
-                event=event,
-                asked_bytes=asked,
-                need_bytes=segment_size(asked, config),
-                reserved_bytes=timeline.curve_at(event)[2],
-                device_free_bytes=free if free is not None and free >= 0 else None,
-                is_small=asked <= 1 << 20,
-                stream=trace.streams[stream] if 0 <= stream < len(trace.streams) else 0,
-            )
-        )
-    return found
 
 
 def refused_at(analysis: Analysis, event: int, known: Known) -> Refused | None:
@@ -96,6 +61,7 @@ def refused_at(analysis: Analysis, event: int, known: Known) -> Refused | None:
     course = course_of(analysis, event)
     progress = forward_progress(course, event)
     needed = still_needed(course, event, progress)
+    needed = needed if needed is not None else _missing_states(analysis, event)
     total = device_total_bytes(timeline, known)
     facts = OomFacts(
         source=Source.SNAPSHOT,
@@ -110,7 +76,7 @@ def refused_at(analysis: Analysis, event: int, known: Known) -> Refused | None:
         limit=limit,
         pieces=pieces.count,
         usable_bytes=pieces.usable_bytes,
-        still_needed_bytes=needed if needed is not None else _missing_states(analysis, event),
+        still_needed_bytes=max(needed, refusal.asked_bytes) if needed is not None else None,
         progress=progress,
         is_exact=timeline.replay.exact,
     )

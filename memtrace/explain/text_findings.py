@@ -27,7 +27,7 @@ def findings_of_log(log: TextAnswer) -> tuple[Finding, ...]:
     if log.verdict == "fragmentation" and f.slack is not None:
         asked = round(f.asked.middle) if f.asked is not None else None
         terms = f"{f.slack} in pieces and {f.room or 0} to be had, against {f.asked}"
-        advice = [Advice(change, asked, Basis.FORMULA, terms) for change in against_pieces(log.setting)]
+        advice = [Advice(change, asked, Basis.FORMULA, terms) for change, _ in against_pieces(log.setting)]
         advice.append(rule("record a snapshot to see what the pieces lie between: memtrace run"))
         found.append(
             Finding("reserved_in_pieces", "Reserved memory that is free in pieces", round(f.slack.middle),

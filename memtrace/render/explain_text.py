@@ -119,6 +119,8 @@ def _block(finding: Finding, most: int | None) -> list[str]:
         lines += _wrap(advice.change + note, f"{pad}→ ", f"{pad}  ", most)
     if most is None:
         lines += _wrap(finding.evidence, f"{pad}because ", f"{pad}  ")
+        for tried in finding.tried:
+            lines += _wrap(f"no advice: {tried.change}: {tried.proof}", f"{pad}", f"{pad}  ")
     return lines
 
 
@@ -133,6 +135,17 @@ def _why(answer: Explanation, most: int | None = None) -> list[str]:
     return lines if most is None else lines[: LINES - 4]
 
 
+def _together(answer: Explanation) -> list[str]:
+    """What all changes come to at once, and which of them are enough."""
+    whole = answer.together
+    if whole is None:
+        return []
+    does = "fits" if whole.fits else "does not fit"
+    peak, capacity = format_bytes(whole.peak_bytes), format_bytes(whole.capacity_bytes)
+    enough = f"; enough: {', '.join(whole.enough)}" if whole.enough else ""
+    return _wrap(f"together: peak {peak} of {capacity}, {does} ({whole.basis}){enough}", "", "  ", 2)
+
+
 def render_explanation(answer: Explanation, everything: bool = False) -> list[str]:
     """Lines of at most 80 columns: 20 at most, or with ``everything`` as many as it takes."""
     head = _wrap(_headline(answer), "", "  ", 2)
@@ -141,11 +154,13 @@ def render_explanation(answer: Explanation, everything: bool = False) -> list[st
         lines = [*head, *_why(answer)]
         for finding in answer.findings:
             lines += ["", *_block(finding, None)]
+        lines += ["", *_together(answer)] if answer.together is not None else []
         for warning in warnings:
             lines += _wrap(warning, "", "  ")
         return lines
     foot = _wrap(warnings[0], "", "  ", 1) if warnings else []
-    room = LINES - len(head) - len(foot) - 1
+    all_of_it = _together(answer)
+    room = LINES - len(head) - len(foot) - len(all_of_it) - 1
     # At least the first two findings are shown, however much there is to say before them.
     blocks = [_block(finding, 3 if number == 0 else 2) for number, finding in enumerate(answer.findings)]
     reserved = sum(len(block) for block in blocks[:2])
@@ -168,7 +183,7 @@ def render_explanation(answer: Explanation, everything: bool = False) -> list[st
         more = _wrap(f"and {len(left)} more (--all): {', '.join(left)}", "", "  ", 1)
     elif answer.findings or len(why) < len(_why(answer)):
         more = ["all of it, with the evidence: --all; as Markdown for an issue thread: --md"]
-    return [*head, *why, *shown, *more, *foot]
+    return [*head, *why, *shown, *all_of_it, *more, *foot]
 
 
 def _plain(text: str) -> str:
@@ -200,6 +215,8 @@ def render_markdown(answer: Explanation) -> list[str]:
         for advice in finding.advice:
             saving = f" (**{_saving(advice)}**)" if _saving(advice) else ""
             lines.append(f"- {_plain(advice.change)}{saving}")
+    if answer.together is not None:
+        lines += ["", " ".join(_together(answer)).replace("together:", "**Together:**")]
     if answer.warnings:
         lines += ["", *[f"> {warning}" for warning in answer.warnings]]
     return lines

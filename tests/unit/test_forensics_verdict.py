@@ -13,8 +13,9 @@ from toy_run import MIB, Run, Toy, root, trained
 from memtrace.analysis import analyse
 from memtrace.explain.answer import Explanation
 from memtrace.explain.explain import explain_log, explain_snapshot
-from memtrace.explain.snapshot_facts import Known, measure_pieces, refusals, verdict_at
+from memtrace.explain.snapshot_facts import Known, measure_pieces, verdict_at
 from memtrace.history.layout import layout_at
+from memtrace.history.refusals import refusals
 from memtrace.history.timeline import build
 from memtrace.oomlog import read_log
 from memtrace.snapshot.container import open_stream

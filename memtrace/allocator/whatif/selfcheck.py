@@ -17,7 +17,7 @@ from memtrace.snapshot.model import Action
 class Limit:
     """The limit on reserved bytes that a recorded run had, as far as it is known.
 
-    ``source`` is "given", "recorded", "inferred" or "none". Where it is inferred it lies between ``at_least_bytes``
+    ``source`` is "given", "recorded", "card" (full when a request was refused), "inferred" or "none". Where it is inferred it lies between ``at_least_bytes``
     and ``below_bytes``, and ``size_bytes`` is what simulations use.
     """
 

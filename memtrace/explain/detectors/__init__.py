@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from memtrace.explain.answer import Finding
+from memtrace.explain.answer import Finding, Together
 from memtrace.explain.case import Case
 from memtrace.explain.detectors.attention import attention_matrices, kv_cache_in_training
 from memtrace.explain.detectors.checkpointing import checkpointing_inactive
@@ -21,6 +21,7 @@ from memtrace.explain.detectors.precision import fp32_lora_branch, fp32_upcast_h
 from memtrace.explain.detectors.recording import cpp_only_stacks, late_recording, truncated_trace
 from memtrace.explain.detectors.reference import reference_model_copy
 from memtrace.explain.detectors.weights import base_not_quantized, load_time_copies
+from memtrace.explain.proof import Bench, proven, together
 
 Detector = Callable[[Case], Finding | None]
 
@@ -72,7 +73,16 @@ def ranked(findings: Iterable[Finding], verdict: str) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=rank))
 
 
-def detect(case: Case) -> tuple[Finding, ...]:
-    """Every finding that applies, ranked."""
-    found = [finding for detector in DETECTORS.values() if (finding := detector(case)) is not None]
-    return ranked(found, case.verdict.verdict)
+def detect(case: Case) -> tuple[tuple[Finding, ...], Together | None]:
+    """Every finding that applies, ranked, its changes tried; and what the best change of each comes to together."""
+    bench = Bench(case)
+    found, held = [], {}
+    for detector in DETECTORS.values():
+        finding = detector(case)
+        if finding is not None:
+            tested, proposals = proven(bench, finding)
+            found.append(tested)
+            if proposals:
+                held[finding.id] = proposals[0]
+    findings = ranked(found, case.verdict.verdict)
+    return findings, together(bench, {f.id: held[f.id] for f in findings if f.id in held})

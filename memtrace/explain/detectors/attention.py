@@ -7,7 +7,7 @@ import numpy as np
 from memtrace.attribution.categories import Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
-from memtrace.explain.advice import attention_backends, formula, rule
+from memtrace.explain.advice import attention_backends, formula, words
 from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
 from memtrace.units import format_bytes as size
@@ -32,17 +32,13 @@ def attention_matrices(case: Case) -> Finding | None:
         evidence += f"; the refused {size(asked)} is one more"
     if eager:
         evidence += "; the eager implementation made them"
-        advice = [formula(f"from_pretrained(…, {attention_backends(case)})", case.saving(rows))]
+        change = f"from_pretrained(…, {attention_backends(case)})"
+        advice = [formula(case, change, rows, attention="sdpa")]
     else:
         evidence += "; the fused implementation fell back to plain matrices"
-        advice = [
-            formula(
-                "keep hidden states in 16 bits (bf16=True, no 32-bit upcast of the model) and masks causal, so that "
-                "a fused attention kernel applies",
-                case.saving(rows),
-            )
-        ]
-    advice.append(rule("a smaller max_length: these grow with its square"))
+        bf16 = words(case, "bf16")
+        change = f"keep hidden states in 16 bits ({bf16}) and masks causal, so that a fused attention kernel applies"
+        advice = [formula(case, change, rows)]
     return Finding(
         "attention_matrices",
         "Attention matrices of tokens × tokens",
@@ -64,6 +60,6 @@ def kv_cache_in_training(case: Case) -> Finding | None:
         "A key/value cache is filled during training",
         total,
         f"{int(cached.sum())} tensors made by the cache are live in a training pass.",
-        (formula("model.config.use_cache = False (use_cache=False in TrainingArguments)", case.saving(cached)),),
+        (formula(case, "model.config.use_cache = False", cached),),
         case.frame_of(cached),
     )

@@ -7,7 +7,7 @@ import numpy as np
 from memtrace.attribution.categories import Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
-from memtrace.explain.advice import formula, rule
+from memtrace.explain.advice import formula
 from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
 from memtrace.units import format_bytes as size
@@ -24,13 +24,13 @@ def checkpointing_inactive(case: Case) -> Finding | None:
         return None
     saved = case.kind(Purpose.SAVED) & case.live & (case.facts.born >= here.start)
     inside = saved & ~np.isin(case.module, _OUTSIDE_LAYERS) & (case.table.stack >= 0)
-    rows = np.flatnonzero(inside)
-    if not len(rows):
+    index = np.flatnonzero(inside)
+    if not len(index):
         return None
-    _, inverse, counts = np.unique(case.table.stack[rows], return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(case.table.stack[index], return_inverse=True, return_counts=True)
     repeated = counts[inverse] >= _LEAST_LAYERS
     kept = np.zeros(len(inside), dtype=np.bool_)
-    kept[rows[repeated]] = True
+    kept[index[repeated]] = True
     # One tensor a layer is what checkpointing itself keeps: several different sites must repeat.
     sites = int((counts >= _LEAST_LAYERS).sum())
     total = case.total(kept)
@@ -51,23 +51,18 @@ def checkpointing_inactive(case: Case) -> Finding | None:
     # Every pass keeps as much: the peak may move to another one. What checkpointing keeps is left in.
     everywhere = case.kind(Purpose.SAVED) & np.isin(case.table.stack, np.unique(case.table.stack[kept]))
     stays = min(1.0, kept_inputs / total + 1 / max(layers, 1))
-    saves = case.saving(everywhere if not case.is_oom else kept, 1 - stays)
     if enabled:
         change = (
             "model.train() and model.enable_input_require_grads() before training: checkpointing is called but "
             "neither drops nor recomputes (evaluation mode, or inputs without gradient)"
         )
     else:
-        change = (
-            "gradient_checkpointing=True in TrainingArguments (SFTConfig has it by default), or "
-            "model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False}) and "
-            "model.enable_input_require_grads()"
-        )
+        change = "checkpointing"
     return Finding(
         "checkpointing_inactive",
         "Gradient checkpointing is not at work: all layers are kept",
         total,
         evidence + ".",
-        (formula(change, saves), rule("the model must be in training mode: model.train()")),
+        (formula(case, change, everywhere, 1 - stays, checkpointing=True),),
         case.frame_of(kept),
     )

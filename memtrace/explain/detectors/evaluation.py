@@ -7,7 +7,7 @@ import numpy as np
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
-from memtrace.explain.advice import formula, rule
+from memtrace.explain.advice import formula
 from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
 from memtrace.units import format_bytes as size
@@ -33,17 +33,11 @@ def eval_peak(case: Case) -> Finding | None:
     advice = []
     if count > 1:
         evidence += f", {size(case.total(logits))} of it in {count} tensors of logits"
-        advice.append(
-            formula(
-                "prediction_loss_only=True in TrainingArguments, or a preprocess_logits_for_metrics that keeps only "
-                "what the metrics need",
-                case.saving(logits),
-            )
-        )
-        advice.append(rule("eval_accumulation_steps=1 moves outputs to the CPU after every batch"))
-    advice.append(rule("a smaller per_device_eval_batch_size; torch.no_grad() around a loop of your own"))
+        advice.append(formula(case, "eval_outputs", logits))
     if generating:
-        advice.append(rule("fewer sequences at once or a smaller max_new_tokens: the key/value cache grows with both"))
+        advice.append(formula(case, "half the sequences at once: the key/value cache grows with them", made, 0.5))
+    else:
+        advice.append(formula(case, "eval_batch", made & ~logits if advice else made, 0.5))
     return Finding(
         "eval_peak",
         f"The {'generation' if generating else 'evaluation'} needs more than training",

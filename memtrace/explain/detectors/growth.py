@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.sites import frame_label
-from memtrace.explain.advice import formula, rule
-from memtrace.explain.answer import Advice, Basis, Finding
+from memtrace.explain.advice import formula
+from memtrace.explain.answer import Advice, Finding
 from memtrace.explain.case import Case
 from memtrace.units import MIB
 from memtrace.units import format_bytes as size
@@ -77,13 +77,10 @@ def growth_across_steps(case: Case) -> Finding | None:
     if keeps_graph:
         evidence += ". Tensors of the loss and saved activations are among it: a loss is kept with its graph"
     advice: list[Advice] = []
+    change = "detach and move to the CPU what is collected each step, or delete it"
     if keeps_graph:
-        advice.append(formula("keep numbers, not tensors: losses.append(loss.item()), total += loss.detach()", total))
-    else:
-        advice.append(
-            Advice("detach and move to the CPU what is collected each step, or delete it", total, Basis.FORMULA)
-        )
-    advice.append(rule("wrap forward passes that need no gradient in torch.no_grad()"))
+        change = "keep numbers, not tensors: losses.append(loss.item()), total += loss.detach()"
+    advice.append(formula(case, change, rows))
     return Finding(
         "growth_across_steps",
         f"Every {unit} leaves {size(per_step)} behind",

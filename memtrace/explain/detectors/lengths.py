@@ -6,8 +6,8 @@ import numpy as np
 
 from memtrace.answers.fragmentation import measure
 from memtrace.attribution.categories import Category
-from memtrace.explain.advice import expandable_segments, formula, rule
-from memtrace.explain.answer import Advice, Finding
+from memtrace.explain.advice import formula, settings_to_try
+from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
 from memtrace.history.timeline import At
 from memtrace.units import counted
@@ -76,21 +76,12 @@ def variable_length_fragmentation(case: Case) -> Finding | None:
         f"{size(free)} of {size(reserved)} reserved was free in {counted(count, 'piece')} {when}; {len(sizes)} passes "
         f"had {len(set(sizes))} different lengths, the longest {max(sizes) / min(sizes):.1f} times the shortest"
     )
-    advice: list[Advice] = []
-    if (expandable := expandable_segments(case)) is not None:
-        advice.append(expandable)
-    advice.append(
-        rule(
-            "fewer lengths: pad_to_multiple_of=64 or packing=True (SFTConfig), or "
-            'train_sampling_strategy="group_by_length" (group_by_length=True before transformers 5)'
-        )
-    )
     return Finding(
         "variable_length_fragmentation",
         "Sequences of different lengths leave memory in pieces",
         waste,
         evidence + ".",
-        tuple(advice),
+        tuple(settings_to_try(case)),
     )
 
 
@@ -103,18 +94,12 @@ def reserved_in_pieces(case: Case) -> Finding | None:
     if not case.is_material(waste, least) or (case.is_oom and case.verdict.verdict == "budget"):
         return None
     free, count, reserved, when = _slack(case)
-    expandable = expandable_segments(case)
-    if expandable is None:
-        expandable = rule(
-            "nothing, unless another process needs it: PyTorch uses it again, and before it refuses a request it gives "
-            "back segments that are wholly free, as torch.cuda.empty_cache() does"
-        )
     return Finding(
         "reserved_in_pieces",
         "Reserved memory that is free in pieces" if count > 1 else "Reserved memory that is free, in one piece",
         waste,
         f"{size(free)} of {size(reserved)} reserved was free in {counted(count, 'piece')} {when}.",
-        (expandable,),
+        tuple(settings_to_try(case)) if count > 1 else (),
     )
 
 
@@ -132,11 +117,6 @@ def padding_or_packing(case: Case) -> Finding | None:
     extra = round(case.total(of_pass) * (1 - usual / now))
     if not case.is_material(extra, 0.05):
         return None
-    saves = extra
-    if not case.is_oom:  # the peak may move to another pass
-        level = case.timeline.requested_bytes
-        others = max(level[: case.here.start].max(initial=0), level[case.here.end :].max(initial=0))
-        saves = min(extra, int(level.max() - others))
     rank = "the longest" if now >= max(sizes) else "one of the longest"
     return Finding(
         "padding_or_packing",
@@ -144,9 +124,5 @@ def padding_or_packing(case: Case) -> Finding | None:
         extra,
         f"{rank} of {len(sizes)} batches: {now / usual:.2f} times the tokens of the median one, and with them "
         f"{size(extra)} more activations.",
-        (
-            formula("truncate to the usual: max_length in SFTConfig near the median, or drop longer samples", saves),
-            rule('packing=True (SFTConfig), or train_sampling_strategy="group_by_length", makes batches alike; '
-                 "per_device_train_batch_size=1 with gradient accumulation avoids padding"),
-        ),
-    )  # fmt: skip
+        (formula(case, "length", of_pass, 1 - usual / now),),
+    )

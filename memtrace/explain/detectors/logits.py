@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Purpose
 from memtrace.attribution.phases import Phase
-from memtrace.explain.advice import formula, rule, uses_liger
+from memtrace.explain.advice import formula
 from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
 from memtrace.units import MIB
@@ -56,12 +56,8 @@ def logits_unchunked(case: Case) -> Finding | None:
     evidence = f"{count} tensors of logits, loss and their gradients are live, the largest {size(largest)}"
     if is_next:
         evidence += f"; the refused {size(asked)} is one more of that size"
-    saves = case.saving(rows)
-    change = "compute the loss in tiles: SFTTrainer of TRL 1.16 does"
-    if not uses_liger(case):
-        change += "; in Transformers use_liger_kernel=True (package liger-kernel)"
-    advice = [formula(change, saves - min(_TILE_BYTES, largest))]
-    advice.append(rule("a smaller per_device_train_batch_size or max_length: it grows with tokens × vocabulary"))
+    tile = min(_TILE_BYTES, largest)
+    advice = [formula(case, "loss_in_tiles", rows, less_bytes=tile, loss="chunked")]
     return Finding(
         "logits_unchunked",
         "Logits and loss over the whole vocabulary at once",
@@ -92,8 +88,8 @@ def kept_logits(case: Case) -> Finding | None:
         f"{count} output{'s' if count > 1 else ''} of the head {held} still alive at event {case.at.event}, in the "
         "backward pass, which does not need logits: the caller holds them.",
         (
-            formula("del outputs (or keep outputs.loss only) before loss.backward(); reduce logits to "
-                    "log-probabilities as soon as they are made", case.saving(kept)),
+            formula(case, "del outputs (or keep outputs.loss only) before loss.backward(); reduce logits to "
+                    "log-probabilities as soon as they are made", kept, keep_logits=False),
         ),
         case.frame_of(kept),
     )  # fmt: skip

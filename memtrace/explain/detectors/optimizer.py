@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memtrace.attribution.categories import Purpose
 from memtrace.attribution.phases import Phase
-from memtrace.explain.advice import formula, rule
+from memtrace.explain.advice import formula
 from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
 from memtrace.units import format_bytes as size
@@ -23,14 +23,15 @@ def optimizer_full_precision(case: Case) -> Finding | None:
     # (or two, where nothing shows four: then the saving is half as sure, and the smaller one is said).
     element = 4 if case.dims is not None and case.dims.element_bytes == 4 else 2
     small = round(params / element * (2 + 8 / 256))
+    rows = case.kind(Purpose.OPTIMIZER_STATE)
     return Finding(
         "optimizer_full_precision",
         "Optimizer states in full precision",
         states,
         f"states are {copies:.1f} times as large as the {size(params)} of trained parameters.",
         (
-            formula('optim="adamw_8bit" (bitsandbytes; tensors under 4,096 elements stay in 32 bits)', states - small),
-            rule('optim="paged_adamw_8bit" keeps the states in pageable memory outside the allocator'),
+            formula(case, "optim_8bit", rows, 1 - small / states, optimizer="adamw_8bit"),
+            formula(case, "optim_paged", rows, optimizer="paged_adamw_8bit"),
         ),
         case.frame_of(case.kind(Purpose.OPTIMIZER_STATE) & case.live),
     )
@@ -58,9 +59,6 @@ def optimizer_on_first_step(case: Case) -> Finding | None:
         "Optimizer states appear with the first step",
         total,
         what + ".",
-        (
-            formula('optim="paged_adamw_8bit": states in pageable memory outside the allocator', total),
-            rule("a pass that fits before the first step says nothing about the later ones: leave room for the states"),
-        ),
+        (formula(case, "optim_paged", states, optimizer="paged_adamw_8bit"),),
         case.frame_of(states),
     )

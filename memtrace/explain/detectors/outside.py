@@ -7,7 +7,7 @@ import re
 from memtrace.allocator.conf_text import ConfError, parse_conf
 from memtrace.allocator.config import CONF_VARIABLES
 from memtrace.answers.report import outside_allocator as outside_of
-from memtrace.explain.advice import ran_on_windows, rule
+from memtrace.explain.advice import rule
 from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
 from memtrace.units import GIB
@@ -67,7 +67,8 @@ def outside_allocator(case: Case) -> Finding | None:
         "states, other libraries or other processes.",
         (
             rule(
-                "nvidia-smi names the processes; paged optimizers and vLLM in the same process don't show in a snapshot"
+                f"{case.setting.card_tool} names the processes; paged optimizers and vLLM in the same process don't "
+                "show in a snapshot"
             ),
         ),
     )
@@ -100,7 +101,7 @@ def settings_without_effect(case: Case) -> Finding | None:
     if not problems:
         return None
     hint = "write key:value pairs with commas, in the environment before Python starts"
-    if ran_on_windows(case):
+    if case.setting.is_windows:
         hint += "; expandable segments don't exist on Windows"
     return Finding(
         "settings_without_effect",

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
-from memtrace.explain.advice import formula, rule, uses_autocast
+from memtrace.explain.advice import formula, uses_autocast, words
 from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
 from memtrace.units import MIB
@@ -35,6 +35,8 @@ def _doubled(case: Case) -> Bool:
 
 def fp32_upcast_head(case: Case) -> Finding | None:
     """Embeddings and head stored in 32 bits by ``prepare_model_for_kbit_training``, or by any cast in place."""
+    if not case.attribution.trains_adapters:
+        return None
     weights = case.kind(Purpose.UNQUANTIZED) & case.live
     by_frame = weights & case.has_function(_UPCAST)
     upcast = by_frame if by_frame.any() else weights & _doubled(case)
@@ -58,13 +60,15 @@ def fp32_upcast_head(case: Case) -> Finding | None:
         "Hidden states and logits follow in 32 bits unless autocast is on.",
         (
             formula(
+                case,
                 "leave out prepare_model_for_kbit_training: model.gradient_checkpointing_enable("
                 "gradient_checkpointing_kwargs={'use_reentrant': False}); model.enable_input_require_grads(); "
-                "get_peft_model freezes the base by itself",
-                total - total // 2,
+                "get_peft_model freezes the base by itself. Or cast back after it: "
+                "model.get_input_embeddings().to(torch.bfloat16), the same for get_output_embeddings()",
+                upcast,
+                0.5,
+                prepare_kbit=False,
             ),
-            rule("or cast back after it: model.get_input_embeddings().to(torch.bfloat16), the same for "
-                 "get_output_embeddings(), and train with bf16=True"),
         ),
         case.frame_of(upcast),
     )  # fmt: skip
@@ -104,14 +108,16 @@ def fp32_lora_branch(case: Case) -> Finding | None:
     evidence = f"{int(copies.sum())} copies of adapter inputs are live: {why}"
     if masked:
         evidence += f" (the masks are {size(masked)} more)"
-    change = "" if uses_autocast(case) else "train with bf16=True (autocast) and "
+    change = "" if uses_autocast(case) else f"{words(case, 'bf16')} and "
     change += (
         "cast the adapters to 16 bits: for p in model.parameters(): if p.requires_grad: p.data = p.data.to("
         "torch.bfloat16) (SFTTrainer does it for 4-bit models)"
     )
-    advice = [formula(change, case.saving((wide | cast) & forward, 0.5))]
+    advice = [formula(case, change, (wide | cast) & forward, 0.5, adapter_dtype="bf16", autocast=True)]
     if dropped:
-        advice.append(rule("lora_dropout=0 in LoraConfig: without dropout the adapters need no copies of their own"))
+        gone = (wide | masks) & forward
+        plain = "lora_dropout=0 in LoraConfig: without dropout the adapters need no copies of their own"
+        advice.append(formula(case, plain, gone, dropout=0.0))
     return Finding(
         "fp32_lora_branch",
         "Adapters work in 32 bits and keep 32-bit inputs",

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Purpose
-from memtrace.explain.advice import formula, rule
+from memtrace.explain.advice import formula
 from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
 from memtrace.snapshot.stacks import Frame
@@ -116,11 +116,12 @@ def reference_model_copy(case: Case) -> Finding | None:
         f"{how}: {size(total)} beside the first copy's {size(rest)}.",
         (
             formula(
+                case,
                 "DPOTrainer(model, ref_model=None, peft_config=…): the reference is the base model with adapters "
-                "disabled (with model.disable_adapter(): in a loop of your own)",
-                total,
+                "disabled (with model.disable_adapter(): in a loop of your own); or precompute_ref_log_probs=True: the "
+                "reference is not needed while training",
+                copied,
             ),
-            rule("or DPOConfig(precompute_ref_log_probs=True): the reference is not needed while training"),
         ),
         case.frame_of(copied),
     )

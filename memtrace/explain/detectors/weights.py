@@ -9,8 +9,8 @@ from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.stack_facts import Kind
-from memtrace.explain.advice import formula, rule
-from memtrace.explain.answer import Finding
+from memtrace.explain.advice import formula
+from memtrace.explain.answer import Advice, Basis, Finding
 from memtrace.explain.case import Case
 from memtrace.explain.layers import layer_count
 from memtrace.explain.published import published_model
@@ -49,8 +49,8 @@ def base_not_quantized(case: Case) -> Finding | None:
     matrices = layer_matrices(case)
     total = case.total(matrices)
     quantized = case.live_total(case.kind(Purpose.QUANTIZED))
-    if not case.is_material(total, 0.1):
-        return None
+    if not case.is_material(total, 0.1) or not case.attribution.trains_adapters:
+        return None  # what is trained in full can't be quantised
     if not quantized and (case.facts.stacks.tags & int(Tag.QUANT_MODULE | Tag.DEQUANT)).any():
         return None  # quantised modules run, so the weights are quantised and only can't be told apart here
     part = "No weight is quantised" if not quantized else f"Only {size(quantized)} of the weights are quantised"
@@ -60,7 +60,7 @@ def base_not_quantized(case: Case) -> Finding | None:
         "The base model is not quantised" if not quantized else "The base model is quantised only in part",
         total,
         f"{part}; {int(matrices.sum())} matrices of the layers are stored in full.",
-        (formula(_SETTING, round(total * (1 - NF4_BYTES / bits))),),
+        (formula(case, _SETTING, matrices, 1 - NF4_BYTES / bits, quant="nf4-dq"),),
         case.frame_of(matrices),
     )
 
@@ -94,8 +94,9 @@ def _while_loading(case: Case) -> Finding | None:
         total,
         evidence + ".",
         (
-            formula(f"{_SETTING}; at most, since embeddings and head stay in 16 bits",
-                    round(total * (1 - NF4_BYTES / bits))),
+            Advice(f"{_SETTING}; at most, since embeddings and head stay in 16 bits",
+                   round(total * (1 - NF4_BYTES / bits)), Basis.FORMULA,
+                   f"{size(total)} of weights × (1 - {NF4_BYTES:.3f} / {bits} bytes)"),
         ),
         case.attribution.sites.label(int(case.timeline.trace.stack[case.at.event])),
     )  # fmt: skip
@@ -117,9 +118,8 @@ def load_time_copies(case: Case) -> Finding | None:
         total,
         f"{int((copies & case.live).sum())} tensors that loading makes and frees are alive at this event.",
         (
-            rule("load straight to the device in the final form: device_map={'': 0}, dtype=torch.bfloat16, and "
-                 "quantization_config at from_pretrained rather than converting afterwards; one process a GPU loads "
-                 "its own shard"),
+            formula(case, "load straight to the device in the final form: device_map={'': 0}, dtype=torch.bfloat16, "
+                    "quantization_config at from_pretrained rather than converting afterwards", copies),
         ),
         case.frame_of(copies & case.live),
     )  # fmt: skip

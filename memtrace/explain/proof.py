@@ -1,0 +1,204 @@
+"""Changes tried before they are advised: by replay of the recording, by forecast of the same run, or by arithmetic.
+
+A :class:`Proposal` says what would change: tensors that would be smaller or gone, settings of the allocator, or options
+of the run. What a proof shows to save less than 1 % of the capacity is no advice; it is kept apart with its figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from memtrace.allocator.conf_text import parse_conf
+from memtrace.allocator.config import AllocatorConfig
+from memtrace.allocator.replay.evidence import gather
+from memtrace.allocator.whatif.program import Program, extract
+from memtrace.allocator.whatif.whatif import Simulation, simulate
+from memtrace.attribution.categories import Category
+from memtrace.explain.answer import Advice, Basis, Finding, Together
+from memtrace.explain.case import Case
+from memtrace.explain.forecaster import Forecaster, forecaster_of
+from memtrace.snapshot.model import Bool
+from memtrace.units import format_bytes as size
+
+LEAST_SHARE = 0.01
+"""Of the capacity: what saves less is no advice."""
+_MOST_TOGETHER = 2  # larger subsets are not searched
+_REPLAY_EVENTS = 3_000_000  # longer recordings are not replayed while somebody waits; memtrace simulate does on request
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal(Advice):
+    """Advice that is still to be tried. ``rows`` would be ``share`` smaller (1: gone); ``conf`` is a settings string;
+    ``options`` are those of ``memtrace estimate``."""
+
+    rows: Bool | None = None
+    share: float = 1.0
+    conf: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Bench:
+    """The recorded program of a case, to be run again with changes."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._program: Program | None = None
+
+    @cached_property
+    def _forecaster(self) -> Forecaster | None:
+        case = self.case
+        held = case.reserved_bytes if case.is_oom else None
+        return forecaster_of(case.analysis, held)
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether the program is whole enough to be run again, and short enough to be waited for."""
+        timeline = self.case.timeline
+        blocks_known = not timeline.replay.initial_reserved_bytes or bool(timeline.replay.initial_segments.address.size)
+        return timeline.replay.exact and 0 < len(timeline) <= _REPLAY_EVENTS and blocks_known
+
+    def run(self, proposals: Sequence[Proposal]) -> Simulation:
+        """The program with all the changes, under the capacity, up to the refusal (or to its end)."""
+        case = self.case
+        if self._program is None:
+            self._program = extract(gather(case.timeline.device, case.config)).to_run()
+        program, config = self._program, case.config
+        gone = np.zeros(len(case.size), dtype=np.bool_)
+        for proposal in proposals:
+            if proposal.rows is not None and proposal.share >= 1:
+                gone |= proposal.rows
+            elif proposal.rows is not None:
+                program = program.scaled(self._handles(program, proposal.rows), 1 - proposal.share)
+            if proposal.conf:
+                config = with_conf(config, proposal.conf)
+        if gone.any():
+            program = program.without(self._handles(program, gone))
+        limit = case.capacity.low_bytes if case.is_oom and case.capacity is not None else None
+        return simulate(program, config.with_limit(limit), until=case.at.event if case.is_oom else None)
+
+    def _handles(self, program: Program, rows: Bool) -> Bool:
+        marked = rows.copy()  # rows of Timeline.allocations as handles of the program: only the first ones differ
+        marked[program.evidence.beginning.handle] = rows[: program.initial]
+        return marked
+
+    def forecast(self, options: Mapping[str, Any]) -> tuple[int, int] | None:
+        """(peak of the same run as it was, peak with these options changed), reserved bytes; None where the recording
+        does not carry the run's configuration or the prediction does not match the recording."""
+        return self._forecaster.peaks(options) if self._forecaster is not None else None
+
+    def rest_after(self, proposals: Sequence[Proposal]) -> int:
+        """What the pass would still have needed behind the refused request, as much smaller as the proposals make what
+        the pass had made so far."""
+        needed = self.case.refused.facts.still_needed_bytes if self.case.refused is not None else None
+        if needed is None or self.case.refusal is None:
+            return 0
+        fixed = self.case.kind(Category.LORA, Category.RUNTIME, Category.BASE_WEIGHTS) & self.case.live
+        growing = self.case.live & ~fixed
+        gone = np.zeros(len(self.case.size))
+        for proposal in proposals:
+            if proposal.rows is not None:
+                gone = np.maximum(gone, np.where(proposal.rows & growing, proposal.share, 0.0))
+        left = 1 - float((gone * self.case.size).sum()) / max(self.case.total(growing), 1)
+        return round(max(0, needed - self.case.refusal.asked_bytes) * max(0.0, left))
+
+    def replayed(self, proposals: Sequence[Proposal]) -> tuple[int, bool]:
+        """(reserved bytes with the changes, whether everything that was asked for was served)."""
+        outcome = self.run(proposals)
+        if not self.case.is_oom:
+            return outcome.peak_reserved_bytes, outcome.fits
+        served = bool(outcome.spared) and not any(not refused.recorded for refused in outcome.refused)
+        return outcome.end_reserved_bytes, served
+
+    @property
+    def recorded_bytes(self) -> int:
+        """What a change is compared with: what would have been reserved had the request been served, or the peak."""
+        case = self.case
+        if case.refusal is not None:
+            return case.refusal.reserved_bytes + case.refusal.need_bytes
+        return case.timeline.peaks()[2].size_bytes
+
+
+def with_conf(config: AllocatorConfig, conf: str) -> AllocatorConfig:
+    """The recorded settings with those of a string in force as well."""
+    asked, plain = parse_conf(conf, config.version), parse_conf("", config.version)
+    changed = {
+        name: getattr(asked, name)
+        for name in ("expandable_segments", "max_split_bytes", "gc_threshold", "roundup_divisions")
+        if getattr(asked, name) != getattr(plain, name)
+    }
+    return replace(config, **changed)
+
+
+def proven(bench: Bench, finding: Finding) -> tuple[Finding, list[Proposal]]:
+    """The finding with its proposals tried, and those that hold; what does not hold stands in ``tried``."""
+    advice: list[Advice] = []
+    tried: list[Advice] = []
+    held: list[Proposal] = []
+    for one in finding.advice:
+        if not isinstance(one, Proposal):
+            advice.append(one)
+            continue
+        tested = _tested(bench, one)
+        if tested is None:
+            continue
+        if tested.saves_bytes is not None and tested.saves_bytes >= LEAST_SHARE * bench.case.whole_bytes:
+            advice.append(tested)
+            held.append(one)
+        else:
+            tried.append(tested)
+    return replace(finding, advice=tuple(advice), tried=tuple(tried)), held
+
+
+def _tested(bench: Bench, proposal: Proposal) -> Advice | None:
+    if proposal.conf:
+        if not bench.can_replay:
+            return None
+        reserved, served = bench.replayed([proposal])
+        saves = bench.recorded_bytes - reserved if served else 0
+        what = f"replayed: {size(reserved)} reserved instead of {size(bench.recorded_bytes)}"
+        if bench.case.is_oom:
+            what += ", this request served" if served else ", this request refused all the same"
+        return Advice(proposal.change, saves, Basis.REPLAY, what)
+    if proposal.options and (peaks := bench.forecast(proposal.options)) is not None:
+        before, after = peaks
+        what = f"forecast of the same run: peak {size(after)} instead of {size(before)}"
+        return Advice(proposal.change, before - after, Basis.FORECAST, what)
+    return Advice(proposal.change, proposal.saves_bytes, Basis.FORMULA, proposal.proof)
+
+
+def together(bench: Bench, held: Mapping[str, Proposal]) -> Together | None:
+    """What all the changes come to at once, and the fewest that are enough; ``held`` has one change a finding."""
+    case = bench.case
+    if not held or (case.is_oom and case.capacity is None):
+        return None
+    whole = _outcome(bench, list(held.values()))
+    if whole is None or not (whole.fits and case.is_oom):
+        return whole
+    for count in range(1, min(len(held), _MOST_TOGETHER + 1)):
+        for some in combinations(held, count):
+            found = _outcome(bench, [held[name] for name in some])
+            if found is not None and found.fits:
+                return replace(whole, enough=some)
+    return replace(whole, enough=tuple(held))
+
+
+def _outcome(bench: Bench, proposals: Sequence[Proposal]) -> Together | None:
+    """One combination: by forecast where every change is an option of the run, else by replay with what the pass still
+    needed added, as much smaller as what it had made is."""
+    case, capacity = bench.case, bench.case.whole_bytes
+    options = {key: value for proposal in proposals for key, value in proposal.options.items()}
+    if all(proposal.options and not proposal.conf for proposal in proposals):
+        peaks = bench.forecast(options)
+        if peaks is not None:
+            return Together(peaks[1], capacity, peaks[1] <= capacity, Basis.FORECAST)
+    if not bench.can_replay:
+        return None
+    reserved, served = bench.replayed(proposals)
+    peak = reserved + (bench.rest_after(proposals) if case.is_oom else 0)
+    return Together(peak, capacity, served and peak <= capacity, Basis.REPLAY)

@@ -1,0 +1,51 @@
+"""Refused requests of a recording, and what each says of the memory there was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memtrace.allocator.config import from_snapshot
+from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, segment_size
+from memtrace.history.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A refused request. ``asked_bytes`` is rounded; ``need_bytes`` is what the driver would have been asked for."""
+
+    event: int
+    asked_bytes: int
+    need_bytes: int
+    reserved_bytes: int
+    device_free_bytes: int | None
+    is_small: bool
+    stream: int
+
+    @property
+    def card_bytes(self) -> int | None:
+        """What this process could have had of a full card: what it held and what was free. None if the card had room
+        or nothing tells."""
+        free = self.device_free_bytes
+        return self.reserved_bytes + free if free is not None and free < self.need_bytes else None
+
+
+def refusals(timeline: Timeline) -> list[Refusal]:
+    """Every ``oom`` event with what it needed; the rules of sizes are the allocator's."""
+    trace, config = timeline.trace, from_snapshot(timeline.snapshot.settings)
+    found = []
+    for event in timeline.oom_events:
+        asked = round_size(int(trace.size[event]), config)
+        free = trace.oom_device_free_bytes.get(event)
+        stream = int(trace.stream[event])
+        found.append(
+            Refusal(
+                event=event,
+                asked_bytes=asked,
+                need_bytes=segment_size(asked, config),
+                reserved_bytes=timeline.curve_at(event)[2],
+                device_free_bytes=free if free is not None and free >= 0 else None,
+                is_small=asked <= SMALL_LIMIT_BYTES,
+                stream=trace.streams[stream] if 0 <= stream < len(trace.streams) else 0,
+            )
+        )
+    return found

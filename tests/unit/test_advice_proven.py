@@ -1,0 +1,126 @@
+"""Every advice of every recording, tried: by our own replay, or by a forecast of the same run. None is refuted."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support import LABELLED, NAMES, TRUTH, analysis
+
+from memtrace.analysis import Analysis, analyse
+from memtrace.answers.simulate import Question, answer
+from memtrace.explain.answer import Advice, Basis, Explanation
+from memtrace.explain.case import Case
+from memtrace.explain.detectors import DETECTORS
+from memtrace.explain.explain import explain_snapshot
+from memtrace.explain.proof import LEAST_SHARE, Bench, Proposal, proven
+from memtrace.explain.snapshot_facts import Known, verdict_at
+from memtrace.history.timeline import build, choose_event
+from memtrace.snapshot.load import load
+
+FIELD = sorted(path.name for path in (TRUTH / "field").glob("*.pickle*"))
+REPLAYED = [*LABELLED, "llama2-7b_oom-first-step", "llama2-7b_oom-fragmentation", "llama2-7b_kept-graphs", *FIELD]
+
+
+@cache
+def field(name: str) -> Analysis:
+    snapshot = load(TRUTH / "field" / name)
+    return analyse(build(snapshot, snapshot.devices[0]))
+
+
+def recording(name: str) -> Analysis:
+    return field(name) if name in FIELD else analysis(name)
+
+
+def bench_of(seen: Analysis) -> Bench:
+    at = choose_event(seen.timeline, None)
+    return Bench(Case(seen, at, *verdict_at(seen, at.event, Known())))
+
+
+@pytest.mark.parametrize("name", sorted(set(REPLAYED)))
+def test_no_advice_is_refuted(name: str) -> None:
+    bench = bench_of(recording(name))
+    before = bench.run([]) if bench.can_replay else None
+    for detector in DETECTORS.values():
+        finding = detector(bench.case)
+        if finding is None:
+            continue
+        tested, held = proven(bench, finding)
+        figures = {advice.change: advice for advice in tested.advice}
+        for proposal in held:
+            said = figures[proposal.change]
+            assert said.saves_bytes is not None and said.saves_bytes >= LEAST_SHARE * bench.case.whole_bytes
+            assert said.proof and said.basis is not Basis.RULE
+            if before is not None:
+                _confirm(bench, before, proposal, said)
+
+
+def _confirm(bench: Bench, before, proposal: Proposal, said: Advice) -> None:
+    after = bench.run([proposal])
+    assert said.saves_bytes is not None
+    if said.basis is Basis.REPLAY:
+        assert bench.replayed([proposal])[1] or not bench.case.is_oom
+        return
+    if said.basis is Basis.FORECAST:
+        return
+    if bench.case.is_oom:
+        held = bench.case.refusal.asked_bytes if after.spared and not before.spared else 0
+        won = before.end_allocated_bytes - after.end_allocated_bytes + held
+    else:
+        won = before.peak_allocated_bytes - after.peak_allocated_bytes
+    # A formula may leave out what the change costs (less_bytes), so more may be won in the replay than is said.
+    assert won >= 0.9 * said.saves_bytes, (proposal.change, won, said.saves_bytes)
+
+
+def changes(answered: Explanation) -> str:
+    return " ".join(advice.change for finding in answered.findings for advice in finding.advice)
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES, *LABELLED, *FIELD}))
+def test_advice_fits_the_run(name: str) -> None:
+    seen = recording(name)
+    answered = explain_snapshot(seen)
+    text = changes(answered)
+    if not seen.attribution.trains_adapters:
+        assert not any(word in text for word in ("prepare_model_for_kbit", "LoraConfig", "adapters")), text
+    if not any("/transformers/trainer" in frame.filename for frame in seen.timeline.snapshot.stacks.frames):
+        assert not any(word in text for word in ("TrainingArguments", "SFTConfig", "per_device")), text
+    for finding in answered.findings:
+        assert all(advice.proof for advice in finding.advice if advice.basis is not Basis.RULE)
+        assert all((advice.saves_bytes or 0) < 0.011 * 2**40 for advice in finding.tried)
+
+
+def test_one_capacity_everywhere() -> None:
+    """A full card: what the process held and what was free, in the verdict, the advice and simulate."""
+    seen = field("large-block-split_oom.pickle")
+    answered = explain_snapshot(seen)
+    assert answered.verdict == "fragmentation" and answered.capacity is not None
+    simulated = answer(seen.timeline, Question(("expandable_segments:True", "max_split_size_mb:128")))
+    assert {run.capacity_bytes for run in simulated.runs} == {answered.capacity.low_bytes}
+    assert [run.survived_oom_events != () for run in simulated.runs] == [False, True, True]
+    (pieces,) = [finding for finding in answered.findings if finding.id == "reserved_in_pieces"]
+    assert [advice.basis for advice in pieces.advice] == [Basis.REPLAY, Basis.REPLAY]
+    assert "expandable_segments:True" in pieces.advice[0].change and "max_split_size_mb" in pieces.advice[1].change
+    assert answered.together is not None and answered.together.fits
+    assert answered.together.enough == ("reserved_in_pieces",)
+
+
+def test_layers_come_from_the_recorded_configuration() -> None:
+    answered = explain_snapshot(field("trainer_12-layers_oom.pickle.xz"))
+    assert any("6 of 12 layers" in line and "2.46 GiB more" in line for line in answered.because)
+    advice = {a.basis for finding in answered.findings for a in finding.advice}
+    assert Basis.FORECAST in advice and answered.together is not None and not answered.together.fits
+    text = changes(answered)
+    assert "TrainingArguments" in text and "SFTConfig" not in text
+
+
+def test_what_is_forecast_to_save_nothing_is_no_advice_but_said() -> None:
+    answered = explain_snapshot(field("trainer_12-layers_oom.pickle.xz"))
+    (branch,) = [finding for finding in answered.findings if finding.id == "fp32_lora_branch"]
+    assert any("16 bits" in advice.change for advice in branch.tried)
+    assert not any("16 bits" in advice.change for advice in branch.advice)
+
+
+def test_field_files_are_there() -> None:
+    assert {Path(name).name.split(".")[0] for name in FIELD} >= {"large-block-split_oom", "trainer_12-layers_oom"}
