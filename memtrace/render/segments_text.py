@@ -77,7 +77,7 @@ def _row(alike: list[SegmentView], cells: Text) -> Text:
 
 def _cells(segment: SegmentView, cells: int) -> Text:
     """What is where in a segment, a letter a cell."""
-    line = Text()
+    marks: list[tuple[str, str]] = []
     per_cell = segment.total_bytes / cells
     # Each cell shows whatever holds most of it, so that small blocks don't hide a hole, nor the other way round.
     at, block, used_of_block = 0, 0, 0
@@ -94,8 +94,10 @@ def _cells(segment: SegmentView, cells: int) -> Text:
             if used_of_block == view.block_bytes:
                 block, used_of_block = block + 1, 0
         if shares:
-            letter, style = max(shares, key=lambda mark: shares[mark])
-            line.append(letter, style)
+            marks.append(max(shares, key=lambda mark: shares[mark]))
+    line = Text()
+    for (letter, style), run in groupby(marks):
+        line.append(letter * sum(1 for _ in run), style)
     return line
 
 

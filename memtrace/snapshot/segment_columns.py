@@ -66,7 +66,7 @@ def read_segments(raw: list[dict[str, Any]], stacks: StackInterner, warn: Any) -
             [pools.setdefault(pool_id(segment.get("segment_pool_id")), len(pools)) for segment in raw], dtype=np.int32
         ),
         pools=tuple(pools),
-        stack=np.array([stacks.add(segment.get("frames")) for segment in raw], dtype=np.int32),
+        stack=stacks.column([segment.get("frames") for segment in raw])[0],
         first_block=first_block,
     )
     return segments, Blocks(
@@ -74,7 +74,7 @@ def read_segments(raw: list[dict[str, Any]], stacks: StackInterner, warn: Any) -
         size=size,
         requested_size=requested,
         state=state,
-        stack=np.array([stacks.add(_block_frames(block)) for block in blocks], dtype=np.int32),
+        stack=stacks.column([_block_frames(block) for block in blocks])[0],
         segment=segment_of_block,
     )
 

@@ -92,7 +92,8 @@ def _alloc_pools(device: Device, life: Lifetimes, history: SegmentHistory, pools
     """Pool index of every alloc: as recorded, else by the private segments that hold it, else the default pool."""
     trace = device.trace
     events = life.alloc_event[life.initial :]
-    index = np.array([pools.index(pool) for pool in trace.pools] or [0], dtype=np.int32)
+    number = {pool: i for i, pool in enumerate(pools)}
+    index = np.array([number[pool] for pool in trace.pools] or [0], dtype=np.int32)
     said = trace.pool[events]
     pool = np.where(said >= 0, index[said], 0).astype(np.int32)
     final = device.segments
@@ -112,5 +113,5 @@ def _alloc_pools(device: Device, life: Lifetimes, history: SegmentHistory, pools
     rows = np.searchsorted(address, trace.address[events], side="right") - 1
     safe = np.maximum(rows, 0)
     within = (rows >= 0) & (trace.address[events] < end[safe]) & (events > made[safe]) & (said < 0)
-    final_index = np.array([pools.index(p) for p in final.pools], dtype=np.int32)
+    final_index = np.array([number[pool] for pool in final.pools], dtype=np.int32)
     return np.where(within, final_index[final.pool[private][safe]], pool).astype(np.int32)
