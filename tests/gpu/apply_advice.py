@@ -1,7 +1,6 @@
 """Apply what ``memtrace explain`` advises, really, and compare what it saved with what was said.
 
-    python3 tests/gpu/apply_advice.py --out DIR [--workers 12] [--least-mib 20]     # on a machine with a GPU
-    python3 tests/gpu/apply_advice.py --out DIR --verb estimate                     # a trial of the script anywhere
+    python3 tests/gpu/apply_advice.py --out DIR [--workers 12]     # on a machine with a GPU
 
 Each base run is recorded by ``memtrace capture`` in a process of its own (a few layers, random weights), explained, and
 run again once for every change that an option of the run or of the allocator makes. ``DIR/applied.json`` holds one row
@@ -51,21 +50,21 @@ _FLAGS = {
 _OFF = {"--no-checkpointing", "--keep-logits"}
 
 
-def run(verb: str, name: str, flags: list[str], out: Path, conf: str = "") -> Path | None:
-    """One run in a process of its own; its recording, or None where it failed."""
+def run(name: str, flags: list[str], out: Path, conf: str = "") -> Any:
+    """One run in a process of its own, read in another: what :func:`advised` gives, or None where it failed."""
     target = out / f"{name}.pickle"
-    steps = ["--train-steps", "2"] if verb == "capture" else []
-    place = ["--out", str(target)] if verb == "capture" else ["--trace", str(target)]
-    layers = (
-        flags if verb == "capture" else [flag for i, flag in enumerate(flags) if "--layers" not in flags[i - 1 : i + 1]]
-    )
     env = os.environ | {"PYTHONPATH": str(ROOT)} | ({"PYTORCH_CUDA_ALLOC_CONF": conf} if conf else {})
-    command = [sys.executable, "-m", "memtrace", verb, *layers, *steps, *place, "--force"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=400)
-    if not target.exists():
-        print(name, "failed:", done.stderr[-400:], file=sys.stderr)
-        return None
-    return target
+    capture = ["-m", "memtrace", "capture", *flags, "--train-steps", "2", "--out", str(target), "--force"]
+    found = ""
+    for command in (capture, [__file__, "--read", str(target)]):
+        done = subprocess.run(
+            [sys.executable, *command], env=env, capture_output=True, text=True, check=False, timeout=400
+        )
+        if not target.exists() or (command is not capture and done.returncode):
+            print(name, "failed:", done.stderr[-400:], file=sys.stderr)
+            return None
+        found = done.stdout
+    return json.loads(found)
 
 
 def advised(file: Path) -> tuple[dict[str, int], list[dict[str, Any]]]:
@@ -103,42 +102,35 @@ def advised(file: Path) -> tuple[dict[str, int], list[dict[str, Any]]]:
 
 
 def changed_flags(flags: list[str], more: list[str]) -> list[str]:
-    """The options of a run with some replaced."""
-    kept = [
-        flag for flag in flags if not (flag in _OFF and any(flag.split("-")[-1] == one.split("-")[-1] for one in more))
-    ]
-    for place, flag in enumerate(more):
-        if flag.startswith("--") and flag in kept and place + 1 < len(more):
-            at = kept.index(flag)
-            del kept[at : at + 2]
-    return [*kept, *more]
+    """The options of a run with some replaced: a later one wins, and what switches one off goes."""
+    names = {flag.split("-")[-1] for flag in more if flag.startswith("--")}
+    return [flag for flag in flags if not (flag in _OFF and flag.split("-")[-1] in names)] + more
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--verb", default="capture")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--read", type=Path, help="(the script itself) read one recording")
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--only", nargs="*")
     args = parser.parse_args()
-    work = args.out / "runs"
+    if args.read:
+        print(json.dumps(advised(args.read)))
+        return 0
+    work = Path("/tmp/applied")
     work.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     names = args.only or list(BASES)
     jobs: list[tuple[str, dict[str, int], dict[str, Any]]] = []
     with ThreadPoolExecutor(args.workers) as pool:
-        files = dict(zip(names, pool.map(lambda n: run(args.verb, n, BASES[n], work), names), strict=True))
-        for name, file in files.items():
-            if file is not None:
-                peaks, rows = advised(file)
-                jobs += [(name, peaks, row) for row in rows]
+        for name, found in zip(names, pool.map(lambda n: run(n, BASES[n], work), names), strict=True):
+            jobs += [(name, found[0], row) for row in found[1]] if found is not None else []
 
         def apply(job: tuple[int, tuple[str, dict[str, int], dict[str, Any]]]) -> dict[str, Any]:
             number, (name, before, row) = job
-            flags = changed_flags(BASES[name], row["flags"])
-            file = run(args.verb, f"{name}.{number}", flags, work, row["conf"])
-            after = advised(file)[0] if file is not None else None
+            found = run(f"{name}.{number}", changed_flags(BASES[name], row["flags"]), work, row["conf"])
             what = "allocated" if row["basis"] == "formula" else "reserved"
-            saved = before[what] - after[what] if after is not None else None
+            saved = before[what] - found[0][what] if found is not None else None
             return {"run": name, "of": what, "before_bytes": before[what], "saved_bytes": saved, **row}
 
         applied = list(pool.map(apply, enumerate(jobs)))
@@ -148,9 +140,10 @@ def main() -> int:
         said, saved = row["said_bytes"], row["saved_bytes"]
         is_good = saved is not None and abs(saved - said) <= 0.05 * said
         good += is_good
-        print(f"{'ok ' if is_good else 'OFF'} {row['run']:15} {row['finding']:24} {row['basis']:8} {row['of']:9} "
-              f"said {said / 2**20:8.1f} saved {(saved or 0) / 2**20:8.1f} MiB  {row['flags'] or row['conf']}")  # fmt: skip
-    print(f"{good} of {len(applied)} changes over {len(set(row['run'] for row in applied))} runs within 5 %")
+        figures = f"said {said / 2**20:8.1f} saved {(saved or 0) / 2**20:8.1f} MiB"
+        what = f"{row['run']:15} {row['finding']:24} {row['basis']:8} {row['of']:9}"
+        print(f"{'ok ' if is_good else 'OFF'} {what} {figures}  {row['flags'] or row['conf']}")
+    print(f"{good} of {len(applied)} changes over {len({row['run'] for row in applied})} runs within 5 %")
     return 0
 
 
