@@ -41,7 +41,8 @@ class Requests:
         return number, size
 
 
-def _kind(state: AllocatorState, number: int, size: int, config: AllocatorConfig) -> tuple[int, int, int, int]:
+def request_kind(state: AllocatorState, number: int, size: int, config: AllocatorConfig) -> tuple[int, int, int, int]:
+    """The row of :class:`Requests` for a rounded size from a free list."""
     split = refuse = _NEVER_BYTES
     if state.fine[number]:
         split = size + SMALL_SPLIT_BYTES
@@ -75,7 +76,7 @@ def tabulate(
     code = ((size_row * len(streams) + stream_row) * pools + pool) * 2 + small
     _, first, row = distinct(code)
     kinds = [
-        _kind(state, state.list_of(int(pool[i]), bool(small[i]), int(stream[i])), int(rounded[i]), config)
+        request_kind(state, state.list_of(int(pool[i]), bool(small[i]), int(stream[i])), int(rounded[i]), config)
         for i in first.tolist()
     ]
     return Requests(np.array(kinds, dtype=np.int64).reshape(-1, 4), row.astype(np.int32))

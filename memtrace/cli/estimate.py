@@ -14,11 +14,15 @@ from memtrace.cli.common import add_shared, print_json, progress, say_written
 from memtrace.writing import check_target
 
 if TYPE_CHECKING:
+    from memtrace.analysis import Analysis
     from memtrace.estimate.advice import Change
     from memtrace.estimate.against import Against
     from memtrace.estimate.estimate import Estimate
     from memtrace.estimate.options import RunOptions
     from memtrace.estimate.presets import GpuPreset
+
+
+_ANY_LENGTH = 2  # where the options are of a run of many lengths
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "force")
 
 
-def add_setup(parser: argparse.ArgumentParser) -> None:
-    """Everything that describes the run."""
+def add_setup(parser: argparse.ArgumentParser, of_one_length: bool = True) -> None:
+    """Everything that describes the run. Without ``of_one_length``, lengths come otherwise, and perhaps the model."""
     from memtrace.estimate.options import ATTENTION, LOSSES, OPTIMIZERS, QUANT
     from memtrace.estimate.presets import gpu_names, model_names
 
@@ -39,11 +43,12 @@ def add_setup(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--model",
-        required=True,
+        required=of_one_length,
         metavar="CONFIG.json|PRESET",
         help=f"a config.json (or its folder), or a preset: {models}",
     )
-    add("--seq-len", required=True, type=int, metavar="L", help="tokens a sequence")
+    if of_one_length:
+        add("--seq-len", required=True, type=int, metavar="L", help="tokens a sequence")
     add("--batch", type=int, default=1, metavar="B", help="sequences a micro-batch (default 1)")
     add("--accumulation", type=int, default=1, metavar="N", help="micro-batches a step (default 1)")
     add("--rank", type=int, default=16, metavar="R", help="LoRA rank (default 16)")
@@ -63,8 +68,9 @@ def add_setup(parser: argparse.ArgumentParser) -> None:
     add("--chunk-tokens", type=int, default=1024, metavar="N", help="tokens a chunk of --loss chunked (default 1024)")
     add("--quant", default="nf4-dq", choices=QUANT, help="base weights (default nf4-dq: NF4, double quantisation)")
     add(
-        "--embedding-grad", action=flag, default=True,
-        help="the embedding output needs a gradient, as enabling checkpointing makes it (default on)",
+        "--embedding-grad", action=flag, default=True if of_one_length else None,
+        help="the embedding output needs a gradient, as enabling checkpointing makes it (default "
+        f"{'on' if of_one_length else 'as checkpointing'})",
     )  # fmt: skip
     add(
         "--gpu",
@@ -83,7 +89,7 @@ def options_from(args: argparse.Namespace) -> RunOptions:
     if not targets:
         raise UsageError("--targets names no layer: all-linear, or e.g. q_proj,v_proj")
     return RunOptions(
-        sequence=args.seq_len,
+        sequence=getattr(args, "seq_len", _ANY_LENGTH),
         batch=args.batch,
         rank=args.rank,
         targets=targets,
@@ -98,7 +104,7 @@ def options_from(args: argparse.Namespace) -> RunOptions:
         keep_logits=args.keep_logits,
         loss=args.loss,
         quant=args.quant,
-        embeddings_require_grad=args.embedding_grad,
+        embeddings_require_grad=args.checkpointing if args.embedding_grad is None else args.embedding_grad,
         accumulation=args.accumulation,
         chunk_tokens=args.chunk_tokens,
     )
@@ -146,11 +152,19 @@ def compared(found: Estimate, file: str | None) -> Against | None:
     """The estimate beside what the recording ``file`` says at its peak."""
     if file is None:
         return None
-    from memtrace.analysis import analyse
     from memtrace.answers.report import report
     from memtrace.estimate.against import compare
     from memtrace.estimate.recorded import measured_of
-    from memtrace.history.timeline import build, choose_event
+    from memtrace.history.timeline import choose_event
+
+    analysis = analysed(file)
+    return compare(found, measured_of(report(analysis, choose_event(analysis.timeline, "peak"))))
+
+
+def analysed(file: str) -> Analysis:
+    """The recording ``file``; stderr says which device was chosen where there was a choice."""
+    from memtrace.analysis import analyse
+    from memtrace.history.timeline import build
     from memtrace.snapshot.devices import choose_device
     from memtrace.snapshot.load import load
 
@@ -159,5 +173,4 @@ def compared(found: Estimate, file: str | None) -> Against | None:
     device, why = choose_device(snapshot, None)
     if why is not None:
         print(f"memtrace: {why}", file=sys.stderr)
-    timeline = build(snapshot, device)
-    return compare(found, measured_of(report(analyse(timeline), choose_event(timeline, "peak"))))
+    return analyse(build(snapshot, device))

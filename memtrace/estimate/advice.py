@@ -195,7 +195,7 @@ def _points(stream: Stream, layers: int) -> list[int]:
             single, best = counting and mark.name in _EXTRAPOLATED, 0
         if entry < 0:
             current -= sizes[~entry]
-        elif entry != EMPTY_CACHE:
+        elif entry < EMPTY_CACHE:
             current += sizes[entry]
             if single:
                 best = max(best, current)

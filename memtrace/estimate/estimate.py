@@ -28,7 +28,7 @@ PHASES = ("load", "forward", "loss", "recompute", "backward", "optimizer")
 CATEGORIES = tuple(category for category in Category if category is not Category.UNATTRIBUTED)
 #: Worst error of the reserved peak over the measured configurations; stated with every estimate.
 RESERVED_MARGIN_PERCENT = 3.0
-_PHASE_OF_MARK = {"inputs": "forward", "zero_grad": "optimizer"}
+PHASE_OF_MARK = {"inputs": "forward", "zero_grad": "optimizer"}
 
 
 class Source(Protocol):
@@ -42,6 +42,15 @@ class Source(Protocol):
     @property
     def model(self) -> dict[str, Any]:
         """The model, for people and programs: at least ``name`` and ``parameters``."""
+        ...
+
+    @property
+    def shallow_layers(self) -> int:
+        """How many layers a model needs in which every kind of layer occurs."""
+        ...
+
+    def products(self, options: RunOptions) -> set[tuple[int, int]]:
+        """(outputs, inputs) of 4-bit products, whose kernel depends on the rows; a dry run knows them once it ran."""
         ...
 
     def check(self, options: RunOptions) -> None:
@@ -67,6 +76,12 @@ class ShapeSource:
 
     shape: ModelShape
     basis: str = "shape engine"
+    shallow_layers: int = 2
+
+    def products(self, options: RunOptions) -> set[tuple[int, int]]:
+        """Every linear layer's, where the weights are 4-bit."""
+        quantized = options.quant.startswith("nf4")
+        return {(outputs, inputs) for _, inputs, outputs, _ in self.shape.linears} if quantized else set()
 
     @property
     def model(self) -> dict[str, Any]:
@@ -255,7 +270,7 @@ def phase_peaks(stream: Stream, placement: Placement) -> dict[str, PhasePeak]:
     last_step = max(mark.step for mark in stream.marks)
     ends = [mark.event for mark in stream.marks[1:]] + [len(stream.events)]
     for mark, end in zip(stream.marks, ends, strict=True):
-        name = _PHASE_OF_MARK.get(mark.name, mark.name)
+        name = PHASE_OF_MARK.get(mark.name, mark.name)
         names = [name] if mark.step in (-1, last_step) and name in PHASES else []
         if mark.step == 0:
             names.append("first_step")
@@ -272,7 +287,7 @@ def phase_at(stream: Stream, event: int) -> str:
     """The phase in which ``event`` happens."""
     position = bisect_right([mark.event for mark in stream.marks], event) - 1
     name = stream.marks[max(position, 0)].name
-    return _PHASE_OF_MARK.get(name, name)
+    return PHASE_OF_MARK.get(name, name)
 
 
 def site_at(stream: Stream, event: int) -> str:

@@ -33,6 +33,7 @@ class RunOptions:
     ``hold_loss``: the loop keeps the loss tensor (and with it the graph's leaves) until after ``zero_grad``;
     Transformers' Trainer drops it after backward.
     ``chunk_tokens``: tokens a chunk of the chunked loss. ``accumulation``: micro-batches a step.
+    ``padded``: rows of a micro-batch are of different length, so that attention gets a mask.
     """
 
     sequence: int
@@ -54,6 +55,7 @@ class RunOptions:
     hold_loss: bool = False
     accumulation: int = 1
     chunk_tokens: int = 1024
+    padded: bool = False
 
     def __post_init__(self) -> None:
         for value, allowed, what in (

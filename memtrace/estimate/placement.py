@@ -61,41 +61,48 @@ class _Refused(Exception):
     """The limit was reached."""
 
 
-class _Driver:
-    """Hands out addresses as the CUDA driver does, up to a limit on reserved bytes, and writes down every segment.
+class DriverModel:
+    """Hands out addresses as the CUDA driver does, up to the limit on reserved bytes, and counts segments.
 
-    Addresses matter: among equal free blocks the allocator takes the lowest.
+    Addresses matter: among equal free blocks the allocator takes the lowest. With ``log`` every segment is written
+    down, with the stream event that was set.
     """
 
-    def __init__(self, limit_bytes: int | None) -> None:
-        self.limit_bytes = limit_bytes
+    def __init__(self, config: AllocatorConfig, log: list[SegmentEvent] | None = None) -> None:
+        self.config = config
         self._space = AddressSpace(Policy.DRIVER, Hints({}, {}), ())
-        self.log: list[SegmentEvent] = []
+        self.log = log
         self.event = 0
+        self.segment_allocs = self.segment_frees = 0
 
     def admits(self, total_bytes: int, segment_bytes: int) -> bool:
-        return self.limit_bytes is None or total_bytes + segment_bytes <= self.limit_bytes
+        limit = self.config.limit_bytes
+        return limit is None or total_bytes + segment_bytes <= limit
 
     def wants_garbage(self, total_bytes: int, victims: list[int]) -> bool:
-        return False
+        limit = self.config.limit_bytes
+        return limit is not None and total_bytes > int(self.config.gc_threshold * limit)
 
     def place(self, number: int, size: int) -> int | None:
         address = self._space.place(size, self.event)
-        self.log.append(SegmentEvent(self.event, False, address, size))
+        self._note(False, address, size)
         return address
 
     def reserve(self, state: AllocatorState, number: int, size: int) -> tuple[int, int]:
-        raise NotImplementedError("a predicted run uses ordinary segments")
+        page = state.page_bytes(number)
+        length = -(-self.config.reservation_bytes // page) * page
+        return self._space.reserve(length), length
 
     def map(self, number: int, address: int, size: int) -> bool:
-        raise NotImplementedError("a predicted run uses ordinary segments")
+        self._note(False, address, size)
+        return True
 
     def segment_freed(self, number: int, address: int, size: int) -> None:
-        self.log.append(SegmentEvent(self.event, True, address, size))
+        self._note(True, address, size)
         self._space.give_back(address)
 
     def unmapped(self, number: int, address: int, size: int) -> None:
-        raise NotImplementedError("a predicted run uses ordinary segments")
+        self._note(True, address, size)
 
     def complete_pending(self, state: AllocatorState) -> None:
         pass
@@ -103,11 +110,20 @@ class _Driver:
     def may_release(self, state: AllocatorState, pool: int) -> bool:
         return True
 
+    def _note(self, freed: bool, address: int, size: int) -> None:
+        if freed:
+            self.segment_frees += 1
+        else:
+            self.segment_allocs += 1
+        if self.log is not None:
+            self.log.append(SegmentEvent(self.event, freed, address, size))
+
 
 def place(stream: Stream, limit_bytes: int | None = None) -> Placement:
     """Blocks and segments of ``stream`` under PyTorch's default allocator settings."""
     config = AllocatorConfig(limit_bytes=limit_bytes)
-    driver = _Driver(limit_bytes)
+    log: list[SegmentEvent] = []
+    driver = DriverModel(config, log)
     allocator = Allocator(config, driver)
     state = allocator.state
     rounded = round_sizes(np.array(stream.sizes, dtype=np.int64), config)
@@ -135,7 +151,7 @@ def place(stream: Stream, limit_bytes: int | None = None) -> Placement:
         run(state, ops, requests, address, blocks, miss, step)
     except _Refused:
         refused = driver.event
-    return _curves(stream, address, blocks, driver.log, refused)
+    return _curves(stream, address, blocks, log, refused)
 
 
 def _curves(

@@ -120,11 +120,11 @@ class SnapshotWriter:
                 self._phase(mark, phase)
                 phase = mark.name
             index = entry if entry >= 0 else ~entry
-            frames = [] if entry == EMPTY_CACHE else self.stack(index, phase)
+            frames = [] if entry >= EMPTY_CACHE else self.stack(index, phase)
             for segment in growth.get(event, ()):
                 action = "segment_free" if segment.freed else "segment_alloc"
                 self._add(action, segment.address, segment.size, frames)
-            if entry == EMPTY_CACHE:
+            if entry >= EMPTY_CACHE:
                 continue
             address, size = placement.address[index], stream.sizes[index]
             if entry >= 0:

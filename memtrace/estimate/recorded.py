@@ -83,7 +83,7 @@ def against_own_estimate(analysis: Analysis, at_peak: Report) -> tuple[Against, 
         setup = setup_of(analysis)
         if setup is None:
             return None
-        found = estimate(setup.shape, setup.options, _gpu(extra))
+        found = estimate(setup.shape, setup.options, recorded_gpu(extra))
     except (MemtraceError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
         return None  # not covered, or not a configuration as memtrace writes it
     return compare(found, measured_of(at_peak)), setup
@@ -106,7 +106,12 @@ def _of_prediction(config: Mapping[str, Any]) -> Setup:
     known = {entry.name for entry in fields(RunOptions)}
     options = {key: value for key, value in config["options"].items() if key in known}
     options["targets"] = tuple(options.get("targets") or (ALL_LINEAR,))
-    return Setup(shape_from_config(_mapping(config.get("model")), "recorded"), RunOptions(**options), ())
+    model = _mapping(config.get("model"))
+    if "family" in model:  # an estimate's: the numbers themselves
+        shape = ModelShape(**{entry.name: model[entry.name] for entry in fields(ModelShape) if entry.name in model})
+    else:
+        shape = shape_from_config(model, "recorded")
+    return Setup(shape, RunOptions(**options), ())
 
 
 def _of_objects(analysis: Analysis, model: Mapping[str, Any], config: Mapping[str, Any]) -> Setup | None:
@@ -180,25 +185,27 @@ def _autocast(analysis: Analysis, config: Mapping[str, Any]) -> bool:
 
 
 def _tokens(analysis: Analysis, shape: ModelShape, width: int) -> int | None:
-    """Tokens of the largest micro-batch: the largest output of an embedding look-up."""
+    """Tokens of the largest micro-batch."""
+    return max(recorded_tokens(analysis, shape, width), default=None)
+
+
+def recorded_tokens(analysis: Analysis, shape: ModelShape, width: int) -> list[int]:
+    """Tokens of every micro-batch in order, by the output of the embedding look-up, of ``width`` bytes an element."""
     timeline = analysis.timeline
     table = timeline.allocations
     row_bytes = shape.hidden * width
-    largest = 0
+    found = []
     candidates = np.flatnonzero((table.requested_bytes % row_bytes == 0) & (table.requested_bytes > 0))
     for row in candidates.tolist():
-        size = int(table.requested_bytes[row])
-        if size // row_bytes <= largest:
-            continue
         frames = timeline.snapshot.stacks.stack(int(table.stack[row]))
         if any(f.name == "from_pretrained" for f in frames):
             continue  # the table itself
         if any(f.name == "embedding" and f.filename.endswith("nn/functional.py") for f in frames[:3]):
-            largest = size // row_bytes
-    return largest or None
+            found.append((int(table.alloc_event[row]), int(table.requested_bytes[row]) // row_bytes))
+    return [tokens for _, tokens in sorted(found)]
 
 
-def _gpu(extra: Mapping[str, Any]) -> GpuPreset | None:
+def recorded_gpu(extra: Mapping[str, Any]) -> GpuPreset | None:
     """The preset of the recording's GPU; else kernels of the first preset of its generation, with its own memory."""
     name = str(extra.get("gpu") or "").lower().replace(" ", "").replace("-", "")
     for known in sorted(gpu_names(), key=len, reverse=True):

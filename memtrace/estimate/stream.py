@@ -13,7 +13,7 @@ from memtrace.attribution.categories import Purpose
 #: Micro-batches of a step that are simulated. The third and later ones find the memory that the one before found (the
 #: gradients exist since the first, cached segments fit since the second), so that more of them change no phase's peak.
 MICRO_BATCHES = 3
-#: Index in ``events`` that stands for ``torch.cuda.empty_cache()``: releases cached segments, frees nothing.
+#: Event that stands for ``torch.cuda.empty_cache()``: releases cached segments, frees nothing.
 EMPTY_CACHE = 1 << 40
 
 
@@ -122,6 +122,6 @@ def _live(events: list[int]) -> list[int]:
     for entry in events:
         if entry < 0:
             live.pop(~entry, None)
-        elif entry != EMPTY_CACHE:
+        elif entry < EMPTY_CACHE:
             live[entry] = None
     return list(live)

@@ -37,7 +37,7 @@ def digest(stream: Stream, allocations: int) -> str:
     for entry in stream.events:
         if entry < 0:
             freed.append(~entry)
-        elif entry != EMPTY_CACHE:
+        elif entry < EMPTY_CACHE:
             if entry == allocations:
                 break
             line.update(f"{sorted(freed)} {stream.sizes[entry]}\n".encode())

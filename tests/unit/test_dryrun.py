@@ -56,7 +56,7 @@ def live_bytes(stream: Stream) -> np.ndarray[Any, Any]:
     """Requested bytes after every event."""
     sizes = np.array([*stream.sizes, 0], dtype=np.int64)
     events = np.array(stream.events, dtype=np.int64)
-    events[events == EMPTY_CACHE] = len(stream.sizes)
+    events[events >= EMPTY_CACHE] = len(stream.sizes)
     index = np.where(events >= 0, events, ~events)
     return np.cumsum(np.where(events >= 0, sizes[index], -sizes[index]))
 

@@ -132,7 +132,7 @@ class AddressSpace:
         length = -(-size // _CHUNK) * _CHUNK
         ceiling = _TOP
         for start in reversed(self._chunks):
-            if ceiling - (start + self._chunk_size[start]) >= length:
+            if ceiling - (start + self._chunk_size[start]) > length:
                 break
             ceiling = start
         start = ceiling - length

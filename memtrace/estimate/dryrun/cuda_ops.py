@@ -15,7 +15,12 @@ from memtrace.attribution.categories import Purpose
 from memtrace.estimate.dryrun.observer import DispatchMode, Handler
 from memtrace.estimate.dryrun.stacks import called_by_engine
 from memtrace.estimate.dryrun.values import value_of
-from memtrace.estimate.engine.kernels import Device, fused_4bit_product
+from memtrace.estimate.engine.kernels import (
+    Device,
+    efficient_backward_workspace,
+    fused_4bit_product,
+    fused_backward_workspace,
+)
 from memtrace.estimate.engine.linears import BLOCK
 
 
@@ -24,6 +29,7 @@ class CudaOps:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.products: set[tuple[int, int]] = set()  # (outputs, inputs) of the 4-bit products that ran
         self._workspaces: set[tuple[str, str]] = set()
         self._sole_references = _Probe.measure()
 
@@ -91,6 +97,7 @@ class CudaOps:
         """The fused kernel, or dequantise (two scale vectors under double quantisation) and multiply."""
         x, _, (outputs, inputs) = args[:3]
         rows = x.numel() // inputs
+        self.products.add((outputs, inputs))
         if fused_4bit_product(self.device, self.device.product_rows or rows, outputs, inputs):
             return func(*args, **kwargs)
         blocks = 4 * -(-outputs * inputs // BLOCK)
@@ -206,9 +213,7 @@ class CudaOps:
         delta = mode.observer.born(rows, op)
         mode.observer.gone(sums)
         mode.observer.gone(product)
-        tile = 64 if head_dim <= 64 else 128
-        tiles = batch * heads * -(-sequence // 64) * -(-head_dim // tile)
-        with mode.buffers(op, tiles * (64 * tile + 4) * 4):
+        with mode.buffers(op, efficient_backward_workspace(self.device, batch * heads, sequence, head_dim)):
             mode.observer.gone(delta)
         return result
 
@@ -218,9 +223,8 @@ class CudaOps:
         op = func._schema.name.partition("::")[2].removeprefix("_scaled_dot_product_")
         mode.note(result, op)
         query, key = args[1], args[2]
-        rows = query.numel() // query.shape[-1]
-        expanded = 2 * query.numel() * query.element_size() if key.shape[1] != query.shape[1] else 0
-        with mode.buffers(op, 4 * query.numel() + 4 * rows + 256 + expanded):
+        rows, shared = query.numel() // query.shape[-1], key.shape[1] != query.shape[1]
+        with mode.buffers(op, fused_backward_workspace(query.numel(), rows, query.element_size(), shared)):
             pass
         return result
 

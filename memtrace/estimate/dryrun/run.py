@@ -35,13 +35,15 @@ _GET_PEFT_MODEL = peft.get_peft_model
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a dry run saw. ``stacks[stack_of[i]]`` is where allocation i was made; ``parameters`` counts all weights."""
+    """What a dry run saw. ``stacks[stack_of[i]]`` is where allocation i was made; ``parameters`` counts all weights.
+    ``products``: (outputs, inputs) of its 4-bit products."""
 
     stream: Stream
     stacks: list[Frames]
     stack_of: list[int]
     parameters: int
     trainable: int
+    products: set[tuple[int, int]]
 
 
 def dry_run(architecture: dict[str, Any], options: RunOptions, device: Device, steps: int = 2) -> Recorded:
@@ -123,6 +125,7 @@ class _Run:
                 self.observer.stack_of,
                 sum(_elements(p) for p in parameters),
                 sum(p.numel() for p in parameters if p.requires_grad),
+                self.cuda.products,
             )
         finally:
             if collecting:

@@ -25,6 +25,7 @@ class DryRunSource:
         self.name = name
         self.architecture = architecture
         self.recorded: Recorded | None = None  # of the model in full depth
+        self._products: set[tuple[int, int]] = set()
 
     @property
     def model(self) -> dict[str, Any]:
@@ -34,15 +35,27 @@ class DryRunSource:
             found |= {"parameters": self.recorded.parameters, "trainable_parameters": self.recorded.trainable}
         return found
 
+    @property
+    def shallow_layers(self) -> int:
+        """Two, or up to the first layer of the kind that comes last."""
+        kinds = next((v for k, v in self.architecture.items() if k.endswith("layer_types") and isinstance(v, list)), [])
+        return max([2, *(kinds.index(kind) + 1 for kind in set(kinds))])
+
+    def products(self, options: RunOptions) -> set[tuple[int, int]]:
+        """Those that ran."""
+        return self._products
+
     def check(self, options: RunOptions) -> None:
         """Transformers and PEFT refuse for themselves."""
 
     def stream(self, options: RunOptions, device: Device, layers: int | None = None, steps: int = 2) -> Stream:
         """Load and train. Raises UsageError, NoAnswerError as :func:`dry_run` does."""
-        if layers is not None:
-            return dry_run(with_layers(self.architecture, layers), options, device, steps).stream
-        self.recorded = dry_run(self.architecture, options, device, steps)
-        return self.recorded.stream
+        architecture = self.architecture if layers is None else with_layers(self.architecture, layers)
+        found = dry_run(architecture, options, device, steps)
+        self._products |= found.products
+        if layers is None:
+            self.recorded = found
+        return found.stream
 
     def term(self, stream: Stream, index: int) -> tuple[str, str | None]:
         """Module and operator; the formula is the number and size of the tensors."""

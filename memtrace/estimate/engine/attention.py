@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 
 from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.autograd import Grads, Storage, Tensor
+from memtrace.estimate.engine.kernels import Device, efficient_backward_workspace, fused_backward_workspace
 from memtrace.estimate.engine.ops import Ops
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Sizes of one attention call: batch, sequence, heads, key/value heads, head dimension, soft cap in use."""
+    """One attention call: the card, batch, sequence, heads, key/value heads, head dimension, soft cap in use."""
 
+    device: Device
     batch: int
     sequence: int
     heads: int
@@ -164,14 +166,11 @@ def _fused_backward(ops: Ops, kernel: str, g: Geometry, width: int) -> Grads:
         rows = ops.new(g.row_elements, 4, "efficient_backward")
         delta = ops.new(g.row_elements, 4, "efficient_backward")
         del rows, product
-        tile = 64 if g.head_dim <= 64 else 128
-        blocks = g.batch * g.heads * -(-g.sequence // 64) * -(-g.head_dim // tile)
-        workspace = ops.new(blocks * (64 * tile + 4), 4, "efficient_backward_workspace")
+        size = efficient_backward_workspace(g.device, g.batch * g.heads, g.sequence, g.head_dim)
+        workspace = ops.new(size, 1, "efficient_backward_workspace")
         del delta, workspace
     else:
-        # An fp32 gradient of q and one number a row; with shared heads also dK and dV at the full head count.
-        expanded = 2 * g.query_elements * width if g.groups > 1 else 0
-        size = 4 * g.query_elements + 4 * g.row_elements + 256 + expanded
+        size = fused_backward_workspace(g.query_elements, g.row_elements, width, g.groups > 1)
         workspace = ops.new(size, 1, f"{kernel}_backward_workspace")
         del workspace
     return of_q, of_k, of_v

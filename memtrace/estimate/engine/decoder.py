@@ -57,7 +57,13 @@ class Decoder:
         self.weights = weights
         self.dropout = options.dropout > 0
         self.geometry = Geometry(
-            options.batch, options.sequence, shape.heads, shape.kv_heads, shape.head_dim, shape.attention_softcap
+            device,
+            options.batch,
+            options.sequence,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.attention_softcap,
         )
         width = 2 if options.autocast else options.hidden_bytes
         self.kernel = attention_kernel(device, options.attention, width, shape.heads != shape.kv_heads, shape.head_dim)

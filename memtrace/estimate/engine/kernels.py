@@ -160,3 +160,21 @@ def attention_kernel(device: Device, requested: str, width: int, shared_heads: b
     if width == 2 and major >= 8 and head_dim <= 256:
         return "cudnn" if major >= 9 and head_dim <= 128 else "flash"
     return "math" if shared_heads else "efficient"
+
+
+def efficient_backward_workspace(device: Device, batch_heads: int, sequence: int, head_dim: int) -> int:
+    """Bytes of the fp32 tiles in which the memory-efficient kernel sums the gradient of q.
+
+    PyTorch ``transformers/cuda/mem_eff_attention``: tiles of ``block`` × 64 numbers and 16 bytes; heads wider than 64
+    get the kernel with 128 rows where the card has the shared memory for it (``kernels/generate_kernels.py``).
+    """
+    block = 128 if head_dim > 64 and device.capability in ((8, 0), (9, 0), (10, 0)) else 64
+    return batch_heads * -(-sequence // block) * -(-head_dim // 64) * (block * 64 + 4) * 4
+
+
+def fused_backward_workspace(query_elements: int, rows: int, width: int, shared_heads: bool) -> int:
+    """Bytes of cuDNN's and flash attention's backward: an fp32 gradient of q and one number a row.
+
+    With shared heads also dK and dV at the full head count. ``width`` is that of q, in bytes.
+    """
+    return 4 * query_elements + 4 * rows + 256 + (2 * query_elements * width if shared_heads else 0)

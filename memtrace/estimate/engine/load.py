@@ -53,7 +53,7 @@ class Loader:
         rotary = round(shape.head_dim * shape.rotary_share)
         buffers = [ops.new(rotary // 2, 4, "buffer", Purpose.BUFFER), ops.new(rotary // 2, 4, "buffer", Purpose.BUFFER)]
         if shape.scaled_embedding:
-            buffers.append(ops.new(1, 4, "buffer", Purpose.BUFFER))
+            buffers.append(ops.new(1, CHECKPOINT_BYTES, "buffer", Purpose.BUFFER))
         if self._map is not None:
             buffers.append(self._map)
         return Weights(embedding, head or embedding, final_norm, layers, buffers)

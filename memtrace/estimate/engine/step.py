@@ -48,8 +48,8 @@ def _simulate(shape: ModelShape, options: RunOptions, device: Device, steps: int
         for _ in range(min(options.accumulation, MICRO_BATCHES)):
             tape.mark("inputs")
             token_ids = ops.new(options.tokens, 8, "token_ids", Purpose.OTHER)  # the old ones die after
-            result = _forward(ops, decoder, head, options.keep_logits)
-            _backward(ops, result[0])
+            result = forward_pass(ops, decoder, head, options.keep_logits)
+            backward_pass(ops, result[0])
             if not options.hold_loss:
                 result = None
         tape.mark("optimizer")
@@ -62,7 +62,7 @@ def _simulate(shape: ModelShape, options: RunOptions, device: Device, steps: int
     return tape.stream(optimizer.managed_bytes, decoder.kernel)
 
 
-def _forward(ops: Ops, decoder: Decoder, head: Head, keep_logits: bool) -> tuple[Tensor, Tensor | None]:
+def forward_pass(ops: Ops, decoder: Decoder, head: Head, keep_logits: bool) -> tuple[Tensor, Tensor | None]:
     """Forward and loss; the logits only if the caller keeps them."""
     tape = ops.tape
     tape.mark("forward")
@@ -80,7 +80,7 @@ def _forward(ops: Ops, decoder: Decoder, head: Head, keep_logits: bool) -> tuple
     return loss, logits
 
 
-def _backward(ops: Ops, loss: Tensor) -> None:
+def backward_pass(ops: Ops, loss: Tensor) -> None:
     """``loss.backward()``."""
     ops.tape.mark("backward")
     ones = ops.new(1, 4, "ones_like", Purpose.BACKWARD)

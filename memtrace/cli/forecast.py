@@ -1,0 +1,220 @@
+"""The step at which a run will die, before it starts: memtrace forecast --model M --lengths FILE --limit 22GiB
+
+Takes the options of memtrace estimate without --seq-len, and the lengths of the data's sequences in the order in which
+they will come. Known families take milliseconds; any other model is dry-run, which takes a while.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memtrace.cli.common import add_shared, print_json, progress, whole_number
+from memtrace.cli.estimate import add_setup, analysed, options_from
+from memtrace.errors import MissingDependencyError, NoAnswerError, UsageError
+
+if TYPE_CHECKING:
+    from memtrace.allocator.config import AllocatorConfig
+    from memtrace.estimate.estimate import Source
+    from memtrace.estimate.forecast import OrderOutcome, RunPlan
+    from memtrace.estimate.options import RunOptions
+    from memtrace.estimate.presets import GpuPreset
+    from memtrace.estimate.schedule import Step
+
+_NEEDS_MICRO_BATCHES = 300  # of so many micro-batches at most, what the run needs is worked out unasked
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_setup(parser, of_one_length=False)
+    add = parser.add_argument
+    add("--like", metavar="RECORDING", help="configuration of a recording that carries one, in place of --model …")
+    add(
+        "--lengths",
+        metavar="FILE|N,N,…",
+        help="tokens of each sequence: one a line, JSON lines with length, num_tokens or input_ids, Parquet, a folder "
+        "of the datasets library",
+    )
+    add("--tokenizer", metavar="DIR|FILE", help="a tokenizer.json, for --lengths with texts instead of counts")
+    add("--padding", default="longest", metavar="HOW", help="longest (default), none, multiple:N or max:N")
+    add("--order", default="given", metavar="HOW", help="given (default), longest-first or shuffled")
+    add("--seeds", type=whole_number, default=0, metavar="N", help="also the outcome of N shufflings, on all cores")
+    add("--steps", type=whole_number, metavar="N", help="so many steps, over as many passes as that takes")
+    add("--conf", metavar="SETTINGS", help='allocator settings, such as "expandable_segments:True"')
+    add("--limit", metavar="SIZE", help="the most the process may reserve, as a memory fraction sets it")
+    add("--dry-run", action="store_true", help="re-enact with the real code even where the shapes are known")
+    add("--needs", action="store_true", help="work out needs_bytes for long runs, too")
+    add("--fail-on-oom", action="store_true", help="exit with 1 if the run does not fit")
+    add_shared(parser, "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    from memtrace.estimate.forecast import as_json, forecast, needs_bytes, orders, prepare
+    from memtrace.explain.forecast_facts import judge_forecast
+
+    asked, plan = plan_from(args)
+    config, notes = limit_from(args, asked)
+    with progress("forecasting") as on_progress:
+        cells = prepare(plan)
+        found = forecast(plan, config, cells, on_progress)
+    verdict = judge_forecast(found.oom, config) if found.oom is not None else None
+    needs = None
+    if args.needs or sum(map(len, plan.steps)) <= _NEEDS_MICRO_BATCHES:
+        free = found if config.limit_bytes is None else forecast(plan, config.with_limit(None), cells)
+        needs = needs_bytes(plan, config, free, cells)
+    outcomes: tuple[OrderOutcome, ...] = ()
+    if args.seeds:
+        with progress("shuffling") as on_progress:
+            shuffled = [asked.steps(args, "shuffled", seed) for seed in range(args.seeds)]
+            outcomes = orders(plan, config, shuffled, on_progress)
+    assumptions = [*notes, *asked.notes]
+    if args.json:
+        print_json(as_json(found, verdict.verdict if verdict else None, needs, outcomes, assumptions))
+    else:
+        from memtrace.render.forecast_text import render_forecast
+
+        print("\n".join(render_forecast(found, verdict, needs, outcomes, assumptions)))
+    return 1 if args.fail_on_oom and not found.fits else 0
+
+
+def plan_from(args: argparse.Namespace) -> tuple[Asked, RunPlan]:
+    """What the arguments ask for, and the run in the order of --order. Raises UsageError."""
+    from memtrace.estimate.forecast import RunPlan
+    from memtrace.estimate.schedule import read_lengths
+
+    given = None if args.lengths is None else read_lengths(args.lengths, args.tokenizer)
+    asked = _like(args, given) if args.like is not None else _described(args, given)
+    plan = RunPlan(
+        source=asked.source,
+        options=asked.options,
+        steps=asked.steps(args, args.order),
+        gpu=asked.gpu,
+    )
+    return asked, plan
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A run before its order: ``settings`` and ``limit_bytes`` are those of a recording, where it is like one."""
+
+    source: Source
+    options: RunOptions
+    lengths: list[int]
+    gpu: GpuPreset | None
+    notes: tuple[str, ...] = ()
+    settings: AllocatorConfig | None = None
+    limit_bytes: int | None = None
+
+    def steps(self, args: argparse.Namespace, order: str, seed: int = 0) -> tuple[Step, ...]:
+        """The run's steps in one order."""
+        from memtrace.estimate.schedule import parse_padding, steps_of
+
+        return steps_of(
+            self.lengths,
+            batch=self.options.batch,
+            accumulation=self.options.accumulation,
+            padding=parse_padding(args.padding),
+            order=order,
+            seed=seed,
+            steps=args.steps,
+        )
+
+
+def _described(args: argparse.Namespace, lengths: list[int] | None) -> Asked:
+    """The run that --model and the other options describe."""
+    from memtrace.estimate.presets import gpu_preset
+
+    if args.model is None:
+        raise UsageError("a forecast needs --model, or --like with a recording that carries its configuration")
+    if lengths is None:
+        raise UsageError("--lengths says how long the data's sequences are: a file, or N,N,…")
+    gpu = gpu_preset(args.gpu) if args.gpu is not None else None
+    return Asked(source_of(args.model, args.dry_run), options_from(args), lengths, gpu)
+
+
+def _like(args: argparse.Namespace, lengths: list[int] | None) -> Asked:
+    """The configuration of a recording; its own lengths where none are given. Raises NoAnswerError if it has none."""
+    from memtrace.allocator.config import from_snapshot, release_of
+    from memtrace.estimate.estimate import ShapeSource
+    from memtrace.estimate.presets import gpu_preset
+    from memtrace.estimate.recorded import recorded_gpu, recorded_tokens, setup_of
+
+    analysis = analysed(args.like)
+    setup = setup_of(analysis)
+    if setup is None:
+        raise NoAnswerError(f"{args.like}: the recording carries no configuration of a run; describe it with --model …")
+    options, notes = setup.options, list(setup.notes)
+    if lengths is None:
+        found = recorded_tokens(analysis, setup.shape, options.hidden_bytes)
+        lengths = [tokens // options.batch for tokens in found for _ in range(options.batch)]
+        if not lengths:
+            raise NoAnswerError(f"{args.like}: the lengths of its batches can't be told; give --lengths")
+        notes.append(f"{len(found):,} micro-batches with the lengths that were recorded")
+    snapshot = analysis.timeline.snapshot
+    extra = snapshot.memtrace
+    gpu = gpu_preset(args.gpu) if args.gpu is not None else recorded_gpu(extra)
+    settings = from_snapshot(snapshot.settings, release_of(snapshot))
+    limit = extra.get("limit_bytes")
+    return Asked(
+        ShapeSource(setup.shape),
+        options,
+        lengths,
+        gpu,
+        tuple(notes),
+        settings,
+        limit if isinstance(limit, int) else None,
+    )
+
+
+def source_of(model: str, dry: bool = False) -> Source:
+    """The shape engine where it knows the model, else a dry run. Raises UsageError and MissingDependencyError."""
+    from memtrace.estimate.estimate import ShapeSource
+    from memtrace.estimate.presets import model_shape
+
+    if not dry:
+        try:
+            return ShapeSource(model_shape(model))
+        except UsageError as error:
+            if "not covered" not in str(error):
+                raise
+            print(f"memtrace: {error}; dry-running it", file=sys.stderr)
+    logging.disable(logging.WARNING)
+    try:
+        from memtrace.estimate.dryrun.build import read_architecture
+        from memtrace.estimate.dryrun.source import DryRunSource
+    except ImportError as error:
+        raise MissingDependencyError.of_extra(
+            f"a dry run needs PyTorch, Transformers and PEFT ({error})", "capture"
+        ) from None
+    finally:
+        logging.disable(logging.NOTSET)
+    return DryRunSource(*read_architecture(model))
+
+
+def limit_from(args: argparse.Namespace, asked: Asked) -> tuple[AllocatorConfig, list[str]]:
+    """The allocator's settings with the limit on reserved bytes, and what is assumed of the card."""
+    from memtrace.allocator.conf_text import ConfError, parse_conf
+    from memtrace.estimate.estimate import card_notes, kernels_of
+    from memtrace.estimate.presets import DEFAULT_CAPACITY_BYTES
+    from memtrace.units import format_bytes, parse_capacity
+
+    card = kernels_of(asked.gpu)
+    if args.conf is None and asked.settings is not None:
+        config = asked.settings
+    else:
+        try:
+            config = parse_conf(args.conf or "", device_total_bytes=card.total_bytes)
+        except ConfError as error:
+            raise ConfError(f"--conf {error}") from None
+    kernels = [] if asked.gpu is not None else ["no --gpu: kernels as on an H200"]
+    if args.limit is not None:
+        return config.with_limit(parse_capacity(args.limit)), kernels
+    if args.gpu is None and args.capacity is None and asked.limit_bytes is not None:
+        return config.with_limit(asked.limit_bytes), kernels
+    capacity = parse_capacity(args.capacity) if args.capacity is not None else None
+    capacity = capacity or (card.total_bytes if asked.gpu is not None else DEFAULT_CAPACITY_BYTES)
+    outside = card.outside_bytes
+    notes = [f"{format_bytes(outside)} of {format_bytes(capacity)} left for what lies outside the allocator"]
+    return config.with_limit(max(capacity - outside, 1)), [*notes, *card_notes(asked.gpu)]

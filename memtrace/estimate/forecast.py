@@ -1,0 +1,296 @@
+"""A whole run before it starts: every step's peaks, the step at which it dies, what it would need.
+
+How to call it::
+
+    plan = RunPlan(ShapeSource(model_shape("llama2-7b")), RunOptions(sequence=2048), steps_of(lengths))
+    found = forecast(plan, AllocatorConfig(limit_bytes=22 << 30))
+    found.fits, found.oom, found.peak_reserved_bytes
+    forecast(replace(plan, options=replace(plan.options, checkpointing=True)), …)   # the same run, that option changed
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from multiprocessing import get_all_start_methods, get_context
+from typing import Any
+
+from memtrace.allocator.config import AllocatorConfig
+from memtrace.estimate.bounds import check_options
+from memtrace.estimate.cells import Cells, Role
+from memtrace.estimate.estimate import Source, kernels_of
+from memtrace.estimate.options import RunOptions
+from memtrace.estimate.presets import GpuPreset
+from memtrace.estimate.schedule import MicroBatch, Step
+from memtrace.estimate.walk import Peaks, Refusal, Refused, Walk
+
+_NEEDS_GRAIN = 2 << 20  # limits are told apart by the size of the smallest segment
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A run: who re-enacts it, the options (their ``sequence`` and ``batch`` don't count), and its steps in order.
+
+    After every ``evaluate_every`` steps ``evaluation`` is run through without gradients.
+    """
+
+    source: Source
+    options: RunOptions
+    steps: tuple[Step, ...]
+    gpu: GpuPreset | None = None
+    evaluation: tuple[MicroBatch, ...] = ()
+    evaluate_every: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPeaks:
+    """One step's highest bytes. ``tokens`` are those that it computes, padding included."""
+
+    step: int
+    tokens: int
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunOom:
+    """Where the run dies. Steps and micro-batches count from 0; -1 is loading."""
+
+    step: int
+    micro_batch: int
+    phase: str
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What becomes of a run under one limit. ``steps`` ends with the step that failed."""
+
+    plan: RunPlan = field(repr=False)
+    config: AllocatorConfig
+    oom: RunOom | None
+    peaks: Peaks
+    num_alloc_retries: int
+    segment_allocs: int
+    segment_frees: int
+    steps: tuple[StepPeaks, ...]
+    managed_bytes: int
+    streams: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether it runs to its end."""
+        return self.oom is None
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The highest reserved memory of the whole run, loading included."""
+        return self.peaks.reserved_bytes
+
+
+def prepare(plan: RunPlan) -> Cells:
+    """The cells of a plan's run, which any number of forecasts of its steps, in any order, can share."""
+    cells = Cells(plan.source, plan.options, kernels_of(plan.gpu).device)
+    lengths: dict[tuple[int, bool], set[int]] = defaultdict(set)
+    for batch in (*(batch for step in plan.steps for batch in step), *plan.evaluation):
+        lengths[batch.rows, batch.padded].add(batch.length)
+    for (rows, padded), wanted in lengths.items():
+        check_options(replace(plan.options, batch=rows, sequence=max(wanted)))
+        cells.prepare(rows, padded, wanted)
+    return cells
+
+
+def forecast(
+    plan: RunPlan,
+    config: AllocatorConfig,
+    cells: Cells | None = None,
+    on_progress: Progress | None = None,
+) -> Forecast:
+    """Run ``plan`` through an allocator under ``config`` until its end or the first request that is refused.
+
+    ``cells`` saves the time of :func:`prepare`. Raises UsageError for options that no real run has, and what the source
+    raises.
+    """
+    plan.source.check(plan.options)
+    cells = cells or prepare(plan)
+    walk = Walk(config)
+    enabled = gc.isenabled()
+    gc.disable()  # nothing here makes cycles
+    try:
+        return _forecast(plan, config, cells, walk, on_progress)
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _forecast(
+    plan: RunPlan, config: AllocatorConfig, cells: Cells, walk: Walk, on_progress: Progress | None
+) -> Forecast:
+    found: list[StepPeaks] = []
+    total = Peaks(0, 0, 0)
+    oom = None
+    step = micro = -1
+    peaks = Peaks(0, 0, 0)
+    try:
+        for step, micro, role, batch in _cells_of(plan):
+            if step == len(found) and micro == 0 and role in (Role.FIRST, Role.MICRO):
+                peaks = Peaks(walk.live_bytes, walk.allocated_bytes, walk.reserved_bytes)
+            peaks |= walk.cell(cells.at(role, batch))
+            total |= peaks
+            if role in (Role.FIRST_OPTIMIZER, Role.OPTIMIZER):
+                found.append(_step(plan, step, peaks))
+                if on_progress is not None:
+                    on_progress(len(found) / len(plan.steps))
+    except Refused as refused:
+        total |= refused.peaks
+        oom = RunOom(step, micro, refused.refusal.phase, refused.refusal)
+        if step >= 0:
+            found.append(_step(plan, step, peaks | refused.peaks))
+    return Forecast(
+        plan=plan,
+        config=config,
+        oom=oom,
+        peaks=total,
+        num_alloc_retries=walk.allocator.num_alloc_retries,
+        segment_allocs=walk.driver.segment_allocs,
+        segment_frees=walk.driver.segment_frees,
+        steps=tuple(found),
+        managed_bytes=cells.managed_bytes,
+        streams=cells.streams,
+    )
+
+
+def _step(plan: RunPlan, step: int, peaks: Peaks) -> StepPeaks:
+    tokens = sum(batch.tokens for batch in plan.steps[step])
+    return StepPeaks(step, tokens, peaks.requested_bytes, peaks.allocated_bytes, peaks.reserved_bytes)
+
+
+def _cells_of(plan: RunPlan) -> Iterator[tuple[int, int, Role, MicroBatch]]:
+    """Step, micro-batch, kind and batch of every cell of the run, in order."""
+    yield -1, -1, Role.LOAD, plan.steps[0][0]
+    for step, batches in enumerate(plan.steps):
+        first = step == 0
+        for micro, batch in enumerate(batches):
+            if micro:
+                yield step, micro, Role.FIRST_NEXT if first else Role.NEXT, batch
+            else:
+                yield step, micro, Role.FIRST if first else Role.MICRO, batch
+        yield step, len(batches) - 1, Role.FIRST_OPTIMIZER if first else Role.OPTIMIZER, batches[-1]
+        if plan.evaluate_every and (step + 1) % plan.evaluate_every == 0:
+            for micro, batch in enumerate(plan.evaluation):
+                yield step, micro, Role.EVALUATION, batch
+
+
+def needs_bytes(plan: RunPlan, config: AllocatorConfig, free: Forecast, cells: Cells) -> int | None:
+    """The smallest limit under which the run survives, to 2 MiB; ``free`` is its forecast without a limit.
+
+    By bisection between what it allocates at least and what it reserves where nothing limits it. A run that survives
+    under a limit is taken to survive under a higher one. None where even no limit helps.
+    """
+    if not free.fits:
+        return None
+    low, high = free.peaks.allocated_bytes // _NEEDS_GRAIN - 1, -(-free.peak_reserved_bytes // _NEEDS_GRAIN)
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if forecast(plan, config.with_limit(middle * _NEEDS_GRAIN), cells).fits:
+            high = middle
+        else:
+            low = middle
+    return high * _NEEDS_GRAIN
+
+
+# ---- other orders ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class OrderOutcome:
+    """One shuffling of the same data."""
+
+    seed: int
+    fits: bool
+    oom_step: int | None
+    peak_reserved_bytes: int
+
+
+def orders(
+    plan: RunPlan,
+    config: AllocatorConfig,
+    shuffled: Sequence[tuple[Step, ...]],
+    on_progress: Progress | None = None,
+) -> tuple[OrderOutcome, ...]:
+    """The outcome of each of these orders of the steps, on all cores."""
+    everything = replace(plan, steps=tuple(step for steps in (plan.steps, *shuffled) for step in steps))
+    cells = prepare(everything)
+    context = get_context("fork" if "fork" in get_all_start_methods() and sys.platform != "darwin" else "spawn")
+    found: list[OrderOutcome] = []
+    workers = min(os.cpu_count() or 1, len(shuffled))
+    with ProcessPoolExecutor(workers, context, _adopt, (plan, config, cells)) as pool:
+        for outcome in pool.map(_one_order, enumerate(shuffled)):
+            found.append(outcome)
+            if on_progress is not None:
+                on_progress(len(found) / len(shuffled))
+    return tuple(found)
+
+
+_adopted: list[tuple[RunPlan, AllocatorConfig, Cells]] = []
+
+
+def _adopt(plan: RunPlan, config: AllocatorConfig, cells: Cells) -> None:
+    """In a worker: keep what all its orders share."""
+    _adopted[:] = [(plan, config, cells)]
+
+
+def _one_order(numbered: tuple[int, tuple[Step, ...]]) -> OrderOutcome:
+    seed, steps = numbered
+    plan, config, cells = _adopted[0]
+    found = forecast(replace(plan, steps=steps), config, cells)
+    return OrderOutcome(seed, found.fits, found.oom.step if found.oom else None, found.peak_reserved_bytes)
+
+
+# ---- for programs ----------------------------------------------------------------------------------------------------
+def as_json(
+    found: Forecast,
+    verdict: str | None,
+    needs: int | None,
+    outcomes: Sequence[OrderOutcome],
+    assumptions: Sequence[str],
+) -> dict[str, Any]:
+    """Keys as the contract has them, and more; sizes in bytes. ``verdict`` is the judge's word on the refusal."""
+    oom = None
+    if found.oom is not None:
+        refusal = found.oom.refusal
+        oom = {
+            "step": found.oom.step,
+            "phase": found.oom.phase,
+            "micro_batch": found.oom.micro_batch,
+            "requested_bytes": refusal.requested_bytes,
+            "tensor_bytes": refusal.tensor_bytes,
+            "allocated_bytes": refusal.allocated_bytes,
+            "reserved_bytes": refusal.reserved_bytes,
+            "largest_free_block_bytes": refusal.largest_free_block_bytes,
+            "verdict": verdict,
+        }
+    return {
+        "model": found.plan.source.model,
+        "options": asdict(found.plan.options),
+        "limit_bytes": found.config.limit_bytes,
+        "fits": found.fits,
+        "oom": oom,
+        "peak_requested_bytes": found.peaks.requested_bytes,
+        "peak_allocated_bytes": found.peaks.allocated_bytes,
+        "peak_reserved_bytes": found.peak_reserved_bytes,
+        "num_alloc_retries": found.num_alloc_retries,
+        "segment_allocs": found.segment_allocs,
+        "segment_frees": found.segment_frees,
+        "managed_bytes": found.managed_bytes,
+        "steps": [asdict(step) for step in found.steps],
+        "needs_bytes": needs,
+        "orders": [asdict(outcome) for outcome in outcomes],
+        "basis": found.plan.source.basis,
+        "assumptions": list(assumptions),
+    }
