@@ -17,8 +17,8 @@ from memtrace.snapshot.model import Action
 class Limit:
     """The limit on reserved bytes that a recorded run had, as far as it is known.
 
-    ``source`` is "given", "recorded", "card" (full when a request was refused), "inferred" or "none". Where it is inferred it lies between ``at_least_bytes``
-    and ``below_bytes``, and ``size_bytes`` is what simulations use.
+    ``source`` is "given", "recorded", "card" (full when a request was refused), "inferred" or "none". Where it is
+    inferred it lies between ``at_least_bytes`` and ``below_bytes``, and ``size_bytes`` is what simulations use.
     """
 
     size_bytes: int | None
