@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memtrace.cli.common import add_shared, print_json, progress, say_written
 from memtrace.writing import check_target
@@ -41,13 +41,16 @@ def add_setup(parser: argparse.ArgumentParser, of_one_length: bool = True) -> No
     models, gpus = ", ".join(model_names()), ", ".join(gpu_names())
     flag = argparse.BooleanOptionalAction
     add = parser.add_argument
-    add(
+    which: Any = parser if of_one_length else parser.add_mutually_exclusive_group(required=True)
+    which.add_argument(
         "--model",
-        required=of_one_length,
+        **({"required": True} if of_one_length else {}),
         metavar="CONFIG.json|PRESET",
         help=f"a config.json (or its folder), or a preset: {models}",
     )
-    if of_one_length:
+    if not of_one_length:
+        which.add_argument("--like", metavar="RECORDING", help="as a recording that carries its configuration")
+    else:
         add("--seq-len", required=True, type=int, metavar="L", help="tokens a sequence")
     add("--batch", type=int, default=1, metavar="B", help="sequences a micro-batch (default 1)")
     add("--accumulation", type=int, default=1, metavar="N", help="micro-batches a step (default 1)")

@@ -30,7 +30,6 @@ _NEEDS_MICRO_BATCHES = 300  # of so many micro-batches at most, what the run nee
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_setup(parser, of_one_length=False)
     add = parser.add_argument
-    add("--like", metavar="RECORDING", help="configuration of a recording that carries one, in place of --model …")
     add(
         "--lengths",
         metavar="FILE|N,N,…",
@@ -126,8 +125,6 @@ def _described(args: argparse.Namespace, lengths: list[int] | None) -> Asked:
     """The run that --model and the other options describe."""
     from memtrace.estimate.presets import gpu_preset
 
-    if args.model is None:
-        raise UsageError("a forecast needs --model, or --like with a recording that carries its configuration")
     if lengths is None:
         raise UsageError("--lengths says how long the data's sequences are: a file, or N,N,…")
     gpu = gpu_preset(args.gpu) if args.gpu is not None else None
