@@ -36,6 +36,8 @@ BASES: dict[str, list[str]] = {
                    "--keep-logits"],
     "tinyllama-rank": ["--model", "tinyllama-1.1b", "--layers", "6", "--seq-len", "2048", "--rank", "128", *_PLAIN,
                        "--no-checkpointing"],
+    "llama2-qlora": ["--model", "llama2-7b", "--layers", "4", "--seq-len", "1024", "--rank", "64", "--no-checkpointing"],
+    "qwen2-qlora": ["--model", "qwen2.5-7b", "--layers", "3", "--seq-len", "1024"],
     "qwen3-kept": ["--model", "qwen3-8b", "--layers", "3", "--seq-len", "1024", *_PLAIN, "--no-checkpointing"],
 }  # fmt: skip
 _FLAGS = {
@@ -46,6 +48,9 @@ _FLAGS = {
     "loss": {"chunked": ["--loss", "chunked"]},
     "attention": {"sdpa": ["--attn", "sdpa"]},
     "keep_logits": {False: ["--drop-logits"]},
+    "prepare_kbit": {False: ["--no-prepare-kbit"]},
+    "optimizer": {name: ["--optim", name] for name in ("adamw_8bit", "paged_adamw_8bit")},
+    "quant": {"nf4-dq": ["--quant", "nf4-dq"]},
 }
 _OFF = {"--no-checkpointing", "--keep-logits"}
 
