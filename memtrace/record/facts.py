@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from memtrace.record.backend import CudaBackend, import_torch
+from memtrace.record.identity import Contents
 
 FORMAT_VERSION = 1
 _PACKAGES = ("transformers", "peft", "bitsandbytes", "accelerate", "trl", "deepspeed", "flash-attn", "triton", "numpy")
@@ -80,10 +81,11 @@ def process_facts(backend: CudaBackend, device: int) -> dict[str, Any]:
     return facts
 
 
-def run_config(models: list[Any], optimizers: list[Any]) -> dict[str, Any]:
+def run_config(models: list[Contents], optimizers: list[Any]) -> dict[str, Any]:
     """Model, adapter, quantisation, checkpointing and optimizer settings, as far as the objects tell them."""
     config: dict[str, Any] = {"argv": [str(word)[:_MAX_TEXT] for word in sys.argv], "models": [], "optimizers": []}
-    for model in models[:4]:
+    for found in models[:4]:
+        model = found.model
         entry: dict[str, Any] = {"class": type(model).__name__, "training": bool(getattr(model, "training", False))}
         inner = getattr(model, "module", model)  # DistributedDataParallel and the like
         settings: Any = getattr(inner, "config", None)
@@ -92,11 +94,10 @@ def run_config(models: list[Any], optimizers: list[Any]) -> dict[str, Any]:
         for name, adapter in dict(getattr(inner, "peft_config", None) or {}).items():
             with contextlib.suppress(Exception):
                 entry.setdefault("peft", {})[str(name)] = builtins_only(adapter.to_dict())
-        flags = [bool(getattr(m, "gradient_checkpointing", False)) for m in inner.modules()]
-        entry["gradient_checkpointing"] = any(flags)
-        parameters = list(inner.parameters())
-        entry["parameters"] = sum(p.numel() for p in parameters)
-        entry["trainable_parameters"] = sum(p.numel() for p in parameters if p.requires_grad)
+        flags = (module.__dict__.get("gradient_checkpointing") for _, module in found.modules)
+        entry["gradient_checkpointing"] = any(map(bool, flags))
+        entry["parameters"] = sum(p.numel() for _, p in found.parameters)
+        entry["trainable_parameters"] = sum(p.numel() for _, p in found.parameters if p.requires_grad)
         config["models"].append(entry)
     for optimizer in optimizers[:4]:
         defaults = builtins_only(getattr(optimizer, "defaults", {}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from memtrace.attribution.categories import Purpose
 
@@ -19,8 +19,7 @@ _BUFFERS = dict.fromkeys(("qweight", "W_q", "weight_packed"), Purpose.QUANTIZED)
 _ADAPTER_TOKENS = ("lora_", "modules_to_save.", "vera_", "ia3_", "adapter_")
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(NamedTuple):
     """One storage: ``address`` and ``size_bytes`` as the allocator sees them.
 
     ``outside`` is true for managed (paged) memory, which never passes through the caching allocator.
@@ -33,33 +32,64 @@ class Label:
     outside: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A model's modules and parameters by name, each once: gone through once, since that is what takes long."""
+
+    model: Any
+    modules: list[tuple[str, Any]]
+    parameters: list[tuple[str, Any]]
+
+
+def contents(model: Any) -> Contents:
+    """As ``named_modules()`` and ``named_parameters()`` would give them, in a fraction of the time."""
+    modules: list[tuple[str, Any]] = []
+    parameters: list[tuple[str, Any]] = []
+    seen: set[int] = set()
+    stack = [("", model)]
+    while stack:
+        name, module = stack.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        modules.append((name, module))
+        own, children = module._parameters, module._modules
+        if not own and not children:
+            continue
+        prefix = f"{name}." if name else ""
+        for key, parameter in own.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                parameters.append((prefix + key, parameter))
+        stack += [(prefix + key, child) for key, child in reversed(children.items()) if child is not None]
+    return Contents(model, modules, parameters)
+
+
 def storage_of(tensor: Any, device_type: str) -> tuple[int, int] | None:
     """(address, bytes) of a tensor's storage on the recorded device; ``None`` for anything else."""
     tensor = getattr(tensor, "_local_tensor", tensor)  # a DTensor's shard of this rank
-    device = getattr(tensor, "device", None)
-    if device is None or (device.type != device_type and not getattr(tensor, "is_paged", False)):
-        return None
     try:
+        if tensor.device.type != device_type and not getattr(tensor, "is_paged", False):
+            return None
         storage = tensor.untyped_storage()
-        address, size = int(storage.data_ptr()), int(storage.nbytes())
+        address, size = storage.data_ptr(), storage.nbytes()
     except (RuntimeError, NotImplementedError, AttributeError):  # meta, fake, sparse or wrapper tensors
         return None
     return (address, size) if address and size else None
 
 
 def _label(tensor: Any, kind: Purpose, name: str, device_type: str) -> Iterator[Label]:
-    found = storage_of(tensor, device_type)
+    found = storage_of(tensor, device_type) if tensor is not None else None
     if found is not None:
         yield Label(*found, kind, name, bool(getattr(tensor, "is_paged", False)))
 
 
 def _quant_state(state: Any, name: str, device_type: str) -> Iterator[Label]:
     """The constants of a bitsandbytes ``QuantState``, nested ones included."""
-    for part in ("absmax", "code", "offset"):
-        yield from _label(getattr(state, part, None), Purpose.QUANT_STATE, f"{name}.{part}", device_type)
-    nested = getattr(state, "state2", None)
-    if nested is not None:
-        yield from _quant_state(nested, f"{name}.state2", device_type)
+    while state is not None:
+        for part in ("absmax", "code", "offset"):
+            yield from _label(getattr(state, part, None), Purpose.QUANT_STATE, f"{name}.{part}", device_type)
+        state, name = getattr(state, "state2", None), f"{name}.state2"
 
 
 def _is_packed(parameter: Any) -> bool:
@@ -79,26 +109,26 @@ def is_trained(name: str, parameter: Any, trained: frozenset[int] | None) -> boo
     return bool(parameter.requires_grad) if trained is None else id(parameter) in trained
 
 
-def model_labels(model: Any, device_type: str, trained: frozenset[int] | None = None) -> Iterator[Label]:
+def model_labels(found: Contents, device_type: str, trained: frozenset[int] | None = None) -> Iterator[Label]:
     """Parameters, quantisation constants and buffers of a model; for ``trained`` see :func:`is_trained`."""
-    for name, parameter in model.named_parameters():
+    for name, parameter in found.parameters:
         packed = _is_packed(parameter)
         kind = Purpose.PARAMS if is_trained(name, parameter, trained) else Purpose.UNQUANTIZED
-        if packed:
-            kind = Purpose.QUANTIZED
-        yield from _label(parameter, kind, name, device_type)
+        yield from _label(parameter, Purpose.QUANTIZED if packed else kind, name, device_type)
         if packed:
             yield from _quant_state(getattr(parameter, "quant_state", None), f"{name}.quant_state", device_type)
             yield from _label(getattr(parameter, "SCB", None), Purpose.QUANT_STATE, f"{name}.SCB", device_type)
-    for name, module in model.named_modules():
-        # bitsandbytes' Linear8bitLt moves its constants to ``state`` in the first forward pass.
-        state = getattr(module, "state", None)
-        for part in ("SCB", "SCBt") if hasattr(state, "SCB") else ():
-            yield from _label(getattr(state, part, None), Purpose.QUANT_STATE, f"{name}.state.{part}", device_type)
-        yield from _quant_state(getattr(module, "quant_state", None), f"{name}.quant_state", device_type)
-    for name, buffer in model.named_buffers():
-        kind = _BUFFERS.get(name.rpartition(".")[2], Purpose.BUFFER)
-        yield from _label(buffer, kind, name, device_type)
+    for name, module in found.modules:
+        plain = module.__dict__  # what is neither parameter, buffer nor module
+        if "state" in plain:  # bitsandbytes' Linear8bitLt moves its constants there in the first forward pass
+            for part in ("SCB", "SCBt"):
+                tensor = getattr(plain["state"], part, None)
+                yield from _label(tensor, Purpose.QUANT_STATE, f"{name}.state.{part}", device_type)
+        if "quant_state" in plain:
+            yield from _quant_state(plain["quant_state"], f"{name}.quant_state", device_type)
+        for key, buffer in module._buffers.items():
+            full = f"{name}.{key}" if name else key
+            yield from _label(buffer, _BUFFERS.get(key, Purpose.BUFFER), full, device_type)
 
 
 def gradient_labels(named: Iterable[tuple[str, Any]], device_type: str) -> Iterator[Label]:
@@ -108,11 +138,11 @@ def gradient_labels(named: Iterable[tuple[str, Any]], device_type: str) -> Itera
             yield from _label(parameter.grad, Purpose.GRADS, f"{name}.grad", device_type)
 
 
-def optimizer_labels(optimizer: Any, names: dict[int, str], device_type: str) -> Iterator[Label]:
+def optimizer_labels(optimizer: Any, names: dict[int, tuple[str, Any]], device_type: str) -> Iterator[Label]:
     """The states that exist now, found in ``optimizer.state`` whatever the optimizer calls them."""
     for position, (parameter, state) in enumerate(list(optimizer.state.items())):
         if isinstance(state, dict):
-            name = names.get(id(parameter), f"parameter{position}")
+            name = names[id(parameter)][0] if id(parameter) in names else f"parameter{position}"
             yield from _nested_labels(state, name, device_type)
 
 

@@ -78,6 +78,7 @@ class Recorder:
         self._folder: Path | None = None
         self._hooked = False
         self._remembered: set[int] = set()  # optimizers whose first step was looked at
+        self._backward_passes = 0
         self._config: dict[str, Any] = {}
         self._lock = threading.RLock()
 
@@ -188,10 +189,14 @@ class Recorder:
             self.labels.note_gradients(identity.optimizer_parameters([optimizer]), now_us())
 
     def _after_backward(self) -> None:
-        """Gradients of programs with an optimizer of their own have no other time at which they are surely there."""
-        if self.recording and not self.labels.knows_optimizers:
+        """Gradients of programs with an optimizer of their own have no other time at which they are surely there.
+
+        Whether it has one shows at the second pass, before which PyTorch's would have stepped.
+        """
+        self._backward_passes += 1
+        if self.recording and self._backward_passes > 1 and not self.labels.knows_optimizers:
             models, _ = self.labels.known()
-            self.labels.note_gradients([p for model in models for p in model.parameters()], now_us())
+            self.labels.note_gradients([p for model in models for _, p in model.parameters], now_us())
 
     def _after_step(self, optimizer: Any) -> None:
         if self.recording and id(optimizer) not in self._remembered:
@@ -206,7 +211,7 @@ class Recorder:
         self.labels.remember(models, optimizers, now_us())
         self._config = facts.run_config(models, optimizers)
 
-    def _config_of(self, models: list[Any], optimizers: list[Any]) -> dict[str, Any]:
+    def _config_of(self, models: list[identity.Contents], optimizers: list[Any]) -> dict[str, Any]:
         """What the living objects tell, else what they told after the first step."""
         config = facts.run_config(models, optimizers)
         earlier = self._config.get("models", [])

@@ -128,7 +128,9 @@ class Stage:
         if self.model is not None:
             # Of a run that trains nothing, no weight is trained, whatever it requires.
             trained = None if self.options.get("trains", True) else frozenset[int]()
-            labels = identity.unique(identity.model_labels(self.model, self.backend.device_type, trained))
+            labels = identity.unique(
+                identity.model_labels(identity.contents(self.model), self.backend.device_type, trained)
+            )
             self.packed |= {x.address for x in labels if x.purpose.subcategory == "quantized"}
             self._note(self._labelled(labels))
 

@@ -50,7 +50,7 @@ class Model(nn.Module):
 
 
 def kinds(model: Any, trained: frozenset[int] | None = None) -> dict[str, str]:
-    labels = identity.unique(identity.model_labels(model, "cpu", trained))
+    labels = identity.unique(identity.model_labels(identity.contents(model), "cpu", trained))
     return {label.name: str(label.purpose) for label in labels}
 
 
@@ -105,7 +105,7 @@ def test_gradients_and_states() -> None:
         ("bias.grad", "grads"),
     ]
     assert grads[0].size_bytes == 64
-    names = {id(parameter): name for name, parameter in layer.named_parameters()}
+    names = {id(parameter): (name, parameter) for name, parameter in layer.named_parameters()}
     states = {label.name for label in identity.optimizer_labels(optimizer, names, "cpu")}
     assert {"weight.exp_avg", "weight.exp_avg_sq", "weight.max_exp_avg_sq", "bias.exp_avg"} <= states
 
@@ -117,7 +117,7 @@ def test_paged_states_are_outside_the_allocator() -> None:
     optimizer = SimpleNamespace(state={parameter: {"state1": paged, "qmap1": torch.zeros(8), "nested": {"x": [paged]}}})
     labels = identity.unique(identity.optimizer_labels(optimizer, {}, "cuda"))
     assert [(label.name, label.outside) for label in labels] == [("parameter0.state1", True)]
-    labels = identity.unique(identity.optimizer_labels(optimizer, {id(parameter): "p"}, "cpu"))
+    labels = identity.unique(identity.optimizer_labels(optimizer, {id(parameter): ("p", parameter)}, "cpu"))
     assert [(label.name, label.outside) for label in labels] == [("p.state1", True), ("p.qmap1", False)]
 
 
