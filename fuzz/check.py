@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
@@ -16,9 +17,36 @@ from memtrace.errors import MemtraceError, SnapshotError  # noqa: E402
 from memtrace.history.timeline import build  # noqa: E402
 from memtrace.snapshot.container import Source  # noqa: E402
 from memtrace.snapshot.decoder.decode import decode  # noqa: E402
-from memtrace.snapshot.load import from_raw, load_fast  # noqa: E402
+from memtrace.snapshot.load import from_raw, load, load_fast  # noqa: E402
+from memtrace.snapshot.model import Snapshot  # noqa: E402
 
 MAX_EVENTS_REPLAYED = 20_000
+
+
+def check_file(data: bytes) -> bool:
+    """The same for what only a file can be: JSON and containers; True if it is a snapshot."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        try:
+            snapshot = load(file.name)
+        except SnapshotError as error:
+            assert "\n" not in str(error)
+            return False
+    _answers(snapshot)
+    return True
+
+
+def _answers(snapshot: Snapshot) -> None:
+    """The main question about every device ends in a budget that adds up, or in one line."""
+    for device in snapshot.devices:
+        if len(device.trace) > MAX_EVENTS_REPLAYED:
+            continue
+        try:
+            budget = report(analyse(build(snapshot, device)))
+        except MemtraceError:
+            continue
+        assert sum(budget.categories.values()) == budget.reserved_bytes
 
 
 def check(data: bytes, window_bytes: int = 4096) -> bool:
@@ -39,12 +67,5 @@ def check(data: bytes, window_bytes: int = 4096) -> bool:
         return False
     if fast is not None:
         assert_same(fast, snapshot)
-    for device in snapshot.devices:
-        if len(device.trace) > MAX_EVENTS_REPLAYED:
-            continue
-        try:
-            budget = report(analyse(build(snapshot, device)))
-        except MemtraceError:
-            continue
-        assert sum(budget.categories.values()) == budget.reserved_bytes
+    _answers(snapshot)
     return True

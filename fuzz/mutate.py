@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gzip
+import json
+import lzma
 import pickle
 import random
 from typing import Any
@@ -129,6 +132,34 @@ def content(data: bytearray, rng: random.Random) -> bytearray:
         other, length = rng.randrange(len(data)), rng.randrange(1, 100)
         data[at : at + length] = data[other : other + length]
     return data
+
+
+def packed(seed: int) -> bytes:
+    """A damaged snapshot of a seed as JSON, or in a container, whose bytes are damaged as well."""
+    rng = random.Random(f"packed {seed}")
+    raw = sound(rng)
+    for _ in range(rng.randint(0, 3)):
+        structure(raw, rng)
+    try:
+        data = (
+            json.dumps(raw, default=str, skipkeys=True).encode("utf-8", "surrogatepass")
+            if rng.random() < 0.5
+            else pickle.dumps(raw, 4)
+        )
+    except (RecursionError, ValueError):
+        return b""
+    if rng.random() < 0.6:
+        data = rng.choice((gzip.compress, lzma.compress, _zstandard))(data)
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        if data:
+            data = bytes(content(bytearray(data), rng))
+    return data
+
+
+def _zstandard(data: bytes) -> bytes:
+    import zstandard
+
+    return zstandard.compress(data)
 
 
 def damaged(seed: int) -> bytes:

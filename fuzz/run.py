@@ -1,4 +1,6 @@
-"""Structure-aware mutations, counted: each must end in an answer or one line, in seconds, in little memory.
+"""Mutations of structure, opcodes, bytes, JSON and containers: each must end in an answer or one line, in seconds,
+in little memory.
+
 
 python fuzz/run.py [--count 100000] [--first 0]
 """
@@ -16,8 +18,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
-from check import check  # noqa: E402
-from mutate import damaged  # noqa: E402
+from check import check, check_file  # noqa: E402
+from mutate import damaged, packed  # noqa: E402
 
 SECONDS = 20  # of processor time: other work on the machine must not look like a hang
 _EVERY = 10_000
@@ -46,7 +48,7 @@ def main() -> int:
     for seed in range(args.first, args.first + args.count):
         try:
             with time_limit():
-                readable += check(damaged(seed))
+                readable += check_file(packed(seed)) if seed % 4 == 3 else check(damaged(seed))
         except Exception as error:
             failures += 1
             print(f"seed {seed}: {type(error).__name__}: {str(error)[:200]}", flush=True)

@@ -8,7 +8,7 @@ middle of a word, reads the same again.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -80,7 +80,7 @@ class Flow:
     def pieces(self, start: int, end: int) -> list[str]:
         """``text[start:end]`` cut where the lines were."""
         first = self.index_at(start)
-        bounds = [start, *(s for s in self.starts[first + 1 :] if start < s < end), end]
+        bounds = [start, *(s for s in self.starts[first + 1 : bisect_left(self.starts, end)] if s > start), end]
         return [self.text[a:b] for a, b in pairwise(bounds)]
 
 

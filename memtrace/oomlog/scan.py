@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from memtrace.oomlog.allocator import allocator_drafts, exception_before, is_code
 from memtrace.oomlog.clean import Flow, clean_lines, flows
@@ -92,7 +93,7 @@ def _read_flow(flow: Flow) -> Iterator[tuple[int, OomMessage]]:
                 continue
             if row.is_alone and any(flow.index_at(a) == flow.index_at(start) for a, _ in taken):
                 continue
-            if is_code(flow, start, end) or (row.line and not row.line.search(flow.line_at(start).text)):
+            if is_code(flow, start, end) or (row.line and not _holds(row.line, flow.line_at(start).text)):
                 continue
             draft = row.draft(match)
             draft.exception = exception_before(flow, start)
@@ -102,12 +103,23 @@ def _read_flow(flow: Flow) -> Iterator[tuple[int, OomMessage]]:
             yield start, _finish(flow, draft, start, end)
 
 
+@lru_cache(maxsize=8)  # a line may hold thousands of messages
+def _said_by(line: str) -> tuple[bool, int | None]:
+    """(whether a line is a warning, the rank that it names)."""
+    ranks = (int(found[1]) for pattern in _RANKS if (found := pattern.search(line)))
+    return _WARNING.search(line) is not None, next(ranks, None)
+
+
+@lru_cache(maxsize=64)
+def _holds(pattern: re.Pattern[str], line: str) -> bool:
+    return pattern.search(line) is not None
+
+
 def _finish(flow: Flow, draft: Draft, start: int, end: int) -> OomMessage:
     first, last = flow.index_at(max(0, start)), flow.index_at(max(0, end - 1))
     line = flow.lines[first]
-    whole = f"{line.prefix}{line.text}"
-    draft.is_caught = draft.kind is not Kind.WARNING and bool(_WARNING.search(whole))
-    ranks = (int(found[1]) for pattern in _RANKS if (found := pattern.search(whole)))
+    is_warning, rank = _said_by(f"{line.prefix}{line.text}")
+    draft.is_caught = draft.kind is not Kind.WARNING and is_warning
     shown = " ".join(flow.lines[i].text for i in range(first, min(last + 1, first + 40)))
-    rank = line.rank if line.rank is not None else next(ranks, None)
+    rank = line.rank if line.rank is not None else rank
     return draft.build(line=line.number, rank=rank, text=shown[:_TEXT_LIMIT])
