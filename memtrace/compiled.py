@@ -12,6 +12,7 @@ from typing import Any
 
 SWITCH = "MEMTRACE_PLAIN"
 PARTS = {
+    "decoder": "memtrace.snapshot.decoder._compiled",
     "allocator": "memtrace.allocator._compiled",
 }
 

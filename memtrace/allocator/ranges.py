@@ -27,7 +27,9 @@ class RangeMap:
         self._owner: dict[int, Owner] = {}
 
     def add(self, start: int, size: int, owner: Owner) -> bool:
-        """Add a range. False (and what was there is replaced) if it overlaps another."""
+        """Add a range. False (and what was there is replaced) if it overlaps another. An empty one adds nothing."""
+        if size <= 0:
+            return True
         clean = not self.cut(start, size)
         self._put(start, start + size, owner)
         return clean
@@ -39,6 +41,8 @@ class RangeMap:
 
     def cut(self, start: int, size: int) -> list[tuple[int, int, Owner]]:
         """Remove what lies in a range; returns the removed pieces (start, end, owner)."""
+        if size <= 0:
+            return []
         end = start + size
         pieces: list[tuple[int, int, Owner]] = []
         place = max(bisect_right(self.starts, start) - 1, 0)

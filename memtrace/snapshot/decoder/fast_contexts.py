@@ -19,6 +19,7 @@ I8 = NDArray[np.int64]
 I4 = NDArray[np.int32]
 _UNBUILT = -1  # a memo entry whose object was skipped
 _BUILT = -2  # a memo entry that the machine holds
+_TEXT = -3  # and below: a text of a skipped event, by its number
 _FETCHES = re.compile(rb"(?:h.|j.{4})*+", re.DOTALL)
 _FETCH = re.compile(rb"h(.)|j(.{4})", re.DOTALL)
 
@@ -105,22 +106,46 @@ class Contexts:
         self._of_slot.view()[slots] = numbers
         return numbers
 
+    def of_slots(self) -> I4:
+        """By memo entry: its context, or why it has none."""
+        return self._of_slot.view()
+
+    def take(self, slots: I4, stacks: I4) -> None:
+        """Account for new memo entries, and for the new contexts among them, in order."""
+        self._of_slot.extend(slots)
+        self._stack_of.extend(stacks)
+
+    def stack_of_body(self, body: bytes) -> int:
+        """The stack of a written list; -1 if it is more than fetched frames."""
+        return self._new_body(body)
+
     def fetch(self, slots: I8) -> I4:
         """Contexts of memo entries; -1 where an entry is no list of frames."""
         found: I4 = self._of_slot.view()[slots]
         if (found < 0).any():
             for slot in np.unique(slots[found == _BUILT]).tolist():
-                entry = self._memo.get(slot)
-                if type(entry) is list:
-                    self._of_slot.view()[slot] = self.of_frames(entry)
+                self.of_built(slot)
             found = self._of_slot.view()[slots]
             found[found < 0] = -1
         return found
+
+    def of_built(self, slot: int) -> int:
+        """The context of a memo entry that the machine holds; -1 if it is no list of frames."""
+        entry = self._memo.get(slot)
+        if type(entry) is not list:
+            return -1
+        self._of_slot.view()[slot] = number = self.of_frames(entry)
+        return number
 
     def at_slot(self, slot: int) -> ContextRef | None:
         """What the machine may hold for a skipped memo entry."""
         number = int(self._of_slot.view()[slot]) if 0 <= slot < len(self._of_slot) else -1
         return ContextRef(number) if number >= 0 else None
+
+    def text_at_slot(self, slot: int) -> int | None:
+        """The number of a skipped event's text."""
+        number = int(self._of_slot.view()[slot]) if 0 <= slot < len(self._of_slot) else 0
+        return _TEXT - number if number <= _TEXT else None
 
     def of_frames(self, frames: Any) -> int:
         """The context of an event's ``frames`` as the machine built it; -1 for None."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace import compiled
 from memtrace.snapshot.bounds import Damaged
 from memtrace.snapshot.decoder import fast_fields as fields
 from memtrace.snapshot.decoder.fast_columns import TraceColumns, Values
@@ -25,7 +26,9 @@ from memtrace.snapshot.model import Action
 from memtrace.snapshot.trace_columns import ACTIONS, pool_id
 from memtrace.snapshot.window import Window
 
+_COMPILED = compiled.part("decoder")
 _MAX_TEMPLATES = 6
+_AT_ONCE = 8192  # events that the compiled part reads in one go; a window holds fewer
 _FIRST_LOOK = 8  # events not resolved in a window before it is looked at again
 _MAX_SLOW_SHARE = 0.2  # of a long trace; above it the C machine is faster
 _SLOW_FLOOR = 20_000
@@ -44,6 +47,97 @@ class _Look:
         self.memo_before = np.cumsum(parsed.memoized) - parsed.memoized
 
 
+class _Compiled:
+    """Runs of events through the compiled part; what bytes alone can't tell, it asks here."""
+
+    def __init__(self, decoder: FastDecoder, trace: TraceColumns, bodies: Any) -> None:
+        self._decoder, self._trace = decoder, trace
+        self._scanner = _COMPILED.Scanner(self, *bodies)
+        self._action = np.empty(_AT_ONCE, np.uint8)
+        self._wide = np.empty((3, _AT_ONCE), np.int64)
+        self._narrow = np.empty((6, _AT_ONCE), np.int32)
+        self._slots = np.empty(_COMPILED.MOST_MEMOIZED * _AT_ONCE, np.int32)
+        self._stacks = np.empty(_AT_ONCE, np.int32)
+        self._shapes: dict[int, tuple[bytes, I8, dict[str, NDArray[Any]]]] = {}
+
+    def take(self, template: Template) -> int:
+        """Take the longest run of events of a shape that starts here; how many there were."""
+        decoder, window, contexts = self._decoder, self._decoder.window, self._decoder.contexts
+        if not decoder.regular:
+            raise Unsupported
+        contexts.catch_up(decoder.filled)
+        keys, slots, columns = self._shape(template)
+        count, behind, memoized, made, cuts, ended = self._scanner.take(
+            window.data, decoder.position, window.end, window.cuts, keys, slots, decoder.filled,
+            contexts.of_slots(), len(contexts), self._action, self._wide, self._narrow, self._slots, self._stacks,
+        )  # fmt: skip
+        if ended == _COMPILED.ENDED_REFUSED:
+            raise Unsupported
+        if count:
+            contexts.take(self._slots[:memoized], self._stacks[:made])
+            self._trace.add_run(template.keys, count, {name: values[:count] for name, values in columns.items()})
+            decoder.filled += memoized
+            decoder.position = behind
+            del window.cuts[:cuts]
+        elif ended == _COMPILED.ENDED_OUT_OF_SIGHT and not window.at_end and decoder.position > 0:
+            window.move(decoder.position)
+            decoder.position = 0
+            return self.take(template)
+        return count
+
+    def _shape(self, template: Template) -> tuple[bytes, I8, dict[str, NDArray[Any]]]:
+        """A template as the scanner reads it: keys, their memo entries, and the columns that they fill."""
+        made = self._shapes.get(id(template))
+        if made is None:
+            names = ["context" if key == "frames" else key for key in template.keys]
+            rows = dict(zip(_FIELDS, (self._action, *self._wide, *self._narrow), strict=True))
+            keys = bytes(map(_COMPILED.KEYS.index, template.keys))
+            made = keys, np.array(template.slots), {name: rows[name] for name in names}
+            self._shapes[id(template)] = made
+        return made
+
+    # What the scanner asks.
+
+    def action(self, number: int) -> int:
+        return self._decoder._action_code(self._decoder.memo.get(number))
+
+    def stream(self, value: int) -> int:
+        return self._trace.streams.code(value)
+
+    def text(self, number: int) -> int:
+        entry = self._decoder.memo.get(number)
+        return self._trace.texts.code(entry) if type(entry) is str else -1
+
+    def written_text(self, text: bytes) -> int:
+        code = _decoded(text, self._decoder.written)
+        if code == len(self._decoder.written_texts):
+            self._decoder.written_texts.append(text.decode("utf-8", "surrogatepass"))
+        return code
+
+    def text_written(self, code: int) -> int:
+        return self._trace.texts.code(self._decoder.written_texts[code])
+
+    def pool(self, number: int) -> int:
+        return _pool_code(self._decoder.memo.get(number), self._trace.pools)
+
+    def written_pool(self, first: int, second: int) -> int:
+        return self._trace.pools.code((first, second))
+
+    def context(self, slot: int) -> int:
+        return self._decoder.contexts.of_built(slot)
+
+    def next_context(self) -> int:
+        return len(self._decoder.contexts)
+
+    def stack(self, body: bytes) -> int:
+        return self._decoder.contexts.stack_of_body(body)
+
+
+_FIELDS = (
+    "action", "addr", "size", "time_us", "stream", "context", "pool_id", "user_metadata", "compile_context", "category",
+)  # fmt: skip
+
+
 class FastDecoder(Machine):
     """Decodes one file. In the result, a :class:`TraceColumns` stands for each trace that was read by column."""
 
@@ -56,6 +150,10 @@ class FastDecoder(Machine):
         self._looks: list[_Look] = []
         self._patience = 0  # unresolved events until the next look
         self._unresolved = 0
+        self._compiled: _Compiled | None = None
+        self._bodies = (_COMPILED.Bodies(), _COMPILED.Bodies()) if _COMPILED else None  # frames, texts
+        self.written = Values()  # texts of skipped events, and the same by code
+        self.written_texts: list[str] = []
         window.on_move = self._moved
 
     def _moved(self) -> None:
@@ -89,6 +187,9 @@ class FastDecoder(Machine):
         if entry is not None:
             self._lent += 1
             return entry
+        text = self.contexts.text_at_slot(number)
+        if text is not None:
+            return self.written_texts[text]
         if 0 <= number < self.filled:
             raise Unsupported  # something within a skipped event
         raise Damaged("refers to an object it has not stored")
@@ -113,6 +214,7 @@ class FastDecoder(Machine):
         del self.memo[slot]  # the list stays empty: nothing else may refer to it
         trace = TraceColumns(target)
         self._traces.append(trace)
+        self._compiled = _Compiled(self, trace, self._bodies) if _COMPILED else None
         self._read_trace(trace)
         return True
 
@@ -186,6 +288,8 @@ class FastDecoder(Machine):
         """Take the longest run of events that starts here. False if the machine must read the next one."""
         if not self._templates:
             return False
+        if self._compiled is not None:
+            return any(map(self._compiled.take, self._templates))
         if not self._looks or self._unresolved >= self._patience:
             self._look(trace)
         window = self.window

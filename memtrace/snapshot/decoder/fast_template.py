@@ -29,9 +29,10 @@ KEYS = {"action", *_INTEGERS, *TEXTS, "pool_id", "frames"}
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Keys in order, and the bytes that fetch each from the memo."""
+    """Keys in order, and the bytes that fetch each from the memo: a pickler writes no longer ones."""
 
     keys: tuple[str, ...]
+    slots: tuple[int, ...]  # memo entries of the keys
     fetches: tuple[bytes, ...]
 
     @property
@@ -52,7 +53,8 @@ def learn(event: Mapping[str, Any], memo: Mapping[int, Any]) -> Template | None:
     numbers = {key: number for number, entry in memo.items() if (key := wanted.get(id(entry))) is not None}
     if len(numbers) < len(keys):
         return None
-    return Template(keys, tuple(fields.reference(numbers[key]) for key in keys))
+    slots = tuple(numbers[key] for key in keys)
+    return Template(keys, slots, tuple(map(fields.reference, slots)))
 
 
 @dataclass(slots=True)
