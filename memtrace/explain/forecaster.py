@@ -18,18 +18,18 @@ _ERRORS = (MemtraceError, TypeError, ValueError, KeyError, AttributeError, Arith
 
 @dataclass(frozen=True, slots=True)
 class Forecaster:
-    """Predicts one step of the recorded setup; ``peak_bytes`` is the most it reserves as it was."""
+    """Predicts one step of the recorded setup; ``allocated_bytes`` is the most it allocates as it was."""
 
     setup: Setup
-    peak_bytes: int
+    allocated_bytes: int
 
     def peaks(self, options: Mapping[str, Any]) -> tuple[int, int] | None:
-        """(peak as it was, peak with the options changed), reserved bytes; None for options that are not covered."""
+        """(most allocated, most reserved) with the options changed, bytes; None for options that are not covered."""
         try:
             found = estimate(self.setup.shape, replace(self.setup.options, **options))
         except _ERRORS:
             return None
-        return self.peak_bytes, found.peak_reserved_bytes
+        return found.peak_allocated_bytes, found.peak_reserved_bytes
 
 
 def forecaster_of(analysis: Analysis, held_bytes: int | None) -> Forecaster | None:
@@ -47,4 +47,4 @@ def forecaster_of(analysis: Analysis, held_bytes: int | None) -> Forecaster | No
     else:
         measured = analysis.timeline.peaks()[1].size_bytes
         matches = abs(found.peak_allocated_bytes - measured) <= _CLOSE_SHARE * measured
-    return Forecaster(setup, found.peak_reserved_bytes) if matches else None
+    return Forecaster(setup, found.peak_allocated_bytes) if matches else None

@@ -87,10 +87,12 @@ class Bench:
         marked[program.evidence.beginning.handle] = rows[: program.initial]
         return marked
 
-    def forecast(self, options: Mapping[str, Any]) -> tuple[int, int] | None:
-        """(peak of the same run as it was, peak with these options changed), reserved bytes; None where the recording
-        does not carry the run's configuration or the prediction does not match the recording."""
-        return self._forecaster.peaks(options) if self._forecaster is not None else None
+    def forecast(self, options: Mapping[str, Any]) -> tuple[int, int, int] | None:
+        """(most allocated as it was, most allocated and most reserved with these options changed) in the same run; None
+        where the recording does not carry its configuration or the prediction does not match the recording."""
+        if self._forecaster is None or (peaks := self._forecaster.peaks(options)) is None:
+            return None
+        return self._forecaster.allocated_bytes, *peaks
 
     def rest_after(self, proposals: Sequence[Proposal]) -> int:
         """What the pass would still have needed behind the refused request, as much smaller as the proposals make what
@@ -166,7 +168,7 @@ def _tested(bench: Bench, proposal: Proposal) -> Advice | None:
             what += ", this request served" if served else ", this request refused all the same"
         return Advice(proposal.change, saves, Basis.REPLAY, what)
     if proposal.options and (peaks := bench.forecast(proposal.options)) is not None:
-        before, after = peaks
+        before, after, _ = peaks
         what = f"forecast of the same run: peak {size(after)} instead of {size(before)}"
         return Advice(proposal.change, before - after, Basis.FORECAST, what)
     return Advice(proposal.change, proposal.saves_bytes, Basis.FORMULA, proposal.proof)
@@ -196,7 +198,7 @@ def _outcome(bench: Bench, proposals: Sequence[Proposal]) -> Together | None:
     if all(proposal.options and not proposal.conf for proposal in proposals):
         peaks = bench.forecast(options)
         if peaks is not None:
-            return Together(peaks[1], capacity, peaks[1] <= capacity, Basis.FORECAST)
+            return Together(peaks[2], capacity, peaks[2] <= capacity, Basis.FORECAST)
     if not bench.can_replay:
         return None
     reserved, served = bench.replayed(proposals)

@@ -134,7 +134,7 @@ def main() -> int:
         def apply(job: tuple[int, tuple[str, dict[str, int], dict[str, Any]]]) -> dict[str, Any]:
             number, (name, before, row) = job
             found = run(f"{name}.{number}", changed_flags(BASES[name], row["flags"]), work, row["conf"])
-            what = "allocated" if row["basis"] == "formula" else "reserved"
+            what = "reserved" if row["basis"] == "replay" else "allocated"
             saved = before[what] - found[0][what] if found is not None else None
             return {"run": name, "of": what, "before_bytes": before[what], "saved_bytes": saved, **row}
 
