@@ -129,6 +129,8 @@ def _of_objects(analysis: Analysis, model: Mapping[str, Any], config: Mapping[st
         "embeddings_require_grad": bool(model.get("gradient_checkpointing")),
     }
     attention = settings.get("_attn_implementation") or settings.get("attn_implementation")
+    if attention is None and any(f.name == "eager_attention_forward" for f in analysis.timeline.snapshot.stacks.frames):
+        attention = "eager"
     if attention in ("sdpa", "eager"):
         values["attention"] = attention
     for optimizer in config.get("optimizers") or []:

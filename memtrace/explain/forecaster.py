@@ -1,4 +1,4 @@
-"""The same run predicted again with options changed, where a recording carries its configuration."""
+"""The same run forecast again with options changed, where a recording carries its configuration."""
 
 from __future__ import annotations
 
@@ -6,45 +6,74 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memtrace.allocator.config import AllocatorConfig, from_snapshot, release_of
 from memtrace.analysis import Analysis
 from memtrace.errors import MemtraceError
-from memtrace.estimate.estimate import estimate
-from memtrace.estimate.recorded import Setup, setup_of
+from memtrace.estimate.estimate import ShapeSource
+from memtrace.estimate.forecast import RunPlan, forecast
+from memtrace.estimate.options import RunOptions
+from memtrace.estimate.recorded import recorded_gpu, recorded_tokens, setup_of
+from memtrace.estimate.schedule import steps_of
+from memtrace.estimate.walk import Peaks
 
 _CLOSE_SHARE = 0.05
-"""A prediction that misses the recorded peak by more says nothing about changes."""
+"""A forecast that misses the recorded peak by more says nothing about changes."""
+_MOST_BATCHES = 2_000
 _ERRORS = (MemtraceError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
 class Forecaster:
-    """Predicts one step of the recorded setup; ``allocated_bytes`` is the most it allocates as it was."""
+    """A recorded run as a plan: its configuration, the lengths that were recorded, and the allocator's settings without
+    a limit. ``allocated_bytes`` is the most it allocates as it was."""
 
-    setup: Setup
-    allocated_bytes: int
+    plan: RunPlan
+    lengths: tuple[int, ...]
+    config: AllocatorConfig
+    allocated_bytes: int = 0
 
-    def peaks(self, options: Mapping[str, Any]) -> tuple[int, int] | None:
-        """(most allocated, most reserved) with the options changed, bytes; None for options that are not covered."""
+    def peaks(self, changes: Mapping[str, Any]) -> Peaks | None:
+        """Peaks with options of ``memtrace estimate`` changed, ``max_length`` (tokens a sequence) among them; None for
+        what is not covered."""
+        options = {key: value for key, value in changes.items() if key != "max_length"}
+        if options.get("checkpointing"):
+            options["embeddings_require_grad"] = True  # whatever enables it switches that on
+        longest = changes.get("max_length", max(self.lengths))
         try:
-            found = estimate(self.setup.shape, replace(self.setup.options, **options))
+            changed = replace(self.plan.options, **options)
+            lengths = [min(length, longest) for length in self.lengths]
+            return forecast(replace(self.plan, options=changed, steps=_steps(lengths, changed)), self.config).peaks
         except _ERRORS:
             return None
-        return found.peak_allocated_bytes, found.peak_reserved_bytes
 
 
 def forecaster_of(analysis: Analysis, held_bytes: int | None) -> Forecaster | None:
-    """None where the file carries no configuration, or where the prediction does not match what was recorded: the peak,
+    """None where the file carries no configuration, or where the forecast does not match what was recorded: the peak,
     or at a refusal at least the ``held_bytes`` that were reserved then."""
     try:
         setup = setup_of(analysis)
         if setup is None:
             return None
-        found = estimate(setup.shape, setup.options)
+        snapshot, options = analysis.timeline.snapshot, setup.options
+        found = recorded_tokens(analysis, setup.shape, options.hidden_bytes) or [options.tokens]
+        lengths = tuple(tokens // options.batch for tokens in found[:_MOST_BATCHES] for _ in range(options.batch))
+        plan = RunPlan(
+            ShapeSource(setup.shape), options, _steps(list(lengths), options), recorded_gpu(snapshot.memtrace)
+        )
+        config = from_snapshot(snapshot.settings, release_of(snapshot)).with_limit(None)
     except _ERRORS:
         return None  # not covered, or not a configuration as memtrace writes it
+    whole = Forecaster(plan, lengths, config)
+    peaks = whole.peaks({})
+    if peaks is None:
+        return None
     if held_bytes is not None:
-        matches = found.peak_reserved_bytes >= held_bytes
+        matches = peaks.reserved_bytes >= held_bytes
     else:
         measured = analysis.timeline.peaks()[1].size_bytes
-        matches = abs(found.peak_allocated_bytes - measured) <= _CLOSE_SHARE * measured
-    return Forecaster(setup, found.peak_allocated_bytes) if matches else None
+        matches = abs(peaks.allocated_bytes - measured) <= _CLOSE_SHARE * measured
+    return replace(whole, allocated_bytes=peaks.allocated_bytes) if matches else None
+
+
+def _steps(lengths: list[int], options: RunOptions) -> Any:
+    return steps_of(lengths, batch=options.batch, accumulation=options.accumulation)

@@ -92,7 +92,7 @@ class Bench:
         where the recording does not carry its configuration or the prediction does not match the recording."""
         if self._forecaster is None or (peaks := self._forecaster.peaks(options)) is None:
             return None
-        return self._forecaster.allocated_bytes, *peaks
+        return self._forecaster.allocated_bytes, peaks.allocated_bytes, peaks.reserved_bytes
 
     def rest_after(self, proposals: Sequence[Proposal]) -> int:
         """What the pass would still have needed behind the refused request, as much smaller as the proposals make what

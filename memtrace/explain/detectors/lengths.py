@@ -103,6 +103,11 @@ def reserved_in_pieces(case: Case) -> Finding | None:
     )
 
 
+def _usual_length(case: Case, share: float) -> dict[str, int]:
+    """The option that cuts this pass's sequences to the usual length, where its tokens are known."""
+    return {"max_length": int(case.dims.tokens * share)} if case.dims is not None and case.here is not None else {}
+
+
 def padding_or_packing(case: Case) -> Finding | None:
     """The pass in question has clearly more tokens than usual, so its activations are what is too much."""
     sizes = pass_sizes(case)
@@ -124,5 +129,5 @@ def padding_or_packing(case: Case) -> Finding | None:
         extra,
         f"{rank} of {len(sizes)} batches: {now / usual:.2f} times the tokens of the median one, and with them "
         f"{size(extra)} more activations.",
-        (formula(case, "length", of_pass, 1 - usual / now),),
+        (formula(case, "length", of_pass, 1 - usual / now, **_usual_length(case, usual / now)),),
     )
