@@ -2,6 +2,7 @@
 
 Nodes: device → pool → segment → block → allocation → stack → category. Edges point from the whole to its part, from an
 allocation to the stack that made it, and from a stack to the category of what it made (``bytes`` on every edge).
+An allocation that is small against the free space that it alone pins has ``only_pins_bytes``.
 Neighbouring blocks of a segment are joined by ``next`` edges, so that regions are paths. Attribute names carry units.
 """
 
@@ -14,6 +15,7 @@ import networkx as nx
 
 from memtrace.analysis import Analysis
 from memtrace.answers.fragmentation import pool_name
+from memtrace.answers.pins import pins
 from memtrace.errors import UsageError
 from memtrace.history.layout import State, layout_at
 
@@ -58,6 +60,8 @@ def build_graph(analysis: Analysis, event: int) -> nx.DiGraph:
         row = int(layout.row[block])
         if row >= 0:
             _add_allocation(graph, analysis, name, row, int(table.requested_bytes[row]))
+    for one in pins(analysis, layout).evictable:
+        graph.nodes[f"allocation {one.row}"]["only_pins_bytes"] = one.segment_free_bytes
     return graph
 
 

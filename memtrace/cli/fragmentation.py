@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from memtrace.cli.common import add_shared, open_analysis, print_json
@@ -25,12 +26,16 @@ def run(args: argparse.Namespace) -> int:
 def show(analysis: Analysis, at: At, as_json: bool) -> None:
     """Print the answer about an event."""
     from memtrace.answers.fragmentation import measure
+    from memtrace.answers.pins import pins
+    from memtrace.history.layout import layout_at
 
-    answer = measure(analysis.timeline, analysis.attribution, at)
+    layout = layout_at(analysis.timeline, at.event)
+    answer = measure(analysis.timeline, analysis.attribution, at, layout)
+    pinned = pins(analysis, layout)
     if as_json:
-        print_json(answer)
+        print_json({field.name: getattr(answer, field.name) for field in fields(answer)} | {"pins": pinned})
         return
     from memtrace.render.fragmentation_text import render_fragmentation
     from memtrace.render.text import console, print_lines
 
-    print_lines(render_fragmentation(answer, min(console().width, 120)))
+    print_lines(render_fragmentation(answer, pinned, min(console().width, 120)))

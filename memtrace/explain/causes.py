@@ -21,6 +21,7 @@ from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.explain.traits import RunSide, settings_text
 from memtrace.history.timeline import At
+from memtrace.snapshot.model import Bool
 from memtrace.units import format_bytes, format_delta
 
 _LEAST_BYTES, _LEAST_SHARE = 8 << 20, 0.002  # a smaller change of the allocated peak is not the story
@@ -121,7 +122,7 @@ def _story(first: RunSide, second: RunSide) -> Story:
         held += [settings] if settings is not None else []
         rest = now - was - sum(cause.bytes for cause in held)
         held.append(_pieces(rest, was - allocated[0], now - allocated[1]))
-    causes = _ranked(held)
+    causes = _ranked(held, now - was)
     return Story(
         before=first.end,
         after=second.end,
@@ -148,12 +149,22 @@ def _up_to_death_of(other: RunSide, side: RunSide) -> RunSide:
     return RunSide(side.analysis, int(phases.start[spans[-1] + 1])) if spans else side
 
 
-def _ranked(causes: list[Cause]) -> tuple[Cause, ...]:
-    """Causes, largest first; then what follows from them; ``unexplained`` last. What comes to nothing is left out."""
+def _ranked(causes: list[Cause], change: int) -> tuple[Cause, ...]:
+    """Causes, largest first; then what follows from them; ``unexplained`` last. What comes to nothing is left out.
+
+    A group that nothing unlike decides and that went the other way follows from the peak's having moved.
+    """
     told = [cause for cause in causes if cause.bytes and cause.id != "unexplained"]
     rest = sum(cause.bytes for cause in causes if cause.id == "unexplained")
-    order = sorted(told, key=lambda cause: (cause.id in _CONSEQUENCES, -abs(cause.bytes)))
+    order = sorted(told, key=lambda cause: (follows(cause, change), -abs(cause.bytes)))
     return (*order, _unexplained(rest))
+
+
+def follows(cause: Cause, change: int) -> bool:
+    """Whether it follows from the causes instead of being one."""
+    return cause.id in _CONSEQUENCES or (
+        cause.was is not None and cause.was.endswith("tensors") and cause.bytes * change < 0
+    )
 
 
 def _setting(before: RunSide, after: RunSide) -> Cause | None:
@@ -194,8 +205,8 @@ class _Comparison:
     def causes(self) -> Iterator[Cause]:
         """Every cause, in the order in which they take what is theirs."""
         yield from self._growth()
-        for name, purposes in _GROUPS.items():
-            was, now = (side.held(side.case.kind(*purposes) & ~side.leaked) for side in (self.before, self.after))
+        for name in _GROUPS:
+            was, now = (side.held(self._rows(side, name)) for side in (self.before, self.after))
             self.held[name], self.left[name] = (was, now), now - was
         yield from self._evaluation()
         yield from self._weights()
@@ -206,6 +217,13 @@ class _Comparison:
         yield from self._moment()
         for name in _GROUPS:
             yield from self._take((name,), self._by_name(name))
+
+    @staticmethod
+    def _rows(side: RunSide, name: str) -> Bool:
+        """Rows of a group: what leaks, and what has the size of attention matrices, belongs to those."""
+        if name == "attention":
+            return side.of_attention & ~side.leaked
+        return side.case.kind(*_GROUPS[name]) & ~side.of_attention & ~side.leaked
 
     def rounding(self) -> Cause:
         """What blocks hold beyond what was asked for."""
@@ -334,7 +352,7 @@ class _Comparison:
         yield from self._take(tuple(groups), Cause("moment", title, 0, "", *where))
 
     def _by_name(self, name: str) -> Cause:
-        was, now = (int((side.case.kind(*_GROUPS[name]) & side.case.live).sum()) for side in (self.before, self.after))
+        was, now = (int((self._rows(side, name) & side.case.live).sum()) for side in (self.before, self.after))
         grew = self.left[name] > 0
         word = ("larger" if grew else "smaller") if (now > was) != grew or now == was else "more" if grew else "fewer"
         return Cause(name, f"{word} {_NAMES[name]}", 0, "", f"{was:,} tensors", f"{now:,} tensors")
@@ -362,7 +380,7 @@ def _sentence(before: RunEnd, after: RunEnd, explains: str, was: int, now: int, 
     figures = f"peak {what} {format_bytes(was)} → {format_bytes(now)}"
     told = [cause for cause in causes if cause.id != "unexplained" and cause.bytes]
     worth = [cause for cause in told if abs(cause.bytes) >= _WORTH_NAMING * abs(told[0].bytes)]
-    worth = [cause for cause in worth if cause.id not in _CONSEQUENCES][:3] or worth[:1]
+    worth = [cause for cause in worth if not follows(cause, now - was)][:3] or worth[:1]
     reasons = "; ".join(f"{cause.title} ({format_delta(cause.bytes)})" for cause in worth)
     start = _ends(before, after)
     if not worth:

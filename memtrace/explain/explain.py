@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from memtrace.analysis import Analysis, is_truncated
+from memtrace.answers.pins import pins
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
@@ -23,6 +24,7 @@ from memtrace.explain.snapshot_facts import Known, device_total_bytes, verdict_a
 from memtrace.explain.text_answer import TextAnswer, principal, verdict_from_log
 from memtrace.explain.text_facts import facts_of_text
 from memtrace.explain.text_findings import findings_of_log
+from memtrace.history.layout import layout_at
 from memtrace.history.refusals import Refusal, refusals
 from memtrace.history.timeline import At, choose_event
 from memtrace.oomlog import LogReading, OomMessage
@@ -251,6 +253,19 @@ def _first_step(case: Case) -> bool | None:
     return True if workspace and (inside & (case.module == "embedding")).any() else None
 
 
+def _pinned(case: Case) -> list[str]:
+    """Who alone holds most of what is free."""
+    held = pins(case.analysis, layout_at(case.timeline, case.at.event)).held_by
+    sites = [holder for holder in held if holder.frame is not None]
+    if not sites:
+        return []
+    first = sites[0]
+    return [
+        f"What {first.frame} made ({first.category}/{first.subcategory}) alone keeps {size(first.free_bytes)} of free "
+        f"pieces in {first.segments} segments from being given back."
+    ]
+
+
 def _about(case: Case) -> list[str]:
     """Sentences on the moment: the peak where nothing was refused, growth since the pass before, earlier refusals."""
     found = []
@@ -271,6 +286,8 @@ def _about(case: Case) -> list[str]:
             f"At most about {share:.0%} of this batch's tokens would fit as things are: activations and logits grow "
             "with them."
         )
+    if case.verdict.verdict == "fragmentation":
+        found += _pinned(case)
     if case.is_oom and len(case.timeline.oom_events) > 1:
         found.append(f"{len(case.timeline.oom_events)} requests were refused in this recording; this is the last.")
     if case.points and case.is_oom:

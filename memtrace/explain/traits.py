@@ -22,6 +22,7 @@ from memtrace.history.timeline import At
 from memtrace.units import format_bytes
 
 Bool = NDArray[np.bool_]
+_PASSING = (Purpose.FORWARD, Purpose.BACKWARD, Purpose.SAVED, Purpose.RECOMPUTE)
 _WEIGHTS = (Purpose.QUANTIZED, Purpose.QUANT_STATE, Purpose.UNQUANTIZED, Purpose.BUFFER)
 
 
@@ -42,6 +43,14 @@ class RunSide:
     def held(self, rows: Bool) -> int:
         """Requested bytes of those rows that are live at the peak."""
         return int(self.case.size[rows & self.case.live].sum())
+
+    @cached_property
+    def of_attention(self) -> Bool:
+        """Attention matrices, their gradients and copies: what has the size of one, in whatever type."""
+        matrices = self.case.kind(Purpose.ATTENTION_MATRIX)
+        sizes = np.unique(self.case.size[matrices & (self.case.size >= 1 << 20)])
+        alike = np.isin(self.case.size, np.concatenate([sizes, sizes * 2, sizes // 2]))
+        return matrices | (alike & self.case.kind(*_PASSING))
 
     def stored(self, *purposes: Category | Purpose) -> int:
         """Bytes of those purposes that are never freed."""

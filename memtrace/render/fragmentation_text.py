@@ -5,15 +5,17 @@ from __future__ import annotations
 from rich.text import Text
 
 from memtrace.answers.fragmentation import Fragmentation
+from memtrace.answers.pins import Pins
 from memtrace.render.text import columns, heading
 from memtrace.render.words import STYLE, bar, clip, moment_name, pool_name, stream_name
 from memtrace.units import counted, format_bytes, format_count
 
 _SEGMENTS = 8
 _PINS = 2
+_HOLDERS = 5
 
 
-def render_fragmentation(f: Fragmentation, width: int = 80) -> list[Text]:
+def render_fragmentation(f: Fragmentation, pinned: Pins | None = None, width: int = 80) -> list[Text]:
     """Kinds with bars, the verdict on the failing request, pools, and the segments whose holes are largest."""
     lines = [
         Text.assemble((moment_name(f.at), "bold"), f": {format_bytes(f.reserved_bytes)} reserved,"),
@@ -49,6 +51,34 @@ def render_fragmentation(f: Fragmentation, width: int = 80) -> list[Text]:
     if f.pinned_segments:
         lines.append(Text())
         lines += _segments(f, width)
+    if pinned is not None and pinned.pinned_free_bytes:
+        lines += [Text(), *_pins(pinned, width)]
+    return lines
+
+
+def _pins(pinned: Pins, width: int) -> list[Text]:
+    """Who alone holds the holes, what only pins, and what would have to go for whole segments to come back."""
+    lines = [heading("who alone keeps free bytes from being given back")]
+    for holder in pinned.held_by[:_HOLDERS]:
+        what = (
+            holder.category if holder.subcategory is None else f"{holder.category}/{holder.subcategory} {holder.frame}"
+        )
+        told = f"  {format_bytes(holder.free_bytes):>11}  in {counted(holder.segments, 'segment')}: {what}"
+        lines.append(Text(clip(told, width)))
+    if pinned.evictable:
+        free = {one.segment: one.segment_free_bytes for one in pinned.evictable}
+        size = sum(one.block_bytes for one in pinned.evictable)
+        lines.append(
+            Text(f"{counted(len(pinned.evictable), 'allocation')} of {format_bytes(size)} only pin: without them "
+                 f"{format_bytes(sum(free.values()))} would be free in {counted(len(free), 'whole segment')}")
+        )  # fmt: skip
+    clearing = pinned.clearing
+    if clearing.segments:
+        lines.append(
+            Text(f"best trade: {counted(len(clearing.segments), 'segment')} ({format_bytes(clearing.given_back_bytes)}) "
+                 f"for {format_bytes(clearing.must_go_bytes)} of {counted(len(clearing.sites), 'call site')}")
+        )  # fmt: skip
+        lines += [Text(clip(f"    {site}", width), style="dim") for site in clearing.sites[:_PINS]]
     return lines
 
 

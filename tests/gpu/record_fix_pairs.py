@@ -29,13 +29,13 @@ USUAL: dict[str, Any] = {
     "layers": 3, "length": 1024, "batch": 2, "accumulation": 1, "steps": 3, "rank": 16,
     "targets": "all-linear",
     "optimizer": "AdamW", "attention": "sdpa", "checkpointing": True, "loss": "full", "vocabulary": 32000,
-    "dtype": "bfloat16", "head": "as the model", "leak": "", "conf": "", "reference": "", "lengths": [], "eval_batch": 0,
-    "keep_logits": False, "cap_mib": 0,
+    "dtype": "bfloat16", "head": "as the model", "leak": "", "conf": "", "reference": "", "lengths": [],
+    "eval_batch": 0, "keep_logits": False, "cap_mib": 0,
 }  # fmt: skip
 PLAIN = {"checkpointing": False}
 _EIGHT = {"steps": 8}
 _VARIED = {"lengths": LENGTHS, "steps": 8} | PLAIN
-_SHORT = {"steps": 10, "length": 512}
+_SHORT = {"steps": 12}
 _CAPPED = {"steps": 14, "cap_mib": 3200}
 _WIDE = {"vocabulary": 128256}
 _FULL = {"rank": 0}
@@ -88,11 +88,13 @@ def run(options: dict[str, Any], target: Path) -> None:
     dtype = getattr(torch, options["dtype"])
 
     def build() -> Any:
+        torch.set_default_dtype(dtype)
         with torch.device("cuda"):
-            return LlamaForCausalLM(config).to(dtype)
+            return LlamaForCausalLM(config)
 
     model = build()
     reference = build().eval() if options["reference"] == "copy" else None
+    torch.set_default_dtype(torch.float32)
     if options["head"] == "float32":
         model.lm_head.float()
         model.lm_head.register_forward_pre_hook(lambda _, args: (args[0].float(),))
@@ -106,17 +108,7 @@ def run(options: dict[str, Any], target: Path) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer: Any
-    if options["optimizer"] == "adafactor":
-        from transformers import Adafactor
-
-        optimizer = Adafactor(trained, lr=1e-4, relative_step=False, scale_parameter=False)
-    else:
-        optimizer = (
-            torch.optim.AdamW(trained, lr=1e-4)
-            if options["optimizer"] == "adamw"
-            else torch.optim.SGD(trained, lr=1e-4)
-        )
+    optimizer = getattr(torch.optim, options["optimizer"])(trained, lr=1e-4)
     model.train()
     kept: list[Any] = []
     try:
@@ -159,7 +151,7 @@ def train_step(model: Any, reference: Any, options: dict[str, Any], length: int,
                 return cross_entropy(base.lm_head(part).float(), wanted, reduction="sum")
 
             part = hidden[low : low + 256]
-            loss = loss + torch.utils.checkpoint.checkpoint(chunk, part, labels[low : low + 256], use_reentrant=False)
+            loss = loss + torch.utils.checkpoint.checkpoint(chunk, part, labels[low : low + 256], use_reentrant=True)
         loss = loss / len(labels)
         out = None
     else:

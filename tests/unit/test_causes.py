@@ -8,7 +8,7 @@ import pytest
 from support import LABELLED, analysis
 
 from memtrace.answers.diff.comparison import Story
-from memtrace.explain.causes import _CONSEQUENCES, compare, story_of
+from memtrace.explain.causes import compare, follows, story_of
 
 # (before, after, id of the first cause, its sign); the runs of a pair differ in more than one thing only where it says.
 PAIRS = [
@@ -28,8 +28,8 @@ def checked(before: str, after: str) -> Story:
         assert sum(cause.bytes for cause in one.causes) == one.change_bytes
         assert one.causes[-1].id == "unexplained" and not one.causes[-1].bytes
         assert len({cause.id for cause in one.causes}) == len(one.causes)
-        for follows in (False, True):
-            sizes = [abs(cause.bytes) for cause in one.causes[:-1] if (cause.id in _CONSEQUENCES) == follows]
+        for later in (False, True):
+            sizes = [abs(cause.bytes) for cause in one.causes[:-1] if follows(cause, one.change_bytes) == later]
             assert sizes == sorted(sizes, reverse=True)
     assert (story.was_bytes, story.now_bytes) == (back.now_bytes, back.was_bytes)
     return story

@@ -1,0 +1,178 @@
+"""What keeps reserved memory from being given back: questions to the graph of segments, call sites and categories.
+
+A segment that is partly free stays reserved as long as anything in it is live. *Dominators* say who alone holds it: if
+every way from the root to a segment leads through one call site (or one category), that one's allocations pin it. A
+*minimum cut* says what to move or free so that whole segments come back: giving a segment back gains its bytes, and needs
+everything in it to go, which costs its bytes wherever the same site holds more. *Evictable* allocations only pin: they
+are small against the free space around them. Base weights and what is trained stay where they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import networkx as nx
+import numpy as np
+
+from memtrace.analysis import Analysis
+from memtrace.attribution.categories import Category
+from memtrace.history.layout import Layout
+
+_ROOT, _GONE = "everything", "gone"
+# What could go or live elsewhere, the easiest first.
+_EVICTABLE = (Category.TEMPORARY, Category.ACTIVATIONS, Category.RUNTIME, Category.UNATTRIBUTED)
+_MOST_LISTED = 20
+_MOST_SEGMENTS = 4000  # those with most free bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A category or call site without which these free bytes would come back, in so many segments."""
+
+    category: str
+    subcategory: str | None
+    frame: str | None
+    free_bytes: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evictable:
+    """An allocation that pins more free bytes than it has: ``row`` is its row in ``Timeline.allocations``."""
+
+    row: int
+    address: int
+    block_bytes: int
+    category: str
+    subcategory: str
+    frame: str
+    segment: int
+    segment_free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clearing:
+    """The best set of segments to empty: what they give back, and what would have to go for it (live bytes)."""
+
+    segments: tuple[int, ...]
+    given_back_bytes: int
+    must_go_bytes: int
+    sites: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """Answers about the segments that are partly free at one event."""
+
+    pinned_free_bytes: int
+    held_by: tuple[Holder, ...]
+    evictable: tuple[Evictable, ...]
+    clearing: Clearing
+
+
+Site = tuple[str, str, str]  # category, subcategory, frame
+
+
+def pins(analysis: Analysis, layout: Layout) -> Pins:
+    """Who pins what in a layout."""
+    held = _held(analysis, layout)
+    free = layout.free_bytes()
+    return Pins(
+        pinned_free_bytes=int(sum(int(free[segment]) for segment in held)),
+        held_by=_dominators(held, free),
+        evictable=_evictable(analysis, layout, held, free),
+        clearing=_clearing(layout, held),
+    )
+
+
+def _held(analysis: Analysis, layout: Layout) -> dict[int, dict[Site, int]]:
+    """Live bytes by site in each segment that is partly free, most free bytes first."""
+    free, used = layout.free_bytes(), layout.used_bytes() + layout.pending_bytes()
+    partly = np.flatnonzero((free > 0) & (used > 0))
+    partly = partly[np.argsort(-free[partly], kind="stable")][:_MOST_SEGMENTS]
+    found: dict[int, dict[Site, int]] = {}
+    for segment in partly.tolist():
+        blocks = slice(int(layout.first_block[segment]), int(layout.first_block[segment + 1]))
+        sites: dict[Site, int] = {}
+        for row, size in zip(layout.row[blocks].tolist(), layout.block_bytes[blocks].tolist(), strict=True):
+            if row >= 0:
+                site = _site(analysis, row)
+                sites[site] = sites.get(site, 0) + size
+        found[segment] = sites
+    return found
+
+
+def _site(analysis: Analysis, row: int) -> Site:
+    attribution = analysis.attribution
+    rule = attribution.rules[attribution.rule[row]]
+    stack = int(analysis.timeline.allocations.stack[row])
+    return str(rule.category), rule.subcategory, attribution.sites.label(stack) or "(no stack recorded)"
+
+
+def _dominators(held: dict[int, dict[Site, int]], free: Any) -> tuple[Holder, ...]:
+    graph = nx.DiGraph()
+    for segment, sites in held.items():
+        for site in sites:
+            graph.add_edge(_ROOT, site[0])
+            graph.add_edge(site[0], site)
+            graph.add_edge(site, segment)
+    if not graph:
+        return ()
+    above = nx.immediate_dominators(graph, _ROOT)
+    totals: dict[Any, list[int]] = {}
+    for segment in held:
+        entry = totals.setdefault(above[segment], [0, 0])
+        entry[0] += int(free[segment])
+        entry[1] += 1
+    found = []
+    for node, (size, count) in totals.items():
+        if node == _ROOT:
+            continue  # several categories share them: none alone would bring them back
+        category, sub, frame = node if isinstance(node, tuple) else (node, None, None)
+        found.append(Holder(category, sub, frame, size, count))
+    return tuple(sorted(found, key=lambda holder: -holder.free_bytes))[:_MOST_LISTED]
+
+
+def _clearing(layout: Layout, held: dict[int, dict[Site, int]]) -> Clearing:
+    """The closure of segments and sites with the highest gain, by minimum cut (project selection)."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from((_ROOT, _GONE))
+    for segment, sites in held.items():
+        graph.add_edge(_ROOT, segment, capacity=int(layout.total_bytes[segment]))
+        for site, size in sites.items():
+            graph.add_edge(segment, site)  # no capacity: without end, so the site goes if the segment does
+            if site[0] in _EVICTABLE:
+                known = graph.get_edge_data(site, _GONE, {"capacity": 0})["capacity"]
+                graph.add_edge(site, _GONE, capacity=known + size)
+            else:
+                graph.add_edge(site, _GONE, capacity=sum(int(size) for size in layout.total_bytes) + 1)
+    _, (chosen, _) = nx.minimum_cut(graph, _ROOT, _GONE)
+    segments = [segment for segment in held if segment in chosen]
+    sites = [node for node in chosen if isinstance(node, tuple)]
+    cost = {site: graph.edges[site, _GONE]["capacity"] for site in sites}
+    return Clearing(
+        segments=tuple(int(layout.address[segment]) for segment in segments),
+        given_back_bytes=int(sum(int(layout.total_bytes[segment]) for segment in segments)),
+        must_go_bytes=sum(cost.values()),
+        sites=tuple(f"{s[0]}/{s[1]} {s[2]}" for s in sorted(sites, key=lambda site: -cost[site])),
+    )
+
+
+def _evictable(
+    analysis: Analysis, layout: Layout, held: dict[int, dict[Site, int]], free: Any
+) -> tuple[Evictable, ...]:
+    """Allocations in segments whose live bytes are fewer than their free ones and could all go, easiest first."""
+    found = []
+    for segment, sites in held.items():
+        if sum(sites.values()) >= int(free[segment]) or not all(site[0] in _EVICTABLE for site in sites):
+            continue
+        for block in range(int(layout.first_block[segment]), int(layout.first_block[segment + 1])):
+            row = int(layout.row[block])
+            if row >= 0:
+                size, address = int(layout.block_bytes[block]), int(layout.block_address[block])
+                where = int(layout.address[segment]), int(free[segment])
+                found.append(Evictable(row, address, size, *_site(analysis, row), *where))
+    order = {str(category): place for place, category in enumerate(_EVICTABLE)}
+    found.sort(key=lambda one: (-one.segment_free_bytes, order[one.category], one.block_bytes))
+    return tuple(found[:_MOST_LISTED])
