@@ -2,9 +2,9 @@
 
 A segment that is partly free stays reserved as long as anything in it is live. *Dominators* say who alone holds it: if
 every way from the root to a segment leads through one call site (or one category), that one's allocations pin it. A
-*minimum cut* says what to move or free so that whole segments come back: giving a segment back gains its bytes, and needs
-everything in it to go, which costs its bytes wherever the same site holds more. *Evictable* allocations only pin: they
-are small against the free space around them. Base weights and what is trained stay where they are.
+*minimum cut* says what to move or free so that whole segments come back: giving a segment back gains its bytes, and
+needs everything in it to go, which costs its bytes wherever the same site holds more. *Evictable* allocations only pin:
+they are small against the free space around them. Base weights and what is trained stay where they are.
 """
 
 from __future__ import annotations
@@ -149,13 +149,12 @@ def _clearing(layout: Layout, held: dict[int, dict[Site, int]]) -> Clearing:
                 graph.add_edge(site, _GONE, capacity=sum(int(size) for size in layout.total_bytes) + 1)
     _, (chosen, _) = nx.minimum_cut(graph, _ROOT, _GONE)
     segments = [segment for segment in held if segment in chosen]
-    sites = [node for node in chosen if isinstance(node, tuple)]
-    cost = {site: graph.edges[site, _GONE]["capacity"] for site in sites}
+    cost = {node: graph.edges[node, _GONE]["capacity"] for node in chosen if isinstance(node, tuple)}
     return Clearing(
         segments=tuple(int(layout.address[segment]) for segment in segments),
         given_back_bytes=int(sum(int(layout.total_bytes[segment]) for segment in segments)),
         must_go_bytes=sum(cost.values()),
-        sites=tuple(f"{s[0]}/{s[1]} {s[2]}" for s in sorted(sites, key=lambda site: -cost[site])),
+        sites=tuple(f"{s[0]}/{s[1]} {s[2]}" for s in sorted(cost, key=lambda site: -cost[site])),
     )
 
 

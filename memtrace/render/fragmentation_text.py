@@ -75,8 +75,8 @@ def _pins(pinned: Pins, width: int) -> list[Text]:
     clearing = pinned.clearing
     if clearing.segments:
         lines.append(
-            Text(f"best trade: {counted(len(clearing.segments), 'segment')} ({format_bytes(clearing.given_back_bytes)}) "
-                 f"for {format_bytes(clearing.must_go_bytes)} of {counted(len(clearing.sites), 'call site')}")
+            Text(f"best trade: {counted(len(clearing.segments), 'segment')} "
+                 f"({format_bytes(clearing.given_back_bytes)}) for {format_bytes(clearing.must_go_bytes)} of {counted(len(clearing.sites), 'call site')}")
         )  # fmt: skip
         lines += [Text(clip(f"    {site}", width), style="dim") for site in clearing.sites[:_PINS]]
     return lines
