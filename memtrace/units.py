@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 from memtrace.errors import UsageError
 
@@ -57,6 +59,32 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Like :func:`printable`, line by line."""
+    return text if text.replace("\n", "").isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
+def printable_in(value: Any, key: object = "") -> Any:
+    """A copy of builtin containers in which every text is :func:`printable`; a ``message`` keeps its lines."""
+    if isinstance(value, str):
+        return printable_lines(value) if key == "message" else printable(value)
+    if isinstance(value, dict):
+        return {printable_in(name): printable_in(part, name) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([printable_in(part, key) for part in value])
+    return value
+
+
+def json_text(text: str) -> str:
+    """JSON in which characters that are not printable stand as JSON's own escapes; it means the same."""
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+def spreadsheet_text(text: str) -> str:
+    """A text that a spreadsheet shows instead of running it as a formula."""
+    return f"'{text}" if text[:1] in tuple("=+-@\t\r") else text
 
 
 def format_count(count: int) -> str:

@@ -31,6 +31,7 @@ from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
 from memtrace.cli.common import add_shared, open_analysis, print_json, to_json
 from memtrace.errors import SnapshotError, UsageError
+from memtrace.units import printable
 from memtrace.writing import check_target, whole_file
 
 
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     args.exit_code = 0 if passed else 1  # also when nobody reads the output
     warnings = [*([refused] if refused else []), *budget.warnings]
     for warning in warnings:
-        print(f"memtrace: {warning}", file=sys.stderr)
+        print(f"memtrace: {printable(warning)}", file=sys.stderr)
     if args.write is not None and passed:
         _write(Path(args.write), budget, conditions)
     if args.json:
@@ -101,10 +102,10 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         for sentence in [*(each.sentence for each in unlike), *(verdict.sentence for verdict in verdicts)]:
-            print(sentence)
+            print(printable(sentence))
     if args.write is not None:
         what = f"baseline written to {args.write}" if passed else "the check failed: no baseline was written"
-        print(f"memtrace: {what}", file=sys.stderr)
+        print(f"memtrace: {printable(what)}", file=sys.stderr)
     return 0 if passed else 1
 
 

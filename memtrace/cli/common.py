@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from memtrace.units import format_bytes, printable
+from memtrace.units import format_bytes, json_text, printable
 from memtrace.writing import check_target, whole_file
 
 if TYPE_CHECKING:
@@ -80,14 +80,15 @@ def print_json(answer: Any) -> None:
 
 
 def to_json(answer: Any) -> bytes:
-    """One JSON object and a newline."""
+    """One JSON object and a newline; what a terminal might obey is written as escapes."""
     import orjson
 
     options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
     try:
-        return orjson.dumps(answer, option=options)
+        written = orjson.dumps(answer, option=options)
     except (orjson.JSONEncodeError, RecursionError):  # odd values out of a file's own settings
-        return orjson.dumps(_plain(answer, 0), option=options)
+        written = orjson.dumps(_plain(answer, 0), option=options)
+    return written if written.isascii() else json_text(written.decode()).encode()
 
 
 def _plain(value: Any, depth: int) -> Any:

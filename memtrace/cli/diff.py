@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from memtrace.cli.common import add_shared, open_analysis, print_json, say_written, whole_number
 from memtrace.errors import UsageError
+from memtrace.units import printable, printable_lines
 from memtrace.writing import check_target
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         for verdict in verdicts:
             print(f"memtrace: {verdict.sentence}", file=sys.stderr)
         if refused is not None:
-            print(f"memtrace: {refused}", file=sys.stderr)
+            print(f"memtrace: {printable(refused)}", file=sys.stderr)
     return 0 if passed else 1
 
 
@@ -100,7 +101,7 @@ def _print(args: argparse.Namespace, answer: Difference, gate: dict[str, object]
     elif args.md:
         from memtrace.render.diff_text import diff_markdown
 
-        sys.stdout.write(diff_markdown(answer, args.top))
+        sys.stdout.write(printable_lines(diff_markdown(answer, args.top)))
     else:
         from memtrace.render.diff_text import render_diff
         from memtrace.render.text import console, print_lines

@@ -12,6 +12,7 @@ import sys
 from memtrace.cli.common import add_shared, open_analysis, print_json
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.explain.answer import Explanation
+from memtrace.units import printable_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,5 +66,5 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.render.explain_text import render_explanation, render_markdown
 
     lines = render_markdown(answer) if args.md else render_explanation(answer, everything=args.all)
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write(printable_lines("\n".join(lines)) + "\n")
     return 0

@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 
 from memtrace.cli.common import add_shared, floods_terminal, open_analysis, output_stream
 from memtrace.errors import UsageError
-from memtrace.units import printable
+from memtrace.units import printable, printable_lines
 from memtrace.writing import check_target
 
 FORMATS = ("perfetto", "chrome", "speedscope", "collapsed", "html", "snapshot")
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             from memtrace.export.html.page import html_report
 
-            out.write(html_report(analysis, at).encode("utf-8", "backslashreplace"))
+            out.write(printable_lines(html_report(analysis, at)).encode())
     return 0
 
 

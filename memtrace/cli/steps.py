@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from memtrace.cli.common import add_shared, print_json
+from memtrace.units import printable_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,5 +31,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(asdict(found))
     else:
-        print("\n".join(render(found)))
+        print(printable_lines("\n".join(render(found))))
     return 0

@@ -15,6 +15,7 @@ from memtrace.answers.curves import Curves
 from memtrace.attribution.categories import Category
 from memtrace.attribution.phases import Phase
 from memtrace.errors import MissingDependencyError
+from memtrace.units import spreadsheet_text
 
 Column = NDArray[Any]
 _BLOCK_ROWS = 20_000
@@ -79,7 +80,8 @@ def _write_csv(columns: dict[str, Column], out: IO[bytes]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for block in _blocks(columns):
-        writer.writerows(zip(*block, strict=True))
+        shown = [map(spreadsheet_text, part) if part and isinstance(part[0], str) else part for part in block]
+        writer.writerows(zip(*shown, strict=True))
     text.flush()
     text.detach()
 

@@ -20,6 +20,7 @@ from memtrace.snapshot.segment_columns import read_segments
 from memtrace.snapshot.trace_columns import read_trace
 from memtrace.snapshot.version import release_range
 from memtrace.snapshot.window import WINDOW_BYTES, Window
+from memtrace.units import printable, printable_in
 
 _TOP_KEYS = {
     "segments", "device_traces", "allocator_settings", "external_annotations",
@@ -121,7 +122,7 @@ def from_raw(
         raise SnapshotError("a dictionary without 'segments', so not a memory snapshot")
     for key in sorted(str(key)[:60] for key in raw if key not in _TOP_KEYS):
         warn(f"unknown top-level key {key!r}: ignored")
-    keys = () if is_list else tuple(str(key)[:60] for key in raw)
+    keys = () if is_list else tuple(printable(str(key)[:60]) for key in raw)
 
     segments = as_dicts(raw["segments"], "segments")
     traces = as_list(raw.get("device_traces") or [], "device_traces")
@@ -211,7 +212,7 @@ def _dictionary(value: Any, what: str, warn: _Warnings) -> dict[str, Any]:
         return {}
     if type(value) is dict and all(isinstance(key, str) for key in value):
         refuse_expansion(value, what)
-        return value
+        return printable_in(value)  # type: ignore[no-any-return]
     warn(f"{what!r} is not a dictionary of names: ignored")
     return {}
 
@@ -228,7 +229,7 @@ def _annotations(value: Any, warn: _Warnings) -> tuple[Annotation, ...]:
                 and isinstance(name, str)
                 and isinstance(stage, str)
             ):
-                found.append(Annotation(device, time_us, name, stage))
+                found.append(Annotation(device, time_us, printable(name), printable(stage)))
                 continue
         warn("malformed entries in 'external_annotations': ignored")
     return tuple(found)

@@ -88,6 +88,7 @@ def finished(
         keys = set().union(*(entries[i] for i in looked_at))
     for key in sorted(map(str, keys - KNOWN_KEYS)):
         warn(f"unknown key {key[:60]!r} in trace entries: ignored")
+    columns["strings"] = tuple(map(printable, columns["strings"]))
     columns["streams"] = tuple(stream_handle(value) for value in columns["streams"])
     trace = DeviceTrace(
         oom_device_free_bytes={
@@ -144,7 +145,7 @@ def forward_frames(entries: Iterable[tuple[int, dict[str, Any]]]) -> dict[int, t
         if "forward_frames" in entry:
             value = entry["forward_frames"]
             if isinstance(value, list) and all(isinstance(line, str) for line in value):
-                found[i] = tuple(value)
+                found[i] = tuple(map(printable, value))
     return found
 
 
@@ -155,7 +156,7 @@ def internal_metadata(entries: Iterable[tuple[int, dict[str, Any]]]) -> dict[int
 
 def _short(value: Any) -> str:
     """A text of bounded cost: writing out lists that share lists could take forever."""
-    return str(value)[:200] if isinstance(value, (str, int, float, type(None))) else type(value).__name__
+    return printable(str(value)[:200]) if isinstance(value, (str, int, float, type(None))) else type(value).__name__
 
 
 def in_time_order(trace: DeviceTrace, warn: Any) -> DeviceTrace:

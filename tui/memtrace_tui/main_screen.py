@@ -19,7 +19,7 @@ from textual.timer import Timer
 from textual.widgets import Input, Tab, Tabs
 
 from memtrace.errors import MemtraceError, UsageError
-from memtrace.units import format_count
+from memtrace.units import format_count, spreadsheet_text
 from memtrace.writing import check_target, whole_file
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.dialogs import Ask, Details, text_width
@@ -355,7 +355,7 @@ class MainScreen(Screen[None]):
         def accept(text: str) -> None:
             buffer = io.StringIO()
             writer = csv.writer(buffer, lineterminator="\n")
-            rows = sum(1 for row in view.csv() if writer.writerow(row))
+            rows = sum(1 for row in view.csv() if writer.writerow([spreadsheet_text(str(cell)) for cell in row]))
             path = _write(text, buffer.getvalue())
             self.notify(f"{format_count(max(rows - 1, 0))} rows in {path}", timeout=4)
 
