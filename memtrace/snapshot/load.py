@@ -212,7 +212,7 @@ def _dictionary(value: Any, what: str, warn: _Warnings) -> dict[str, Any]:
         return {}
     if type(value) is dict and all(isinstance(key, str) for key in value):
         refuse_expansion(value, what)
-        return printable_in(value)  # type: ignore[no-any-return]
+        return printable_in(value)
     warn(f"{what!r} is not a dictionary of names: ignored")
     return {}
 

@@ -44,14 +44,14 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     folder = tmp_path_factory.mktemp("hostile")
     file = folder / NAME
     shutil.copy(HOSTILE / "terminal_escapes.pickle.xz", file)
-    script = f"""
+    script = """
 import io, json, os, sys
 from memtrace.cli import main
-found = {{}}
+found = {}
 for verb in json.loads(sys.argv[1]):
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
     sys.stdout, sys.stderr = out, err
-    words = [word.replace("{{file}}", sys.argv[2]).replace("{{out}}", sys.argv[3] + str(len(found))) for word in verb]
+    words = [word.replace("{file}", sys.argv[2]).replace("{out}", sys.argv[3] + str(len(found))) for word in verb]
     try:
         code = main([words[0], sys.argv[2], *words[1:]])
     except SystemExit as error:
@@ -105,9 +105,9 @@ def test_logs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
     log = tmp_path / NAME.replace(".pickle.xz", ".log")
     log.write_bytes(
-        b"\x1b[31m[rank1]\x07 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. \xc2\x9b2J GPU 0 has "
-        b"a total capacity of 23.65 GiB of which 1.00 GiB is free. \xe2\x80\xae<img src=x> Including non-PyTorch memory, "
-        b"this process has 22.00 GiB memory in use.\x1b]0;title\x07 Of the allocated memory 20.00 GiB is allocated by "
+        b"\x1b[31m[rank1]\x07 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. \xc2\x9b2J GPU 0 "
+        b"has a total capacity of 23.65 GiB of which 1.00 GiB is free. \xe2\x80\xae<img src=x> Including non-PyTorch "
+        b"memory, this process has 22.00 GiB memory in use.\x1b]0;title\x07 Of the allocated memory 20.00 GiB is allocated by "
         b"PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated.\nPYTORCH_CUDA_ALLOC_CONF=\x1b[2Ja:1\n"
     )
     for more in ([], ["--json"], ["--md"]):
