@@ -214,7 +214,7 @@ class _Comparison:
         yield from self._tokens({group for groups, _ in options for group in groups})
         for groups, cause in options:
             yield from self._take(groups, cause)
-        yield from self._moment()
+        yield from self._moment(bool(options))
         for name in _GROUPS:
             yield from self._take((name,), self._by_name(name))
 
@@ -339,11 +339,12 @@ class _Comparison:
             evidence = f"{was:,} → {now:,} tokens in the pass of the peak; {self._sizes(_BY_TOKENS)}"
             yield Cause("tokens", title, size, evidence, f"{was:,}", f"{now:,}")
 
-    def _moment(self) -> Iterator[Cause]:
-        """The peaks lie in different phases, or before and after the first optimizer step."""
+    def _moment(self, decided: bool) -> Iterator[Cause]:
+        """The peaks lie in different phases, or before and after the first optimizer step. Where an option is unlike,
+        whatever else is there only within a step follows from the peak's having moved."""
         phases = [side.case.phase for side in (self.before, self.after)]
         died = "oom" in (self.before.end.outcome, self.after.end.outcome)
-        moving = ("passing", "copies", "gradients", *(("loss", "attention") if died else ()))
+        moving = _WITHIN_A_STEP if decided else ("passing", "copies", "gradients", *(("loss",) if died else ()))
         groups = [name for name in moving if phases[0] is not phases[1]]
         if 0 in self.held["states"] and all(side.states for side in (self.before, self.after)):
             groups.append("states")

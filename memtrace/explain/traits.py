@@ -22,6 +22,7 @@ from memtrace.history.timeline import At
 from memtrace.units import format_bytes
 
 Bool = NDArray[np.bool_]
+_VECTOR_BYTES, _LEAST_VECTORS = (512, 64 << 10), 4
 _PASSING = (Purpose.FORWARD, Purpose.BACKWARD, Purpose.SAVED, Purpose.RECOMPUTE)
 _WEIGHTS = (Purpose.QUANTIZED, Purpose.QUANT_STATE, Purpose.UNQUANTIZED, Purpose.BUFFER)
 
@@ -85,7 +86,26 @@ class RunSide:
     @cached_property
     def tokens(self) -> int | None:
         """Tokens of the pass that the peak lies in."""
-        return self.case.dims.tokens if self.case.dims is not None else None
+        return self.case.dims.tokens if self.case.dims is not None else self._tokens_by_vectors()
+
+    def _tokens_by_vectors(self) -> int | None:
+        """The embedding's output over the small vectors with most bytes that were there before the first pass and
+        stay: the norms' weights, whatever they were taken for."""
+        case = self.case
+        if case.here is None:
+            return None
+        born, size = case.facts.born, case.size
+        inside = (born >= case.here.start) & (born < case.here.end)
+        embedded = size[inside & (case.module == "embedding")]
+        small = (size >= _VECTOR_BYTES[0]) & (size <= _VECTOR_BYTES[1])
+        frozen = small & ~np.isin(size, np.unique(size[case.kind(Category.LORA)]))  # adapters have such sizes, too
+        small = frozen if frozen.any() else small
+        vectors, counts = np.unique(size[small & case.facts.stays & (born < case.passes[0].start)], return_counts=True)
+        vectors, counts = vectors[counts >= _LEAST_VECTORS], counts[counts >= _LEAST_VECTORS]  # one a layer and more
+        if not len(embedded) or not len(vectors):
+            return None
+        by_bytes = [int(vectors[i]) for i in np.argsort(-vectors * counts, kind="stable")]
+        return next((int(embedded.max()) // vector for vector in by_bytes if int(embedded.max()) % vector == 0), None)
 
     @cached_property
     def trained(self) -> int:
@@ -95,7 +115,8 @@ class RunSide:
     @cached_property
     def states(self) -> float | None:
         """Bytes of optimizer states for each byte of trained parameters; None before the first step is done."""
-        stepped = bool((self.case.facts.phases.phase[:-1] == Phase.OPTIMIZER).any())
+        phases = self.case.facts.phases
+        stepped = bool((phases.phase[:-1] == Phase.OPTIMIZER).any() or (phases.step > 0).any())
         return self.stored(Purpose.OPTIMIZER_STATE) / self.trained if self.trained and stepped else None
 
     @cached_property

@@ -74,10 +74,9 @@ def _pins(pinned: Pins, width: int) -> list[Text]:
         )  # fmt: skip
     clearing = pinned.clearing
     if clearing.segments:
-        lines.append(
-            Text(f"best trade: {counted(len(clearing.segments), 'segment')} "
-                 f"({format_bytes(clearing.given_back_bytes)}) for {format_bytes(clearing.must_go_bytes)} of {counted(len(clearing.sites), 'call site')}")
-        )  # fmt: skip
+        back, gone = format_bytes(clearing.given_back_bytes), format_bytes(clearing.must_go_bytes)
+        what = f"{counted(len(clearing.segments), 'segment')} ({back}) for {gone}"
+        lines.append(Text(f"best trade: {what} of {counted(len(clearing.sites), 'call site')}"))
         lines += [Text(clip(f"    {site}", width), style="dim") for site in clearing.sites[:_PINS]]
     return lines
 

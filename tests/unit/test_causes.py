@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from support import LABELLED, analysis
 
+from memtrace.analysis import analyse
 from memtrace.answers.diff.comparison import Story
 from memtrace.explain.causes import compare, follows, story_of
+from memtrace.history.timeline import build
+from memtrace.snapshot.load import load
 
 # (before, after, id of the first cause, its sign); the runs of a pair differ in more than one thing only where it says.
 PAIRS = [
@@ -68,3 +72,22 @@ def test_what_is_unlike_is_said() -> None:
     story = story_of(analysis("llama2-7b_baseline"), analysis("llama2-7b_baseline-expandable"))
     assert story.unlike["allocator settings"] == ("PyTorch's defaults", "expandable_segments:True")
     assert "checkpointing" in story.alike
+
+
+FIXES = Path(__file__).parents[1] / "truth" / "fix_pairs"
+# Runs of which the second has one thing fixed, recorded by PyTorch alone on an H200 (tests/gpu/record_fix_pairs.py).
+FIRST = {
+    "leak-hidden": "growth_across_steps", "checkpointing": "checkpointing", "checkpointing-full": "checkpointing",
+    "max-split": "allocator_setting", "loss-chunked": "loss", "optimizer-sgd": "optimizer",
+    "optimizer-adafactor": "optimizer", "rank": "adapters", "targets": "adapters", "padding": "tokens",
+    "length": "tokens", "micro-batch": "tokens", "reference": "reference_model", "attention": "attention",
+    "attention-checkpointed": "attention", "eval-batch": "eval_peak", "cast-model": "cast", "cast-head": "cast",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "cause"), FIRST.items())
+def test_the_thing_that_was_fixed_is_named_first(name: str, cause: str) -> None:
+    sides = [load(FIXES / f"{name}.{side}.pickle.xz") for side in ("before", "after")]
+    story = story_of(*(analyse(build(side, side.devices[0])) for side in sides))
+    assert story.causes[0].id == cause and story.causes[0].bytes < 0
+    assert sum(one.bytes for one in story.causes) == story.change_bytes < 0
