@@ -6,6 +6,7 @@ in Python. Memory is only touched within ``count`` or ``mask``; arrays from outs
 trace that contradicts itself this raises KeyError or IndexError where the plain loop does.
 """
 
+cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memmove
@@ -22,6 +23,7 @@ cdef inline bint is_less(Key a, uint64_t size, uint64_t address) noexcept nogil:
     return a.size < size or (a.size == size and a.address < address)
 
 
+@cython.final
 cdef class KeyList:
     """A sorted list of keys ``size << 64 | address``."""
 
@@ -121,10 +123,12 @@ cdef class AddressMap:
         free(self.slots)
         free(self.values)
 
+    @cython.final
     cdef inline uint64_t home(self, uint64_t slot) noexcept nogil:
         cdef uint64_t mixed = (slot >> 9 ^ slot) * <uint64_t>0x9E3779B97F4A7C15
         return (mixed >> 32) & self.mask
 
+    @cython.final
     cdef inline uint64_t find(self, uint64_t slot) noexcept nogil:
         """Where the slot is, or the empty place where it would be."""
         cdef uint64_t at = self.home(slot)
@@ -132,11 +136,13 @@ cdef class AddressMap:
             at = (at + 1) & self.mask
         return at
 
+    @cython.final
     cdef inline int64_t value(self, uint64_t address) noexcept nogil:
         """The number at an address, -1 if there is none."""
         cdef uint64_t at = self.find(address + 1)
         return self.values[at] if address + 1 != 0 and self.slots[at] != 0 else -1
 
+    @cython.final
     cdef int grow(self) except -1:
         cdef uint64_t* slots = self.slots
         cdef int64_t* values = self.values
@@ -157,6 +163,7 @@ cdef class AddressMap:
         free(values)
         return 0
 
+    @cython.final
     cdef int put(self, uint64_t address, int64_t value) except -1:
         if address + 1 == 0 or value < 0:
             raise KeyError(address)
@@ -170,6 +177,7 @@ cdef class AddressMap:
         self.values[at] = value
         return 0
 
+    @cython.final
     cdef int64_t take(self, uint64_t address) except -2:
         """Remove an address; its number, -1 if it was not there."""
         cdef uint64_t at = self.find(address + 1), hole, wanted

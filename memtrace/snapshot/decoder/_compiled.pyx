@@ -5,6 +5,7 @@ Files come from strangers. Before every read, ``room`` keeps it below ``end``; e
 whose index Cython checks. What is not exactly such an event is left to the pickle machine.
 """
 
+cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp, memcpy
@@ -44,6 +45,7 @@ cdef struct Body:
     int32_t number
 
 
+@cython.final  # so that calls are direct
 cdef class Bodies:
     """Numbers of written texts, or lists of frames, by their bytes: a hash table that compares what it finds."""
 
@@ -120,6 +122,7 @@ cdef uint64_t mixed_of(const uint8_t* body, Py_ssize_t size) noexcept nogil:
     return mixed | 1
 
 
+@cython.final  # so that calls are direct
 cdef class Known:
     """Codes of memo entries or numbers that were asked for lately; :meth:`of` asks ``ask`` for others."""
 
@@ -144,6 +147,7 @@ cdef class Known:
         return code if code >= 0 else -1
 
 
+@cython.final  # so that calls are direct
 cdef class Scanner:
     """Reads the events of one trace. ``source`` answers what bytes alone can't tell; see ``fast_decode._Source``."""
 
