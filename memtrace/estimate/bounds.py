@@ -1,7 +1,4 @@
-"""What no real model or run reaches: beyond it a number is a slip, and working on it would take for ever.
-
-The largest published dense decoders have 126 layers, a hidden size of 20,480 and a vocabulary of 260,000.
-"""
+"""What no real run reaches: beyond it a number is a slip, and working on it would take for ever."""
 
 from __future__ import annotations
 
@@ -16,15 +13,6 @@ if TYPE_CHECKING:
     from memtrace.estimate.options import RunOptions
     from memtrace.estimate.shapes import ModelShape
 
-LARGEST = {
-    "num_hidden_layers": 1_000,
-    "hidden_size": 1_000_000,
-    "intermediate_size": 10_000_000,
-    "num_attention_heads": 100_000,
-    "num_key_value_heads": 100_000,
-    "head_dim": 100_000,
-    "vocab_size": 100_000_000,
-}
 _MOST_TOKENS = 100_000_000  # of a micro-batch
 _MOST_CHUNKS = 2_048  # of the chunked loss, each of which is stepped through
 _MOST_MICRO_BATCHES = 1_000_000

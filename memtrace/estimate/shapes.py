@@ -10,12 +10,22 @@ from typing import Any
 import orjson
 
 from memtrace.errors import SnapshotError, UsageError
-from memtrace.estimate.bounds import LARGEST
 
 #: Families whose module code the engine mirrors, by ``model_type``.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3")
 _ALIASES = {"ministral": "mistral"}
 _NOT_STORED = ("", "bitsandbytes", "BITS_AND_BYTES")  # quantised while loading, as --quant says
+# Beyond this a number is a slip. The largest published dense decoders have 126 layers, a hidden size of 20,480 and a
+# vocabulary of 260,000.
+LARGEST = {
+    "num_hidden_layers": 1_000,
+    "hidden_size": 1_000_000,
+    "intermediate_size": 10_000_000,
+    "num_attention_heads": 100_000,
+    "num_key_value_heads": 100_000,
+    "head_dim": 100_000,
+    "vocab_size": 100_000_000,
+}
 _LARGEST_CONFIG_BYTES = 16 << 20
 _MOE_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
 

@@ -26,7 +26,7 @@ from memtrace.history.timeline import At, Peak, Timeline, choose_event
 from memtrace.snapshot.devices import choose_device
 from memtrace.snapshot.model import Snapshot
 from memtrace.units import format_count, printable
-from memtrace_tui.data.cache import Cache
+from memtrace_tui.lru import Cache
 from memtrace_tui.memory import give_back
 
 I8 = NDArray[np.int64]

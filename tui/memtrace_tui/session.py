@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.answers.report import Report
-from memtrace_tui.data.cache import Cache
 from memtrace_tui.data.eventlog import EventLog
 from memtrace_tui.data.query import Term, parse
 from memtrace_tui.data.rows import AllocationTable, Bool
+from memtrace_tui.lru import Cache
 from memtrace_tui.provider import Provider, Recording
 from memtrace_tui.settings import Settings
 
