@@ -72,7 +72,7 @@ def attribute(
     """
     facts = gather(timeline)
     signals = Signals(facts)
-    labelled = label_rules(timeline)
+    labelled = label_rules(timeline, facts.may_train)
     rules = (*(rule for rule, _ in labelled), *(as_rule(rule) for rule in user_rules), *RULES, _UNATTRIBUTED)
     rule = np.full(len(facts.size), len(rules) - 1, dtype=np.int16)
     is_open = np.ones(len(facts.size), dtype=np.bool_)

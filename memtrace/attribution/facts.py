@@ -30,11 +30,12 @@ class Facts:
     that says something about its purpose; ``NEVER`` where an error, or the end of the program, took it away.
     ``span``: row in ``phases``. ``pass_end``: event at which the forward pass (or the recomputation) that made it
     ended; ``NEVER`` if an error or the recording's end cut it short; -1 for everything else. ``held``: made in such a
-    pass and alive when it ended. ``outlives_span``: alive when the phase it was born in ended. ``persistent``: never
-    ended. ``stays``: persistent, or still there when the next forward pass began; ``lives_on``: or when the second one
-    did. ``interrupted``: made in a forward pass that ended in an error after which the program went on, and alive at
-    that error. ``free_stack``: that of its end, -1 where frees have no stacks of their own; ``freed_by_program``: given
-    up by the program's own code rather than by the model or by autograd.
+    pass and alive when it ended. ``call_end``: the first allocation of other code than the model's after it.
+    ``outlives_span``: alive when the phase it was born in ended. ``persistent``: never ended. ``stays``: persistent, or
+    still there when the next forward pass began; ``lives_on``: or when the second one did. ``interrupted``: made in a
+    forward pass that ended in an error after which the program went on, and alive at that error. ``free_stack``: that
+    of its end, -1 where frees have no stacks of their own; ``freed_by_program``: given up by the program's own code
+    rather than by the model or by autograd.
     """
 
     timeline: Timeline
@@ -53,6 +54,7 @@ class Facts:
     step: I8
     pass_end: I8
     held: Bool
+    call_end: I8
     outlives_span: Bool
     persistent: Bool
     stays: Bool
@@ -72,6 +74,14 @@ class Facts:
     def in_phase(self, *phases: Phase) -> Bool:
         """Rows born in one of the phases."""
         return np.isin(self.phase, [int(phase) for phase in phases])
+
+    @property
+    def may_train(self) -> bool:
+        """Whether something is trained, or the recording stops before it could tell: in the middle of its passes."""
+        if not np.isin(self.phases.phase, [Phase.FORWARD, Phase.EVALUATION]).any() or (self.phases.step >= 0).any():
+            return True
+        refused = (self.timeline.trace.action == Action.OOM).any()
+        return bool(refused) and not self.stacks.has(Tag.GENERATE).any()
 
     @property
     def before_trace(self) -> Bool:
@@ -127,6 +137,7 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         step=span_step[span],
         pass_end=pass_end,
         held=(pass_end >= 0) & (pass_end < NEVER) & (ended >= pass_end),
+        call_end=_call_ends(trace, stacks, born),
         outlives_span=(span >= 0) & (span_end[span] < NEVER) & (ended >= span_end[span]),
         persistent=ended == NEVER,
         stays=(ended == NEVER) | (ended > _next_pass(phases, born)),
@@ -174,6 +185,8 @@ def _unwound(timeline: Timeline, phases: Phases, freed_by: I8, born: I8, died: I
         return behind & (freed_by != Kind.FORWARD)
     forward = np.flatnonzero(phases.phase == Phase.FORWARD)
     older = born < (phases.start[forward[-1]] if len(forward) else -1)
+    # Gradients and states of the last pass, too: nothing else of it is the program's to free.
+    older |= np.isin(phases.phase, [Phase.BACKWARD, Phase.OPTIMIZER])[phases.span_of(np.maximum(born, 0))]
     return behind & older & np.isin(freed_by, [int(Kind.OTHER), int(Kind.LOAD)])
 
 
@@ -197,6 +210,13 @@ def _recomputation_ends(timeline: Timeline, stacks: StackFacts, born: I8) -> I8:
     ends = np.append(others, NEVER)[np.searchsorted(others, born)]
     # Behind the last request of all, frees may be the unwinding of an interruption.
     return np.where((_next_refusal(trace, born) < ends) | (len(allocs) > 0 and ends > allocs[-1]), NEVER, ends)
+
+
+def _call_ends(trace: DeviceTrace, stacks: StackFacts, born: I8) -> I8:
+    """First allocation after each row's that no module makes; the last event if none follows."""
+    allocs = np.flatnonzero(trace.action == Action.ALLOC)
+    outside = allocs[~np.isin(stacks.kind[trace.stack[allocs]], [int(Kind.FORWARD), int(Kind.RECOMPUTE)])]
+    return np.append(outside, len(trace))[np.searchsorted(outside, born, side="right")]
 
 
 def _next_refusal(trace: DeviceTrace, events: I8) -> I8:

@@ -20,8 +20,11 @@ Bool = NDArray[np.bool_]
 I8 = NDArray[np.int64]
 
 
-def label_rules(timeline: Timeline) -> list[tuple[Rule, Bool]]:
-    """One rule and its rows for each purpose among the recorded labels; [] in other files."""
+def label_rules(timeline: Timeline, trains: bool) -> list[tuple[Rule, Bool]]:
+    """One rule and its rows for each purpose among the recorded labels; [] in other files.
+
+    What requires a gradient and never gets one is not trained: without training, parameters are plain weights.
+    """
     labels = timeline.snapshot.memtrace.get("labels")
     if not isinstance(labels, list) or not labels or not len(timeline.allocations):
         return []
@@ -34,6 +37,8 @@ def label_rules(timeline: Timeline) -> list[tuple[Rule, Bool]]:
         if parsed is None:
             continue
         purpose, wanted, first_us, last_us = parsed
+        if purpose is Purpose.PARAMS and not trains:
+            purpose = Purpose.UNQUANTIZED
         low, high = np.searchsorted(address, [wanted, wanted + 1]).tolist()
         rows = order[low:high]
         if not len(rows):  # a view into an allocation: take the one that starts last before it

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.attribution.adapter_shapes import adapter_sizes
+from memtrace.attribution.attention import outgrown
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.head import head_stacks
@@ -39,7 +40,29 @@ class Signals:
 
     @cached_property
     def in_optimizer(self) -> Bool:
-        return self.facts.is_kind(Kind.OPTIMIZER) | (self.facts.in_phase(Phase.OPTIMIZER) & self._frameless)
+        f = self.facts
+        by_hand = f.in_phase(Phase.OPTIMIZER) & f.is_kind(Kind.NONE, Kind.OTHER) & self._in_trace
+        return f.is_kind(Kind.OPTIMIZER) | by_hand
+
+    @cached_property
+    def step_leaves(self) -> Bool:
+        """Made in an optimizer step and alive after it. In a step that the recording does not see end: alive, and from
+        a call site that left something in earlier steps, else from a function that makes states, else from a call site
+        that left more than what it made last."""
+        f = self.facts
+        kept = self.in_optimizer & f.outlives_span
+        alive = self.in_optimizer & f.persistent & (f.span == len(f.phases) - 1)
+        stack = f.timeline.allocations.stack
+        count = np.bincount(stack[alive] + 1, minlength=len(f.stacks.kind))[stack + 1]
+        if kept.any():
+            return kept | (alive & np.isin(stack, np.unique(stack[kept])))
+        if (self.in_optimizer & self.state_frames).any():
+            return alive & self.state_frames
+        return alive & (count > 1)
+
+    @cached_property
+    def replaced_weights(self) -> Bool:
+        return self._trained.weights & self.in_optimizer
 
     @cached_property
     def state_frames(self) -> Bool:
@@ -57,7 +80,7 @@ class Signals:
     @cached_property
     def _trained(self) -> Trained:
         workspaces = self.cublas_frames | self.cublas_once
-        return find_trained(self.facts, self.in_backward, self.in_optimizer, workspaces | self._stored_quantized)
+        return find_trained(self.facts, self.in_backward, self.step_leaves, workspaces | self._stored_quantized)
 
     @cached_property
     def gradients(self) -> Bool:
@@ -114,8 +137,7 @@ class Signals:
     @cached_property
     def trained_weights(self) -> Bool:
         """Weights that get gradients although no adapters were recorded: full fine-tuning."""
-        f = self.facts
-        return self._trained.weights & ~f.before_trace
+        return self._trained.weights & self._in_trace
 
     @cached_property
     def in_load(self) -> Bool:
@@ -123,17 +145,22 @@ class Signals:
 
     @cached_property
     def among_loading(self) -> Bool:
-        """Made without a stack while a model was loaded: loading functions ran, or the first pass is to come."""
+        """Made while a model was loaded, without a stack (loading functions ran, or the first pass is to come) or by
+        code that memtrace does not know."""
+        f = self.facts
+        unknown = self.lives_through_passes
+        if f.size[unknown].sum() > f.size[self.load_frames & f.stays].sum():
+            return (self._frameless | f.is_kind(Kind.OTHER)) & (f.born < f.born[unknown].max())
         if self.load_frames.any():
             return self._frameless
-        return self._frameless & (self.facts.born < self._first_pass)
+        return self._frameless & (f.born < self._first_pass)
 
     # -- forward passes -------------------------------------------------------------------------------------------
 
     @cached_property
     def in_forward(self) -> Bool:
         f = self.facts
-        inside = f.in_phase(Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION)
+        inside = f.in_phase(Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION) & ~self._untrained
         return (f.is_kind(Kind.FORWARD) | (inside & f.is_kind(Kind.OTHER, Kind.NONE))) & self._in_trace
 
     @cached_property
@@ -178,19 +205,31 @@ class Signals:
 
     @cached_property
     def attention_matrices(self) -> Bool:
-        """Inside attention, and clearly larger than the queries of the same pass: tokens by tokens, not by width."""
+        """Inside attention, and clearly larger than the queries of the same pass: tokens by tokens, not by width. Where
+        no rotary embedding shows the queries, larger than whatever the modules inside the same module make."""
         f = self.facts
         inside = f.has(Tag.ATTENTION) & f.is_kind(Kind.FORWARD, Kind.RECOMPUTE) & self._in_trace
         queries = np.zeros(len(f.phases) + 1, dtype=np.int64)
         rotary = f.has(Tag.ROPE) & self._in_trace & ~self.cublas_once & ~self.cublas_frames
         np.maximum.at(queries, f.span[rotary], f.size[rotary])
         limit = queries[f.span] * 5 // 4
-        return inside & (limit > 0) & (f.size > limit)
+        known = self.cublas_once | self.cublas_frames | self.dequant_frames | self.weight_copies | self.head_frames
+        return (inside & (limit > 0) & (f.size > limit)) | outgrown(f, known)
 
     @cached_property
     def kv_cache(self) -> Bool:
+        """Kept from one call of the model to the next: by cache code, or freed by the model itself in a later call."""
         f = self.facts
-        return f.has(Tag.KV_CACHE) & f.is_kind(Kind.FORWARD) & self.in_forward & f.outlives_span
+        kept = f.is_kind(Kind.FORWARD, Kind.OTHER) & (f.ended > f.call_end) & (f.death_phase != Phase.BACKWARD)
+        site = f.stacks.site[f.timeline.allocations.stack]
+        by_model = f.stacks.kind[f.free_stack] == Kind.FORWARD
+        replaced = kept & f.is_kind(Kind.FORWARD) & by_model & (f.free_stack >= 0) & ~f.persistent
+        return kept & (f.has(Tag.KV_CACHE) | np.isin(site, np.unique(site[replaced])))
+
+    @cached_property
+    def _untrained(self) -> Bool:
+        """Made in a pass of a program that trains nothing, as far as the recording shows."""
+        return self._in_trace & (self.facts.step < 0)
 
     @cached_property
     def cast_for_good(self) -> Bool:
@@ -274,11 +313,26 @@ class Signals:
         return np.full(len(self.facts.size), worked)
 
     @cached_property
-    def early_gradients(self) -> Bool:
+    def _early_trained(self) -> Bool:
+        """Of a trained weight's size, and freed where gradients and replaced states are: after a backward pass."""
         f = self.facts
         fits = np.isin(f.size, self._trained_sizes)
         after_backward = np.isin(f.death_phase, [Phase.OPTIMIZER, Phase.BETWEEN, Phase.FORWARD])
         return self._early & fits & ~f.persistent & after_backward
+
+    @cached_property
+    def early_replaced_states(self) -> Bool:
+        """The pass had made its own gradients of that size before."""
+        f = self.facts
+        first_made: dict[int, int] = {}
+        for row in np.flatnonzero(self._trained.gradients & self._in_trace)[::-1].tolist():
+            first_made[int(f.size[row])] = int(f.born[row])
+        made = np.array([first_made.get(size, NEVER) for size in f.size.tolist()], dtype=np.int64)
+        return self._early_trained & (made < f.ended) & (f.death_phase == Phase.OPTIMIZER)
+
+    @cached_property
+    def early_gradients(self) -> Bool:
+        return self._early_trained
 
     @cached_property
     def early_activations(self) -> Bool:
@@ -297,8 +351,8 @@ class Signals:
         return self.early_persistent & self._trained.weights
 
     @cached_property
-    def early_states(self) -> Bool:
-        return self.early_persistent & self._trained.early_states
+    def states_made_ahead(self) -> Bool:
+        return self._trained.states & (self.early_persistent | self._in_trace)
 
     @cached_property
     def _stored_quantized(self) -> Bool:
@@ -335,6 +389,18 @@ class Signals:
     @cached_property
     def short_lived(self) -> Bool:
         return self._in_trace & ~self.persistent
+
+    @cached_property
+    def lives_through_passes(self) -> Bool:
+        """Made by unknown code before the first pass and alive until the last one: what a model consists of, where
+        this is more than what loading code left. Else copies of weights, of a weight's size."""
+        f = self.facts
+        passes = f.phases.start[:-1][f.phases.phase == Phase.FORWARD]
+        ready = (f.born < self._first_pass) & f.is_kind(Kind.OTHER) & self._in_trace & ~f.has(Tag.KV_CACHE)
+        unknown = ready & (f.persistent | (f.ended > (passes[-1] if len(passes) else NEVER)))
+        if f.size[unknown].sum() > f.size[self.load_frames & f.stays].sum():
+            return unknown
+        return ready & f.persistent & np.isin(f.size, np.unique(f.size[self.load_frames & f.stays]))
 
     @cached_property
     def other_frames(self) -> Bool:

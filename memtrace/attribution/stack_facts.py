@@ -37,16 +37,18 @@ class Kind(IntEnum):
 class StackFacts:
     """Per stack, plus one last entry for "no stack recorded", so that index -1 is valid.
 
-    ``tags``: union of frame tags. ``kind``: :class:`Kind`. ``is_loss``: computes a loss rather than running inside a
-    module that a trainer's ``compute_loss`` called. ``is_bucket``: data-parallel training's own code allocates, not the
-    model it calls. ``depth``: number of nested module calls. ``python``: the same stacks without C++ frames, whose
-    place among the Python ones is not reliable.
+    ``tags``: union of the tags of frames that speak. ``kind``: :class:`Kind`. ``is_loss``: computes a loss rather than
+    running inside a module that a trainer's ``compute_loss`` called. ``is_bucket``: data-parallel training's own code
+    allocates, not the model it calls. ``site``: a number for the part inside the outermost module call, whoever makes
+    that call. ``depth``: number of nested module calls. ``python``: the same stacks without C++ frames, whose place
+    among the Python ones is not reliable.
     """
 
     tags: I8
     kind: U1
     is_loss: Bool
     is_bucket: Bool
+    site: I8
     depth: I8
     python: StackTable
 
@@ -64,10 +66,13 @@ def python_only(table: StackTable) -> StackTable:
     return StackTable(table.frames, table.frame[keep], kept_before[table.start], table.fx)
 
 
-def first_positions(table: StackTable, frame_bits: I8, tag: Tag) -> I8:
-    """Per stack, position of the innermost frame with ``tag`` (0 is the allocating frame), ``FAR`` if none."""
+def first_positions(table: StackTable, bits: I8, tag: Tag) -> I8:
+    """Per stack, position of the innermost frame with ``tag`` (0 is the allocating frame), ``FAR`` if none.
+
+    ``bits`` has the tags of each stored frame.
+    """
     position = _positions(table)
-    position[(frame_bits[table.frame] & int(tag)) == 0] = FAR
+    position[(bits & int(tag)) == 0] = FAR
     return _reduce(np.minimum, position, table, len(table), int(FAR))
 
 
@@ -97,27 +102,23 @@ def stack_facts(table: StackTable) -> StackFacts:
     table = python_only(table)  # all that follows is about the order of Python frames
     count = len(table)
     position = _positions(table)
-    own = np.array([is_own_code(f.filename, f.name) for f in table.frames] or [False], dtype=np.bool_)[table.frame]
-    first_own = _reduce(np.minimum, np.where(own, position, FAR), table, count, int(FAR))
     is_call = (frame_bits[table.frame] & int(Tag.CALL)) != 0
     last_call = _reduce(np.maximum, np.where(is_call, position, -1), table, count, -1)
     implementations = np.array([f.name == "_call_impl" for f in table.frames] or [False], dtype=np.bool_)
     calls = _reduce(np.add, (is_call & implementations[table.frame]).astype(np.int64), table, count, 0)
+    bits = np.where(_speaks(table, position, last_call), frame_bits[table.frame], 0)
 
     def first(tag: Tag) -> I8:
-        return first_positions(table, frame_bits, tag)
+        return first_positions(table, bits, tag)
 
     call, engine, recompute = first(Tag.CALL), first(Tag.ENGINE), first(Tag.RECOMPUTE)
-    # A name alone says something only of the user's innermost function: further out it may be what they call their
-    # training loop.
-    loss, load = (np.where(place <= first_own, place, FAR) for place in (first(Tag.LOSS), first(Tag.LOAD)))
-    load = np.minimum(np.where(first(Tag.LOAD) < last_call, first(Tag.LOAD), load), first(Tag.ADAPTER_INIT))
+    loss, load = first(Tag.LOSS), np.minimum(first(Tag.LOAD), first(Tag.ADAPTER_INIT))
     own_forward = first(Tag.FORWARD_FN)
     modules = np.minimum(call, np.where(own_forward < last_call, own_forward, FAR))
     modules = np.minimum(modules, first(Tag.CHECKPOINT))
     functions = np.minimum(np.minimum(loss, first(Tag.ATTENTION)), first(Tag.COMPILED))
-    backward = np.minimum(np.minimum(engine, _applies_backward(table, frame_bits)), recompute)
-    optimizer = np.where(_calls_back(table, frame_bits), FAR, first(Tag.OPTIMIZER))
+    backward = np.minimum(np.minimum(engine, _applies_backward(table, frame_bits[table.frame])), recompute)
+    optimizer = np.where(_calls_back(table, bits), FAR, first(Tag.OPTIMIZER))
     forward = np.minimum(modules, functions)
     nearest = np.minimum(np.minimum(forward, backward), np.minimum(optimizer, load))
 
@@ -134,7 +135,7 @@ def stack_facts(table: StackTable) -> StackFacts:
     kind[is_empty] = Kind.NONE
     # What a model's code does is said by frames inside it; further out the same words are somebody else's.
     in_model = np.repeat(np.where(last_call >= 0, last_call, FAR), np.diff(table.start)) >= position
-    tags = _reduce(np.bitwise_or, np.where(in_model, frame_bits[table.frame], 0), table, count, 0)
+    tags = _reduce(np.bitwise_or, np.where(in_model, bits, 0), table, count, 0)
     tags |= all_tags & int(Tag.CHECKPOINT | Tag.CUBLAS | Tag.ENGINE_CPP | Tag.COMM | Tag.EVALUATE | Tag.GENERATE)
 
     def padded(column: NDArray[np.generic], last: int) -> NDArray[np.generic]:
@@ -145,6 +146,7 @@ def stack_facts(table: StackTable) -> StackFacts:
         kind=padded(kind, Kind.NONE),  # type: ignore[arg-type]
         is_loss=padded(loss < call, 0),  # type: ignore[arg-type]
         is_bucket=padded(first(Tag.BUCKET) < call, 0),  # type: ignore[arg-type]
+        site=padded(_sites(table, last_call), -1),  # type: ignore[arg-type]
         depth=padded(calls, 0),  # type: ignore[arg-type]
         python=table,
     )
@@ -155,16 +157,25 @@ _COMPUTES = {"torch", "triton", "bitsandbytes", "apex", "numpy"}
 _FRAMEWORKS = {"lightning", "pytorch_lightning", "lightning_fabric", "transformers", "accelerate", "trl", "deepspeed"}
 
 
-def _calls_back(table: StackTable, frame_bits: I8) -> Bool:
+def _speaks(table: StackTable, position: I8, last_call: I8) -> Bool:
+    """Which stored frames say something: installed code, and of the user's functions the innermost, or any inside a
+    model. Further out, a name may be what they call their training loop."""
+    own = np.array([is_own_code(f.filename, f.name) for f in table.frames] or [False], dtype=np.bool_)[table.frame]
+    first_own = _reduce(np.minimum, np.where(own, position, FAR), table, len(table), int(FAR))
+    return ~own | (position <= np.repeat(np.maximum(first_own, last_call), np.diff(table.start)))
+
+
+def _calls_back(table: StackTable, bits: I8) -> Bool:
     """Stacks in which an optimizer's ``step`` calls back into the training code: a closure.
 
     Inside an installed optimizer any other code is such a call. An optimizer of the user's own is called by PyTorch's
     ``wrapper`` around every ``step``, and has helpers of its own: there, frameworks and functions called closure tell.
     """
     result = np.zeros(len(table), dtype=np.bool_)
-    optimizer = (frame_bits & int(Tag.OPTIMIZER)) != 0
+    optimizer = np.zeros(len(table.frames) + 1, dtype=np.bool_)
+    optimizer[table.frame[(bits & int(Tag.OPTIMIZER)) != 0]] = True
     package = [package_of(f.filename) for f in table.frames]
-    for stack in np.flatnonzero(first_positions(table, frame_bits, Tag.OPTIMIZER) < FAR).tolist():
+    for stack in np.flatnonzero(first_positions(table, bits, Tag.OPTIMIZER) < FAR).tolist():
         frames = table.frame_ids(stack).tolist()
         at = next(i for i, frame in enumerate(frames) if optimizer[frame])
         inner = [f for f in frames[:at] if package[f] not in _COMPUTES and not _is_plain(table.frames[f])]
@@ -183,9 +194,16 @@ def _is_plain(frame: Frame) -> bool:
     return not package_of(frame.filename) and not is_own_code(frame.filename, frame.name)
 
 
-def _applies_backward(table: StackTable, frame_bits: I8) -> I8:
+def _sites(table: StackTable, last_call: I8) -> I8:
+    """See :class:`StackFacts`; a stack without module calls is one of its own."""
+    numbers: dict[bytes, int] = {}
+    ends = np.where(last_call >= 0, table.start[:-1] + last_call + 1, table.start[1:])
+    parts = (table.frame[a:b].tobytes() for a, b in zip(table.start[:-1].tolist(), ends.tolist(), strict=True))
+    return np.array([numbers.setdefault(part, len(numbers)) for part in parts], dtype=np.int64)
+
+
+def _applies_backward(table: StackTable, bits: I8) -> I8:
     """Position of ``Function.apply`` where it calls a ``backward``; the forward goes through an ``apply`` as well."""
-    bits = frame_bits[table.frame]
     is_apply = (bits & int(Tag.APPLY)) != 0
     inner_backward = np.zeros(len(bits), dtype=np.bool_)
     inner_backward[1:] = (bits[:-1] & int(Tag.BACKWARD_FN)) != 0

@@ -27,16 +27,16 @@ _MOST_OF_A_SIZE = 4  # a weight, two states and a frozen copy: beyond that, grad
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Rows of ``Timeline.allocations``: weights that get gradients, the gradients, and states older than the trace."""
+    """Rows of ``Timeline.allocations``: weights that get gradients, the gradients, and states made before any step."""
 
     weights: Bool
     gradients: Bool
-    early_states: Bool
+    states: Bool
 
 
-def find_trained(facts: Facts, by_autograd: Bool, in_optimizer: Bool, others: Bool) -> Trained:
-    """``by_autograd``: made in a backward pass; ``in_optimizer``: made in an optimizer step; ``others``: rows known to
-    be something else (workspaces, quantised weights)."""
+def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Bool) -> Trained:
+    """``by_autograd``: made in a backward pass; ``step_leaves``: made in an optimizer step and kept; ``others``: rows
+    known to be something else (workspaces, quantised weights)."""
     none = np.zeros(len(facts.size), dtype=np.bool_)
     kept = _kept_gradients(facts, by_autograd & ~others)
     adapters = facts.has(Tag.ADAPTER_INIT) & facts.stays & facts.is_kind(Kind.LOAD)
@@ -45,21 +45,40 @@ def find_trained(facts: Facts, by_autograd: Bool, in_optimizer: Bool, others: Bo
         sizes = np.unique(np.concatenate([sizes, sizes * 2, sizes // 2]))
         return Trained(none, _survivors(facts, by_autograd & ~others) & np.isin(facts.size, sizes), none)
     gradients = _most_in_one_pass(facts, kept)
-    weights = facts.lives_on & _made_before_training(facts) & ~others & ~facts.has(Tag.QUANTIZE)
+    weights = _made_before_training(facts) & ~others & ~facts.has(Tag.QUANTIZE)
     found: dict[int, I8] = {}
     for size, count in gradients.items():
         rows = np.flatnonzero(weights & (facts.size == size))
-        if (len(rows) >= 0.8 * count and len(rows) <= _MOST_OF_A_SIZE * count) or (not weights.any() and count > 1):
+        if 0.8 * count <= len(rows) <= _MOST_OF_A_SIZE * count or (not weights.any() and count > 1):
             found[size] = rows
     trained, states = none.copy(), none.copy()
-    older = not (in_optimizer & facts.outlives_span).any() and _has_stepped(facts)
+    steps = (facts.phases.phase == Phase.OPTIMIZER).any()
+    no_states_made = steps and step_leaves.sum() * 2 < sum(gradients[size] for size in found)
     for size, rows in found.items():
         count = gradients[size]
         trained[rows[:count]] = True
-        if older and facts.before_trace[rows].all():
-            copies = len(rows) // count
-            states[rows[count : min(copies, 3) * count]] = True
+        if no_states_made:
+            rest = rows[count:]
+            rest = rest[np.argsort(facts.kind[rest] == Kind.LOAD, kind="stable")]
+            states[rest[: min(len(rows) // count - 1, 2) * count]] = True
+    trained |= _replacements(facts, trained, step_leaves)
     return Trained(trained, kept & np.isin(facts.size, list(found)), states)
+
+
+def _replacements(facts: Facts, weights: Bool, made: Bool) -> Bool:
+    """Weights that an optimizer step puts in the place of others: the last of their size made before those end."""
+    result = np.zeros(len(weights), dtype=np.bool_)
+    by_size: dict[int, I8] = {}
+    for row in np.flatnonzero(weights & (facts.death_phase == Phase.OPTIMIZER)).tolist():
+        size = int(facts.size[row])
+        rows = by_size.setdefault(size, np.flatnonzero(made & (facts.size == size)))
+        while facts.ended[row] < NEVER:
+            before = int(np.searchsorted(facts.born[rows], facts.ended[row])) - 1
+            if before < 0 or int(rows[before]) <= row or result[rows[before]]:
+                break
+            row = int(rows[before])
+            result[row] = True
+    return result
 
 
 def _survivors(facts: Facts, by_autograd: Bool) -> Bool:
@@ -80,13 +99,13 @@ def _kept_gradients(facts: Facts, by_autograd: Bool) -> Bool:
         until_step = facts.outlives_span
     kept = _survivors(facts, by_autograd) & (until_step | facts.freed_by_program | facts.persistent)
     kept &= facts.size >= _SMALLEST_PARAMETER_BYTES
-    freed = kept & (facts.free_stack >= 0)
+    freed = kept & (facts.free_stack >= 0) & ~facts.persistent
     as_gradient = freed & (
         ((facts.stacks.tags[facts.free_stack] & int(Tag.ZERO_GRAD)) != 0)
         | (facts.stacks.kind[facts.free_stack] == Kind.OPTIMIZER)
     )
     if as_gradient.sum() * 2 > freed.sum():
-        kept &= as_gradient | ~freed
+        kept &= as_gradient | (~freed & np.isin(facts.size, np.unique(facts.size[as_gradient])))
     return kept
 
 
@@ -102,11 +121,7 @@ def _most_in_one_pass(facts: Facts, rows: Bool) -> dict[int, int]:
 
 
 def _made_before_training(facts: Facts) -> Bool:
-    """There before the trace, or made by loading, by the program or by code that left no stack, before any pass."""
-    ready = facts.is_kind(Kind.LOAD, Kind.OTHER, Kind.NONE) & facts.in_phase(Phase.LOAD, Phase.UNKNOWN)
-    return facts.before_trace | ready | (facts.is_kind(Kind.LOAD) & facts.stays)
-
-
-def _has_stepped(facts: Facts) -> bool:
-    """Whether the recording shows an optimizer step."""
-    return bool((facts.phases.phase == Phase.OPTIMIZER).any())
+    """There before the trace, or made by loading, by the program or by code that left no stack, before any pass, and
+    alive through one."""
+    ready = facts.is_kind(Kind.OTHER, Kind.NONE) & facts.in_phase(Phase.LOAD, Phase.UNKNOWN) & ~facts.before_trace
+    return ((facts.before_trace | ready) & facts.lives_on) | (facts.is_kind(Kind.LOAD) & facts.stays)

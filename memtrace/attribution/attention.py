@@ -1,0 +1,76 @@
+"""Attention matrices, tokens by tokens, found by what they are rather than by who makes them.
+
+Whatever an attention module makes of queries, keys and values is as wide as its projections, but the matrices grow with
+the number of tokens. So a tensor that a module makes itself, far larger than anything the modules inside it make, is
+one; nothing else in a model outgrows its own projections.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtrace.attribution.facts import Facts
+from memtrace.attribution.frame_tags import Tag, frame_tags
+from memtrace.attribution.stack_facts import Kind, StackFacts
+
+I8 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+_LARGER = 2  # as a 32-bit copy of a 16-bit projection is not
+_OF_LARGEST = 4  # a module with projections this much smaller than the largest ones (a router) is no attention
+
+
+def outgrown(facts: Facts, others: Bool) -> Bool:
+    """Rows larger than what the modules inside the module that made them make, in the same pass.
+
+    ``others``: rows that no module makes for itself: copies of weights, workspaces, the head's outputs.
+    """
+    made = facts.is_kind(Kind.FORWARD, Kind.RECOMPUTE) & ~facts.before_trace & ~others
+    levels, own = _scopes(facts.stacks)
+    stack, spans = facts.timeline.allocations.stack, len(facts.phases) + 1
+    count = int(own.max(initial=-1)) + 2
+    inside = np.zeros((count, spans), dtype=np.int64)
+    projected = np.zeros((count, spans), dtype=np.int64)
+    rows = np.flatnonzero(made)
+    linear = rows[facts.has(Tag.LINEAR | Tag.QUANT_MODULE)[rows]]
+    for level in levels:
+        np.maximum.at(inside, (level[stack[rows]], facts.span[rows]), facts.size[rows])
+    for level in levels[:2]:  # a projection's module calls it, or the adapter around it
+        np.maximum.at(projected, (level[stack[linear]], facts.span[linear]), facts.size[linear])
+    inside[-1], projected[-1] = 0, 0
+    largest = projected.max(axis=0, initial=0)
+    at = own[stack], facts.span
+    is_attention = (projected[at] > 0) & (projected[at] * _OF_LARGEST >= largest[facts.span])
+    return made & is_attention & (facts.size > _LARGER * inside[at])
+
+
+def _scopes(facts: StackFacts) -> tuple[list[NDArray[np.int64]], I8]:
+    """Per stack (and for "none") the module calls around the one it allocates in, nearest first, and that one (-1: none)
+
+    Calls of modules at one place of the program are one scope: the layers of a model, say.
+    """
+    table = facts.python
+    is_call = [bool(frame_tags(f.filename, f.name) & Tag.CALL) for f in table.frames]
+    ids: dict[tuple[int, int], int] = {}
+    chains: list[list[int]] = []
+    for stack in range(len(table)):
+        outer, last = -1, False
+        chain: list[int] = []
+        for frame in reversed(table.frame_ids(stack).tolist()):
+            outer = ids.setdefault((outer, frame), len(ids))
+            if is_call[frame]:
+                if last:
+                    chain.pop()
+                chain.append(outer)
+            last = is_call[frame]
+        chains.append(chain)
+    numbers: dict[int, int] = {}
+    named = [[numbers.setdefault(scope, len(numbers)) for scope in chain] for chain in chains]
+    depth = max((len(chain) for chain in named), default=0)
+    levels = np.full((max(depth - 1, 0), len(table) + 1), -1, dtype=np.int64)
+    own = np.full(len(table) + 1, -1, dtype=np.int64)
+    for stack, chain in enumerate(named):
+        if chain:
+            own[stack] = chain[-1]
+            levels[: len(chain) - 1, stack] = chain[-2::-1]
+    return list(levels), own
