@@ -45,7 +45,7 @@ def outgrown(facts: Facts, others: Bool) -> Bool:
 
 
 def _scopes(facts: StackFacts) -> tuple[list[NDArray[np.int64]], I8]:
-    """Per stack (and for "none") the module calls around the one it allocates in, nearest first, and that one (-1: none)
+    """Per stack (and "none"): the module calls around the one it allocates in, nearest first, and that one; -1: none.
 
     Calls of modules at one place of the program are one scope: the layers of a model, say.
     """

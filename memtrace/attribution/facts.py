@@ -186,7 +186,7 @@ def _unwound(timeline: Timeline, phases: Phases, freed_by: I8, born: I8, died: I
     forward = np.flatnonzero(phases.phase == Phase.FORWARD)
     older = born < (phases.start[forward[-1]] if len(forward) else -1)
     # Gradients and states of the last pass, too: nothing else of it is the program's to free.
-    older |= np.isin(phases.phase, [Phase.BACKWARD, Phase.OPTIMIZER])[phases.span_of(np.maximum(born, 0))]
+    older |= (born >= 0) & np.isin(phases.phase, [Phase.BACKWARD, Phase.OPTIMIZER])[phases.span_of(born)]
     return behind & older & np.isin(freed_by, [int(Kind.OTHER), int(Kind.LOAD)])
 
 

@@ -50,7 +50,7 @@ class Signals:
         a call site that left something in earlier steps, else from a function that makes states, else from a call site
         that left more than what it made last."""
         f = self.facts
-        kept = self.in_optimizer & f.outlives_span
+        kept = self.in_optimizer & (f.outlives_span | (f.before_trace & f.persistent))
         alive = self.in_optimizer & f.persistent & (f.span == len(f.phases) - 1)
         stack = f.timeline.allocations.stack
         count = np.bincount(stack[alive] + 1, minlength=len(f.stacks.kind))[stack + 1]
@@ -149,7 +149,7 @@ class Signals:
         code that memtrace does not know."""
         f = self.facts
         unknown = self.lives_through_passes
-        if f.size[unknown].sum() > f.size[self.load_frames & f.stays].sum():
+        if f.size[unknown].sum() > f.size[self._known_weights].sum():
             return (self._frameless | f.is_kind(Kind.OTHER)) & (f.born < f.born[unknown].max())
         if self.load_frames.any():
             return self._frameless
@@ -370,7 +370,9 @@ class Signals:
     def early_workspaces(self) -> Bool:
         f = self.facts
         sized = self.early_persistent & np.isin(f.size, CUBLAS_WORKSPACE_BYTES[:2])
-        return sized if sized.sum() <= 2 else np.zeros(len(f.size), dtype=np.bool_)
+        by_model = sized & f.is_kind(Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)  # the final state has its stack
+        unlike_weights = sized & np.isin(f.size, [size for size in CUBLAS_WORKSPACE_BYTES if size % (1 << 20)])
+        return sized if sized.sum() <= 2 else by_model | unlike_weights
 
     @cached_property
     def early_quantized(self) -> Bool:
@@ -391,16 +393,23 @@ class Signals:
         return self._in_trace & ~self.persistent
 
     @cached_property
+    def _known_weights(self) -> Bool:
+        return (self.load_frames | self.facts.before_trace) & self.facts.stays
+
+    @cached_property
     def lives_through_passes(self) -> Bool:
         """Made by unknown code before the first pass and alive until the last one: what a model consists of, where
-        this is more than what loading code left. Else copies of weights, of a weight's size."""
+        this is more than what loading code left; else what was made in the midst of loading, or as a weight's copy."""
         f = self.facts
         passes = f.phases.start[:-1][f.phases.phase == Phase.FORWARD]
         ready = (f.born < self._first_pass) & f.is_kind(Kind.OTHER) & self._in_trace & ~f.has(Tag.KV_CACHE)
         unknown = ready & (f.persistent | (f.ended > (passes[-1] if len(passes) else NEVER)))
-        if f.size[unknown].sum() > f.size[self.load_frames & f.stays].sum():
+        if f.size[unknown].sum() > f.size[self._known_weights].sum():
             return unknown
-        return ready & f.persistent & np.isin(f.size, np.unique(f.size[self.load_frames & f.stays]))
+        loaded = f.born[self.load_frames & f.stays]
+        among = (f.born > loaded.min(initial=NEVER)) & (f.born < loaded.max(initial=-1))
+        copies = np.isin(f.size, np.unique(f.size[self._known_weights]))
+        return ready & (f.size >= _LARGE_BYTES) & f.persistent & (copies | among)
 
     @cached_property
     def other_frames(self) -> Bool:
