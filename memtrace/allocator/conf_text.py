@@ -165,7 +165,7 @@ class _Parser:
         function = "stoull" if self.modern else "stoi"
         match = _INTEGER.match(text)
         if match is None:
-            raise ConfError(f"{function}: {text!r} is no number for {key}")
+            raise ConfError(f"{function}: {text!r} is not a number for {key}")
         value = int(match[0])
         if abs(value) >= (1 << 64 if self.modern else 1 << 31):
             raise ConfError(f"{function}: {text!r} is out of range for {key}")
@@ -174,7 +174,7 @@ class _Parser:
     def _double(self, text: str, key: str) -> float:
         match = _DOUBLE.match(text)
         if match is None:
-            raise ConfError(f"stod: {text!r} is no number for {key}")
+            raise ConfError(f"stod: {text!r} is not a number for {key}")
         return float(match[0])
 
     def _bool(self, key: str) -> bool:

@@ -97,7 +97,7 @@ def _beside_dequantising(facts: Facts, rows: Bool) -> NDArray[np.int32]:
 def _later_sites(facts: Facts, rows: Bool) -> NDArray[np.int32]:
     """Stacks that differ from another one of ``rows`` only in the innermost line and always come after it in a call.
 
-    Sites that make scales only (far smaller) are no rivals of the site that makes the weight's copy.
+    Sites that make scales only (far smaller) are not rivals of the site that makes the weight's copy.
     """
     table, stack = facts.stacks.python, facts.timeline.allocations.stack
     index = np.flatnonzero(rows)

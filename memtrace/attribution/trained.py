@@ -89,7 +89,7 @@ def _survivors(facts: Facts, by_autograd: Bool) -> Bool:
 def _kept_gradients(facts: Facts, by_autograd: Bool) -> Bool:
     """What a backward pass left as gradients are left: until an optimizer step begins, or until the program frees it.
 
-    Gradients of leaf tensors that are no weights (an embedding's output, say) go with those tensors, not where the
+    Gradients of leaf tensors that are not weights (an embedding's output, say) go with those tensors, not where the
     others are freed.
     """
     steps = facts.phases.start[:-1][facts.phases.phase == Phase.OPTIMIZER]

@@ -1,7 +1,8 @@
 """Recordings opened through the cache: a large one is read, replayed and attributed once.
 
 What that came to, with checkpoints from which a part of the trace can be looked at without the rest, is kept in the
-user's cache folder after a large recording was read; nowhere where that fails (no home, full disk), which is no error.
+user's cache folder after a large recording was read. Where that fails (no home, full disk), nothing is kept, and
+that is not an error.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def _plain(value: Any, depth: int) -> Any:
 def progress(label: str) -> Iterator[Callable[[float], None] | None]:
     """A progress callback (share 0 to 1) that draws a bar on stderr once work has taken longer than a second.
 
-    Yields None where stderr is no terminal.
+    Yields None where stderr is not a terminal.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield None

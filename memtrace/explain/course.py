@@ -78,7 +78,7 @@ class SamePoint:
 
 
 def find_passes(phases: Phases) -> tuple[Pass, ...]:
-    """Training passes in order: each begins with a forward span; what comes before the first is no pass."""
+    """Training passes in order: each begins with a forward span; what comes before the first is not a pass."""
     heads = [i for i in range(len(phases)) if phases.phase[i] == Phase.FORWARD]
     found = []
     for head, following in zip(heads, [*heads[1:], len(phases)], strict=False):

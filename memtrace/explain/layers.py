@@ -54,7 +54,7 @@ def recorded_layers(snapshot: Snapshot) -> int | None:
 def repeats(sizes: I8) -> int | None:
     """How many times a pattern of several sizes stands in a row, in the longest such stretch; None below four times.
 
-    One size over and over is no pattern: it would be one a matrix, not one a layer.
+    One size over and over is not a pattern: it would be one a matrix, not one a layer.
     """
     best, times = 0, None
     for length in range(2, len(sizes) // _LEAST_LAYERS + 1):

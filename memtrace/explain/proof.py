@@ -1,7 +1,7 @@
 """Changes tried before they are advised: by replay of the recording, by forecast of the same run, or by arithmetic.
 
 A :class:`Proposal` says what would change: tensors that would be smaller or gone, settings of the allocator, or options
-of the run. What a proof shows to save less than 1 % of the capacity is no advice; it is kept apart with its figure.
+of the run. What a proof shows to save less than 1 % of the capacity is not advice; it is kept apart with its figure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from memtrace.snapshot.model import Bool
 from memtrace.units import format_bytes as size
 
 LEAST_SHARE = 0.01
-"""Of the capacity: what saves less is no advice."""
+"""Of the capacity: what saves less is not advice."""
 _MOST_TOGETHER = 2  # larger subsets are not searched
 _REPLAY_EVENTS = 3_000_000  # longer recordings are not replayed while somebody waits; memtrace simulate does on request
 

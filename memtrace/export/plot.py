@@ -17,7 +17,7 @@ _POINTS = 6000
 
 
 def plain(name: str) -> str:
-    """A file's name for a plot, where dollars would begin a formula and what is no text can't be drawn."""
+    """A file's name for a plot, where dollars would begin a formula and what is not text can't be drawn."""
     return printable(name).replace("$", r"\$")
 
 

@@ -120,7 +120,7 @@ def is_code(flow: Flow, start: int, end: int) -> bool:
 
 
 def _read(head: re.Match[str], body: str, exception: str | None) -> Draft | None:
-    """Read what follows ``head``; ``body`` is the text up to the next message. None if this is no message.
+    """Read what follows ``head``; ``body`` is the text up to the next message. None if this is not a message.
 
     A head without any of the layout's parts ("CUDA out of memory" in a sentence) gives a draft without figures;
     whether that counts is for the caller, who knows the line it stands on.

@@ -154,7 +154,7 @@ def step_peaks(analysis: Analysis) -> tuple[StepPeak, ...]:
     if not len(phases) or not (phases.step >= 0).any():
         return ()
     curves = category_curves(analysis)
-    # A step is one run of spans with its number; loading (-1) is no step.
+    # A step is one run of spans with its number; loading (-1) is not a step.
     first = np.flatnonzero(np.diff(phases.step, prepend=phases.step[0] - 1))
     edges = np.append(phases.start[first], len(timeline))
     found = []

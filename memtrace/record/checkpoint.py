@@ -70,7 +70,7 @@ def find_model(model: str, scratch: Path, layers: int | None, device: str) -> st
         except (OSError, ValueError) as error:
             raise UsageError(f"cannot read {file}: {error}") from None
         if not isinstance(architecture, dict) or "model_type" not in architecture:
-            raise UsageError(f"{file} is no model configuration: it has no model_type")
+            raise UsageError(f"{file} is not a model configuration: it has no model_type")
     elif "/" in model:
         return _only_whole(model, layers)
     else:

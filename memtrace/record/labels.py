@@ -149,7 +149,7 @@ def _keep(refs: dict[int, weakref.ref[Any]], item: Any) -> None:
 
 
 def _outermost(modules: list[Any]) -> list[Any]:
-    """Those that hold weights and are no part of another, each once."""
+    """Those that hold weights and are not part of another, each once."""
     distinct = {id(module): module for module in modules}
     inner = {id(child) for module in distinct.values() for child in module.children()}
     return [module for key, module in distinct.items() if key not in inner and _holds_weights(module)]

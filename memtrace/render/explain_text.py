@@ -187,7 +187,7 @@ def render_explanation(answer: Explanation, everything: bool = False) -> list[st
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown leaves as it is: dunder names are not bold, ``<module>`` is no tag."""
+    """Text that Markdown leaves as it is: dunder names are not bold, ``<module>`` is not a tag."""
     return text.replace("__", r"\_\_").replace("<", "&lt;").replace("*", r"\*")
 
 

@@ -122,7 +122,7 @@ def _pipe_limit_bytes() -> int:
 
 
 def _read_pipe(stream: BinaryIO, name: str) -> tuple[BinaryIO, str, int]:
-    """All of a stream that can't be rewound, or enough to tell that it is no snapshot: (content, name, bytes).
+    """All of a stream that can't be rewound, or enough to tell that it is not a snapshot: (content, name, bytes).
 
     Raises SnapshotError for a stream that doesn't end.
     """
@@ -180,7 +180,7 @@ def open_stream(source: str | os.PathLike[str], on_progress: Callable[[float], N
     """Yield the file's uncompressed content.
 
     ``on_progress`` is called with the share (0 to 1) of the file on disk that has been read.
-    Raises SnapshotError for what is no snapshot, is too large once unpacked, or can't be opened.
+    Raises SnapshotError for what is not a snapshot, is too large once unpacked, or can't be opened.
     """
     raw, name, size_bytes = _open_raw(source)
     with raw:

@@ -69,7 +69,7 @@ def sizes(entries: Sequence[dict[str, Any]], key: str, what: str, default: int |
     bad = (column < 0) | (column > _MAX_SIZE_BYTES)
     if bad.any():
         index = int(np.argmax(bad))
-        raise SnapshotError(f"{what}[{index}]: {key!r} is {int(column[index])}, which is no size in bytes")
+        raise SnapshotError(f"{what}[{index}]: {key!r} is {int(column[index])}, which is not a size in bytes")
     return column
 
 
@@ -79,7 +79,7 @@ def addresses(entries: Sequence[dict[str, Any]], key: str, what: str, default: i
     bad = (column < 0) | (column > (1 << 62))
     if bad.any():
         index = int(np.argmax(bad))
-        raise SnapshotError(f"{what}[{index}]: {key!r} is {int(column[index])}, which is no device address")
+        raise SnapshotError(f"{what}[{index}]: {key!r} is {int(column[index])}, which is not a device address")
     return column
 
 

@@ -239,8 +239,8 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "wanted"),
-    [("size", "big", "expected an integer"), ("size", -5, "no size"), ("size", 1 << 70, "64 bits"),
-     ("addr", -1, "no device address"), ("frames", 3, "frames"), ("action", ["alloc"], "action")],
+    [("size", "big", "expected an integer"), ("size", -5, "not a size"), ("size", 1 << 70, "64 bits"),
+     ("addr", -1, "not a device address"), ("frames", 3, "frames"), ("action", ["alloc"], "action")],
 )  # fmt: skip
 def test_wrong_values_name_the_entry(key: str, value: Any, wanted: str) -> None:
     raw = modern()

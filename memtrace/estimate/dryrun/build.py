@@ -164,7 +164,7 @@ def _constants(parameter: Any) -> list[Any]:
 def require_language_model(model: Any) -> None:
     """Refuse what has no forward pass for token ids. Raises NoAnswerError."""
     if model.get_input_embeddings() is None or model.get_output_embeddings() is None:
-        raise NoAnswerError(f"{type(model).__name__} is no causal language model with an embedding and a head")
+        raise NoAnswerError(f"{type(model).__name__} is not a causal language model with an embedding and a head")
 
 
 def _owner(model: Any, name: str) -> tuple[Any, str]:

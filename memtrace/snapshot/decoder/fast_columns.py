@@ -88,7 +88,7 @@ class TraceColumns:
         return found + [event for at, event in self.slow if at < _EDGE or at >= count - _EDGE]
 
     def seal(self) -> None:
-        """Take over what the machine added behind the runs. Raises Unsupported if that is no event."""
+        """Take over what the machine added behind the runs. Raises Unsupported if that is not an event."""
         late, self.late = self.late, []
         for event in late:
             if type(event) is not dict:

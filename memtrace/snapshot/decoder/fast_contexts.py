@@ -120,7 +120,7 @@ class Contexts:
         return self._new_body(body)
 
     def fetch(self, slots: I8) -> I4:
-        """Contexts of memo entries; -1 where an entry is no list of frames."""
+        """Contexts of memo entries; -1 where an entry is not a list of frames."""
         found: I4 = self._of_slot.view()[slots]
         if (found < 0).any():
             for slot in np.unique(slots[found == _BUILT]).tolist():
@@ -130,7 +130,7 @@ class Contexts:
         return found
 
     def of_built(self, slot: int) -> int:
-        """The context of a memo entry that the machine holds; -1 if it is no list of frames."""
+        """The context of a memo entry that the machine holds; -1 if it is not a list of frames."""
         entry = self._memo.get(slot)
         if type(entry) is not list:
             return -1

@@ -145,14 +145,14 @@ class Machine:
                 items = self._to_mark()
                 target = stack[-1]
                 if type(target) is not list:
-                    raise Damaged("appends to what is no list")
+                    raise Damaged("appends to something that is not a list")
                 self.before_change(target)
                 target += items
             elif op == 0x61:  # APPEND
                 value = pop()
                 target = stack[-1]
                 if type(target) is not list or (marks and len(stack) <= marks[-1]):
-                    raise Damaged("appends to what is no list")
+                    raise Damaged("appends to something that is not a list")
                 self.before_change(target)
                 target.append(value)
             elif op == 0x73:  # SETITEM
@@ -240,7 +240,7 @@ class Machine:
 
     def _set(self, target: Any, items: list[Any]) -> None:
         if type(target) is not dict or len(items) % 2:
-            raise Damaged("sets items of what is no dictionary")
+            raise Damaged("sets items of something that is not a dictionary")
         self.before_change(target)
         for key in items[::2]:
             if type(key) is not str:
@@ -250,12 +250,12 @@ class Machine:
     def _check_key(self, key: Any) -> None:
         if type(key) is tuple:
             if len(key) > MAX_KEY_ITEMS:
-                raise Hostile(f"a dictionary key of {len(key)} parts")
+                raise Hostile(f"a key of {len(key)} parts")
             for part in key:
                 if type(part) is tuple or part.__hash__ is None:
-                    raise Damaged("a dictionary key that is none")
+                    raise Damaged("a key with a container in it")
         elif not isinstance(key, (int, float, bytes, type(None))):
-            raise Damaged("a dictionary key that is none")
+            raise Damaged("a key that is neither text nor number")
 
     def _put(self, number: int) -> None:
         # A pickle stores at most one object a byte, so an index beyond its length was made to ask for memory.
@@ -423,7 +423,7 @@ class Machine:
                     raise Damaged("a negative memo index")
                 self._put(number)
         except ValueError:
-            raise Damaged("a number or a text that is none") from None
+            raise Damaged("a number or a text that can't be read") from None
 
 
 def _integer(line: bytes) -> int:
