@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import signal
@@ -166,19 +165,26 @@ def deep_names(checks: Checks) -> None:
 
 
 def capture_verb(checks: Checks) -> None:
-    """``memtrace capture`` with truth labels."""
-    out, labels = WORK / "capture.pickle", WORK / "capture.labels.json.xz"
+    """``memtrace capture``."""
+    out = WORK / "capture.pickle"
     model = "tiny-llama" if checks.device == "cuda" else str(WORK / "models" / "tinyllama" / "config.json")
-    options: list[Any] = ["--model", model, "--seq-len", 256 if checks.device == "cuda" else 64, "--out", out]
-    options += ["--truth", labels] if checks.device == "cuda" else []
-    done = checks.run(checks.memtrace("capture", *options))
-    passed = done.returncode == 0 and out.exists() and (checks.device == "cpu" or labels.exists())
-    share = None
-    if passed and labels.exists():
-        import lzma
+    length = 256 if checks.device == "cuda" else 64
+    done = checks.run(checks.memtrace("capture", "--model", model, "--seq-len", length, "--out", out))
+    passed = done.returncode == 0 and out.exists()
+    checks.note("capture verb", passed, error=done.stderr[-800:] if not passed else "")
 
-        share = json.loads(lzma.decompress(labels.read_bytes()))["labelled_share_of_bytes"]
-    checks.note("capture verb", passed, labelled_share=share, error=done.stderr[-800:] if not passed else "")
+
+def stopped_by_program(checks: Checks) -> None:
+    """A program that switches PyTorch's recording off itself: what was recorded until then is kept."""
+    if checks.device == "cpu":
+        return
+    folder = WORK / "stopped"
+    done = checks.run(checks.memtrace("run", "--out", folder, SMALL, "stops"))
+    files = list(folder.glob("*.pickle"))
+    events = len(_load(files[0])["device_traces"][0]) if len(files) == 1 else 0
+    said = [line for line in _lines(done) if "stopped the recording itself" in line]
+    passed = done.returncode == 0 and events > 20 and len(said) == 1
+    checks.note("recording stopped by the program", passed, events=events, lines=_lines(done), error=done.stderr[-400:])
 
 
 def plain_python_agrees(checks: Checks) -> None:
@@ -200,6 +206,7 @@ ALL: list[Callable[[Any], None]] = [
     refusals,
     deep_names,
     capture_verb,
+    stopped_by_program,
     plain_python_agrees,
 ]
 if os.name == "nt":

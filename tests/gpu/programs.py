@@ -521,6 +521,165 @@ def diffusion(stage: Stage) -> Iterator[None]:
     stage.mark("end")
 
 
+class ConvBlock(nn.Module):
+    """Convolution and batch norm, with a shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+        self.first, self.second = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+
+    def forward(self, x: Any) -> Any:
+        return (x + self.second(self.two(self.first(self.one(x)).relu()))).relu()
+
+
+def convnet(stage: Stage) -> Iterator[None]:
+    """An image classifier in float32: batch norm, SGD with momentum, evaluated after every step."""
+    width, pixels, batch = (8, 16, 2) if stage.small else (128, 56, 32)
+    blocks = [ConvBlock(width) for _ in range(4)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000)]
+    model = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), *blocks, *head).to(stage.device)
+    stage.mark("adapters")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=True)
+    stage.know(model, optimizer)
+    yield
+    for step in range(3):
+        rows = 4 * batch if step == 2 and stage.surprise() else batch
+        images = torch.rand((rows, 3, pixels, pixels)).to(stage.device)
+        kinds = torch.randint(0, 1000, (rows,)).to(stage.device)
+        stage.mark("forward")
+        loss = functional.cross_entropy(model(images), kinds)
+        stage.mark("backward")
+        loss.backward()
+        stage.mark("optimizer")
+        optimizer.step()
+        stage.mark("zero_grad")
+        optimizer.zero_grad()
+        stage.mark("eval")
+        with torch.no_grad():
+            model.eval()(images).argmax(-1).eq(kinds).float().mean()
+        model.train()
+        stage.mark("between")
+    stage.mark("end")
+
+
+def adversarial(stage: Stage) -> Iterator[None]:
+    """A GAN: two models and two optimizers take turns; the generator's loss goes through the other's frozen weights."""
+    width, pixels, batch = (8, 16, 2) if stage.small else (128, 64, 16)
+    maker = nn.Sequential(
+        nn.Conv2d(16, width, 3, padding=1), ConvBlock(width), ConvBlock(width), nn.Conv2d(width, 3, 1)
+    )
+    judge = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), ConvBlock(width), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    judge.append(nn.Linear(width, 1))
+    both = nn.ModuleList([maker, judge]).to(stage.device)
+    stage.mark("adapters")
+    optimizers = [torch.optim.Adam(net.parameters(), lr=1e-4) for net in (maker, judge)]
+    stage.know(both, *optimizers)
+    yield
+    for step in range(4):
+        rows = 4 * batch if step == 3 and stage.surprise() else batch
+        noise = torch.randn((rows, 16, pixels, pixels)).to(stage.device)
+        real = torch.rand((rows, 3, pixels, pixels)).to(stage.device)
+        for turn, optimizer in enumerate(optimizers):
+            judge.requires_grad_(turn == 1)
+            stage.mark("forward")
+            if turn == 0:
+                loss = functional.softplus(-judge(maker(noise))).mean()
+            else:
+                with torch.no_grad():
+                    made = maker(noise)
+                loss = functional.softplus(judge(made)).mean() + functional.softplus(-judge(real)).mean()
+                del made
+            stage.mark("backward")
+            loss.backward()
+            stage.mark("optimizer")
+            optimizer.step()
+            stage.mark("zero_grad")
+            optimizer.zero_grad()
+            del loss
+    stage.mark("end")
+
+
+def closure(stage: Stage) -> Iterator[None]:
+    """``optimizer.step(closure)`` as LBFGS wants it, here with RMSprop: forward and backward run within the step."""
+    model, vocab, batch, length = _gpt(stage)
+    model.to(stage.device)
+    stage.mark("adapters")
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4, momentum=0.9)
+    stage.know(model, optimizer)
+    yield
+    for step in range(3):
+        rows = 4 * batch if step == 2 and stage.surprise() else batch
+        ids = _ids(stage, rows, length, step, vocab)
+
+        def lost(ids: Any = ids) -> Any:
+            optimizer.zero_grad()
+            stage.mark("forward")
+            logits = model(ids)
+            loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+            stage.mark("backward")
+            loss.backward()
+            stage.mark("optimizer")
+            return loss.detach()
+
+        optimizer.step(lost)
+        stage.mark("zero_grad")
+    stage.mark("end")
+
+
+def rollout(stage: Stage) -> Iterator[None]:
+    """Reinforcement learning: answers are generated with a cache, then LoRA is trained on them."""
+    model = qlora.add_adapters(qlora.load_base(stage.checkpoint, stage.cfg, stage.device), stage.cfg)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    stage.know(model, optimizer)
+    yield
+    causal = model.get_base_model()
+    stage.follow(causal)
+    batch, length = _shape(stage, 4, 256)
+    for step in range(3):
+        rows = 4 * batch if step == 2 and stage.surprise() else batch
+        ids = _ids(stage, rows, length, step, qlora.vocabulary(model))
+        model.eval()
+        options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "use_cache": True}
+        options |= {"pad_token_id": 0, "disable_compile": True}
+        with torch.no_grad():
+            answers = causal.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        model.train()
+        loss = model(input_ids=answers, labels=answers).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        del loss
+    stage.mark("end")
+
+
+def interrupted(stage: Stage) -> Iterator[None]:
+    """LoRA; somebody presses Ctrl-C within a forward pass, and the script dumps in ``finally``."""
+    model = qlora.add_adapters(qlora.load_base(stage.checkpoint, stage.cfg, stage.device), stage.cfg)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    stage.know(model, optimizer)
+    yield
+    layers = model.get_base_model().model.layers
+
+    def press(*_: Any) -> None:
+        stage.mark("oom")  # what the labelling calls the end of a pass by an error
+        raise KeyboardInterrupt
+
+    batch, length = _shape(stage, 4, 768)
+    for step in range(3):
+        if step == 2:
+            layers[-1].mlp.register_forward_pre_hook(press)
+        ids = _ids(stage, batch, length, step, qlora.vocabulary(model))
+        stage.mark("forward")
+        loss = model(input_ids=ids, labels=ids).loss
+        stage.mark("backward")
+        loss.backward()
+        stage.mark("optimizer")
+        optimizer.step()
+        stage.mark("zero_grad")
+        optimizer.zero_grad()
+
+
 # inference
 def generation(stage: Stage) -> Iterator[None]:
     """``generate()`` with a key/value cache: ``cache`` is dynamic or static. Twice, the second time with more rows."""
@@ -569,7 +728,9 @@ def offload(stage: Stage) -> Iterator[None]:
 
 
 PROGRAMS: dict[str, Callable[[Stage], Iterator[None]]] = {
-    "plain": plain, "trainer": trainer, "adapters": adapters, "caught": caught, "own_adamw": own_adamw,
-    "adafactor": adafactor, "muon": muon, "lightning": lightning, "diffusion": diffusion, "generation": generation,
-    "offload": offload,
-}  # fmt: skip
+    program.__name__: program
+    for program in (
+        *(plain, trainer, adapters, caught, interrupted, own_adamw, adafactor, muon, closure, lightning, rollout),
+        *(diffusion, convnet, adversarial, generation, offload),
+    )
+}

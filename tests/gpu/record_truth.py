@@ -38,6 +38,7 @@ from truth_configs import ARCHITECTURES, RUNS, TruthRun, shrunk, small_architect
 
 from memtrace.record import backend as backend_module  # noqa: E402
 from memtrace.record import identity, qlora  # noqa: E402
+from memtrace.record.recorder import Recorder, RecordOptions  # noqa: E402
 
 MAX_TAR_BYTES = 14 << 20
 KV_CACHE, STATE, WEIGHT = "activations/kv_cache", "lora/optstate", "base_weights/weight"
@@ -185,18 +186,25 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
     scratch = work / f"{name}.{mode}"
     scratch.mkdir(parents=True, exist_ok=True)
     stage = Stage(run, checkpoint, scratch, place, mode)
-    record: dict[str, Any] = {"oom": None, "before": {}, "log": None}
+    record: dict[str, Any] = {"oom": None, "recorder_oom": None, "before": {}, "log": None}
     dump_at = run.options.get("dump", "oom")
+    recorder = Recorder(RecordOptions(scratch, name, max_entries=2_000_000)) if run.options.get("recorder") else None
 
     def dump(kind: str) -> None:
-        if "snapshot" not in record:
-            stage.note_all()
-            record.update(kind=kind, snapshot=backend.snapshot(), stats=backend.stats(0), info=backend.memory_info(0))
+        if "snapshot" in record:
+            return
+        stage.note_all()
+        snapshot = backend.snapshot() if recorder is None else recorder.take(kind, 0, record["recorder_oom"])
+        record.update(kind=kind, snapshot=snapshot, stats=backend.stats(0), info=backend.memory_info(0))
 
     def on_oom(_device: int, requested: int, allocated: int, free: int) -> None:
         if record["oom"] is None:
             record["oom"] = {"requested": requested, "device_allocated": allocated, "device_free": free}
             record["oom"] |= {"t": now_us(), "phase": stage.marks[-1][1]}
+        if recorder is not None and dump_at == "oom":
+            seen = {"requested_bytes": requested, "device_in_use_bytes": allocated, "device_free_bytes": free}
+            seen |= {"message": "", "time_us": now_us(), "device": 0}
+            record["recorder_oom"] = seen | {"phase": recorder.log.name, "step": recorder.log.step}
         if dump_at == "oom":
             dump("oom")
         else:
@@ -204,8 +212,11 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
             stage.mark("oom")
 
     def begin() -> None:
-        backend.start(run.stacks, 2_000_000)
         backend.attach_oom_observer(on_oom)
+        if recorder is not None:
+            recorder.begin()
+        else:
+            backend.start(run.stacks, 2_000_000)
 
     if not run.late:
         begin()
@@ -225,12 +236,16 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
             stage.mark("ready")
             next(program, None)
             dump("end")
+    except KeyboardInterrupt:
+        pass
     except torch.OutOfMemoryError as error:
         record["oom"] = (record["oom"] or {}) | {"message": str(error)}
         if dump_at == "except":
             dump("except")
     if "snapshot" not in record:  # ``finally``: nothing of the pass is alive any more
         dump("finally")
+    if recorder is not None:
+        recorder.end()
     record["log"] = record["log"].as_dict() if record["log"] is not None else None
     record.update(marks=stage.marks, identity=stage.identity, vocab=_vocabulary(stage.model), cfg=stage.cfg.as_dict())
     (work / f"{name}.{mode}.pickle").write_bytes(pickle.dumps(record))

@@ -157,6 +157,24 @@ RUNS: dict[str, TruthRun] = {
         lora={"target_modules": ["embed_tokens", "q_proj", "v_proj"]},
     ),
     **_both("int8", "adapters", "llama-int8", {"quant": "int8"}),
+    **_both("convnet", "convnet", "", {}),
+    **_both("adversarial", "adversarial", "", {}),
+    **_both("closure", "closure", "", {}),
+    **_both("rollout", "rollout", "tinyllama-4-layers", _BF16 | _NOT_HELD),
+    "interrupted_late": TruthRun("interrupted", "llama-3-layers", _BF16 | _NOT_HELD, {"dump": "finally"}, late=True),
+    "interrupted": TruthRun("interrupted", "tinyllama-4-layers", _HALF | _NOT_HELD, {"dump": "finally"}),
+    # With memtrace's own labels, which must never make the answer worse.
+    "own-labels_generate": TruthRun(
+        "generation", "tinyllama-4-layers", options={"recorder": True, "cache": "dynamic", "trains": False}
+    ),
+    "own-labels_own-adamw": TruthRun("own_adamw", "tinyllama-4-layers", options={"recorder": True, "oom": True}),
+    "own-labels_dora": TruthRun(
+        "adapters", "llama-3-layers", _BF16 | _NOT_HELD, {"recorder": True, "oom": True, "lora": {"use_dora": True}}
+    ),
+    "own-labels_adversarial": TruthRun("adversarial", "", options={"recorder": True}),
+    "own-labels_caught": TruthRun(
+        "caught", "llama-3-layers", _BF16 | _NOT_HELD, {"recorder": True, "oom": True, "dump": "end"}
+    ),
 }
 
 TINY: dict[str, Any] = {

@@ -41,6 +41,9 @@ if __name__ == "__main__":
                 break
             except torch.OutOfMemoryError:
                 print("caught", flush=True)
+    if mode == "stops":
+        train(3)
+        torch.cuda.memory._record_memory_history(enabled=None)
     if mode == "slow":
         train(2000, 0.02)
     train(50)
