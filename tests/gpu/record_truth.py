@@ -270,17 +270,17 @@ def portable(snapshot: dict[str, Any]) -> dict[str, Any]:
 
     def short(path: str) -> str:
         if path not in memo:
-            _, found, rest = path.partition("site-packages/")
-            ours = path.removeprefix(f"{ROOT}/").replace("tests/gpu/", "train/")
-            memo[path] = (
-                found + rest
-                if found
-                else "python3/" + path.partition("/python3")[2].partition("/")[2]
-                if "/python3" in path
-                else ours
-            )
+            memo[path] = path.removeprefix(f"{ROOT}/").replace("tests/gpu/", "train/")
+            for folder in ("/site-packages/", "/site/", "/python3"):  # pip's --target is called /…/site
+                _, found, rest = path.partition(folder)
+                if found:
+                    is_standard = folder == "/python3"
+                    memo[path] = "python3/" + rest.partition("/")[2] if is_standard else f"site-packages/{rest}"
+                    break
         return memo[path]
 
+    if "memtrace" in snapshot:
+        snapshot["memtrace"]["config"]["argv"] = ["train/record_truth.py"]
     seen: set[int] = set()
     traced = [entry for trace in snapshot["device_traces"] for entry in trace]
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
