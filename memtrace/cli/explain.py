@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "events steps no-index rules json")
     parser.add_argument("--md", action="store_true", help="Markdown for an issue thread, everything included")
     parser.add_argument("--all", action="store_true", help="everything as text, not only what fits 20 lines")
+    parser.add_argument(
+        "--overheads", action="store_true", help="all that is not parameters × bytes, ranked down to the naive figure"
+    )
 
 
 def _answer(args: argparse.Namespace) -> Explanation:
@@ -58,7 +61,25 @@ def _answer(args: argparse.Namespace) -> Explanation:
     return explain_snapshot(analysis, at, capacity_bytes=capacity, reading=reading, files=args.files)
 
 
+def _overheads(args: argparse.Namespace) -> int:
+    from memtrace.explain.inputs import is_snapshot
+    from memtrace.explain.overheads import overheads
+    from memtrace.render.overheads_text import render_overheads
+
+    if len(args.files) > 1 or not is_snapshot(args.files[0]):
+        raise UsageError("--overheads takes one snapshot")
+    args.file = args.files[0]
+    found = overheads(*open_analysis(args))
+    if args.json:
+        print_json(found)
+    else:
+        sys.stdout.write("\n".join(render_overheads(found)) + "\n")
+    return 0
+
+
 def run(args: argparse.Namespace) -> int:
+    if args.overheads:
+        return _overheads(args)
     answer = _answer(args)
     if args.json:
         print_json(answer)

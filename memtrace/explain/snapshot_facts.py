@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memtrace.allocator.config import conf_string, from_snapshot
-from memtrace.analysis import Analysis
+from memtrace.analysis import Analysis, is_truncated
 from memtrace.attribution.categories import Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Capacity, Pieces
@@ -25,6 +25,7 @@ from memtrace.history.layout import Layout, State, layout_at
 from memtrace.history.refusals import Refusal, refusals
 from memtrace.history.timeline import Timeline
 from memtrace.snapshot.model import DEFAULT_POOL, Action
+from memtrace.units import counted
 
 _EXPANDABLE_OVERSHOOT_BYTES = 20 << 20  # the limit is checked before whole pages are mapped
 
@@ -98,8 +99,18 @@ def verdict_at(analysis: Analysis, event: int, known: Known) -> tuple[Verdict, R
         return Verdict(
             "unknown", "derived", (nothing, "The log of the run tells; memtrace run SCRIPT records the history.")
         ), None
+    if is_truncated(timeline) is not False and len(timeline.replay.initial_blocks.address) > _allocations(timeline):
+        few = f"The trace holds {counted(len(timeline), 'event')}, too few to tell what had become of this process."
+        return Verdict("unknown", "derived", (few,)), None
     where = "at this event" if timeline.oom_events else "in these events" if timeline.window else "in this recording"
-    return Verdict("no_oom", "measured", (f"No request was refused {where}.",)), None
+    because = [f"No request was refused {where}."]
+    if is_truncated(timeline) is True:
+        because.append("The recording's beginning is lost, and with it whatever was refused there.")
+    return Verdict("no_oom", "measured" if len(because) == 1 else "derived", tuple(because)), None
+
+
+def _allocations(timeline: Timeline) -> int:
+    return int((timeline.trace.action == Action.ALLOC).sum())
 
 
 def measure_pieces(layout: Layout, refusal: Refusal) -> Pieces:
