@@ -200,12 +200,23 @@ class Case:
         np.add.at(sums, inverse, self.size[rows])
         return self.attribution.sites.label(int(stacks[np.argmax(sums)]))
 
+    def made_in(self, part: str, *names: str) -> Bool:
+        """Rows whose stack contains a frame of a file whose path has ``part``, in one of the functions if named."""
+        wanted = [
+            part in frame.filename.replace("\\", "/") and (not names or frame.name in names)
+            for frame in self.timeline.snapshot.stacks.frames
+        ]
+        return self._with_frame(np.array(wanted or [False]))
+
     def has_function(self, names: Iterable[str]) -> Bool:
         """Rows whose stack contains a function of one of these names."""
         wanted = frozenset(names)
+        return self._with_frame(np.array([f.name in wanted for f in self.timeline.snapshot.stacks.frames] or [False]))
+
+    def _with_frame(self, hit: Bool) -> Bool:
         table = self.timeline.snapshot.stacks
-        hit = np.array([frame.name in wanted for frame in table.frames] or [False])
         found = np.zeros(len(table) + 1, dtype=np.bool_)
-        for stack in range(len(table)):
-            found[stack] = bool(hit[table.frame_ids(stack)].any())
+        if hit.any():
+            for stack in range(len(table)):
+                found[stack] = bool(hit[table.frame_ids(stack)].any())
         return found[self.table.stack]

@@ -51,6 +51,11 @@ _SPELLINGS: dict[str, dict[str, str]] = {
         "transformers": "half the per_device_eval_batch_size",
         "axolotl": "half the eval_batch_size",
     },
+    "eval_batch_as_training": {
+        "plain": "evaluate in batches as large as training's",
+        "transformers": "per_device_eval_batch_size as small as per_device_train_batch_size",
+        "axolotl": "eval_batch_size as small as micro_batch_size",
+    },
     "length": {
         "plain": "truncate to the usual length when tokenizing, or drop longer samples",
         "trl": "truncate to the usual: max_length in SFTConfig near the median, or drop longer samples",

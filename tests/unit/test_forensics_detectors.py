@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from support import ROOT
-from toy_run import COPY, LOADER, MIB, PACK, Run, Toy, root, trained
+from toy_run import COPY, EVALUATE, LOADER, MIB, PACK, Run, Toy, root, trained
 
 from memtrace.explain.answer import Explanation, Finding
 from memtrace.explain.detectors import DETECTORS
 from memtrace.explain.explain import explain_snapshot
 from memtrace.explain.traceback_causes import CAUSES
+from memtrace.history.timeline import At
 
 PLAIN = {"checkpointing": True, "logits": 2 * MIB}
 
@@ -211,6 +212,97 @@ def test_memory_outside_the_allocator() -> None:
     assert one.bytes is not None and abs(one.bytes - ((14 << 30) - reserved)) <= 64 * MIB
     toy.run.extra["device_free_bytes"] = (24 << 30) - reserved - 700 * MIB  # a context's worth
     assert "outside_allocator" not in found(explained(toy))
+
+
+def test_buckets_beside_the_gradients() -> None:
+    toy = trained(steps=1, checkpointing=True, logits=2 * MIB, adapter=4 * MIB)
+    ddp = "/x/site-packages/torch/nn/parallel/distributed.py"
+    toy.run.alloc(48 * MIB, f"{ddp}:1207 _ddp_init_helper", *root(7))
+    toy.step()
+    answer = explain_snapshot(toy.run.analysis(), at=At("event", _in_optimizer(toy), None))
+    one = found(answer)["gradient_buckets"]
+    assert one.bytes == 48 * MIB and "gradient_as_bucket_view" in changes(one)
+    assert "gradient_buckets" not in found(explained(trained(checkpointing=True)))
+
+
+def _in_optimizer(toy: Toy) -> int:
+    """The last event at which all gradients are alive."""
+    frames = [event["frames"] for event in toy.run.events]
+    return max(i for i, stack in enumerate(frames) if stack and "adam" in stack[0]["filename"])
+
+
+def changes(one: Finding) -> str:
+    return " ".join(advice.change for advice in (*one.advice, *one.tried))
+
+
+def test_zero_has_nothing_to_share_on_one_gpu() -> None:
+    toy = trained(checkpointing=True)
+    zero = "/x/site-packages/deepspeed/runtime/zero/stage_1_and_2.py:300 __init__"
+    toy.run.alloc(64 * MIB, zero, *root(7))
+    toy.step()
+    assert found(explained(toy))["zero_on_one_gpu"].bytes == 64 * MIB
+    toy.run.extra = {"version": 1, "world_size": 2}
+    assert "zero_on_one_gpu" not in found(explained(toy))
+
+
+def test_weights_that_come_again_in_every_pass() -> None:
+    toy = trained(checkpointing=True)
+    hook = ("/x/site-packages/accelerate/utils/modeling.py:343 set_module_tensor_to_device",
+            "/x/site-packages/accelerate/hooks.py:360 pre_forward")  # fmt: skip
+    for _ in range(4):
+        toy.run.free(toy.run.alloc(32 * MIB, *hook, *root(9)))
+        toy.step()
+    one = found(explained(toy))["offload_reloads"]
+    assert "4 tensors, 128.0 MiB in all" in one.evidence
+    assert "offload_reloads" not in found(explained(trained()))
+
+
+def test_an_evaluation_in_larger_batches_than_training() -> None:
+    toy = trained(checkpointing=True, logits=24 * MIB)
+    run, inner = toy.run, (EVALUATE,)
+    for _ in range(3):
+        held, loss, _ = toy.forward(scale=4, inner=inner)
+        run.free(*held, *loss, at=(*inner, *root(20)))
+    one = found(explained(toy))["eval_batch_larger"]
+    assert "4.0 times the tokens" in one.evidence and one.advice[0].saves_bytes
+    assert "eval_batch_larger" not in found(explained(trained(checkpointing=True).evaluate(8)))
+
+
+def test_hidden_states_that_an_evaluation_keeps() -> None:
+    toy = trained(checkpointing=True, layers=8)
+    held, loss, _ = toy.forward(inner=(EVALUATE,))  # the outputs of all layers stay alive
+    del held, loss
+    assert "8 tensors" in found(explained(toy))["output_hidden_states"].evidence
+    assert "output_hidden_states" not in found(explained(trained(checkpointing=True, layers=8).evaluate(2)))
+
+
+def test_a_graph_that_outlives_its_pass() -> None:
+    toy = Toy(layers=6).load().adapters()
+    kept: list[int] = []
+    for number in range(5):
+        held, loss, logits = toy.forward()
+        toy.run.free(logits, *loss, at=root())
+        short = toy.run.alloc(24 * MIB)
+        toy.run.free(short)
+        toy.run.free(*kept)
+        kept = held if number >= 2 else []
+        toy.run.free(*(() if kept else held))
+    held, _, _ = toy.forward()
+    one = found(explained(toy)).get("retained_graph")
+    assert one is not None and one.bytes and one.bytes >= 6 * 8 * MIB
+    assert "retained_graph" not in found(explained(trained(steps=6)))
+
+
+def test_experts_that_stay_in_sixteen_bits() -> None:
+    toy = Toy(checkpointing=True, layers=6).load()
+    for _ in range(6):
+        toy.run.alloc(160 * MIB, COPY, LOADER, *root(5))
+    toy.adapters()
+    for _ in range(2):
+        toy.step()
+    one = found(explained(toy))
+    assert one["experts_not_quantized"].bytes == 6 * 160 * MIB and "base_not_quantized" not in one
+    assert "experts_not_quantized" not in found(explained(trained(checkpointing=True)))
 
 
 def test_every_detector_is_listed_under_its_id() -> None:

@@ -11,7 +11,8 @@ from memtrace.explain.answer import Finding, Together
 from memtrace.explain.case import Case
 from memtrace.explain.detectors.attention import attention_matrices, kv_cache_in_training
 from memtrace.explain.detectors.checkpointing import checkpointing_inactive
-from memtrace.explain.detectors.evaluation import eval_peak
+from memtrace.explain.detectors.copies import gradient_buckets, offload_reloads, retained_graph, zero_on_one_gpu
+from memtrace.explain.detectors.evaluation import eval_batch_larger, eval_peak, output_hidden_states
 from memtrace.explain.detectors.growth import growth_across_steps
 from memtrace.explain.detectors.lengths import padding_or_packing, reserved_in_pieces, variable_length_fragmentation
 from memtrace.explain.detectors.logits import kept_logits, logits_unchunked
@@ -20,7 +21,7 @@ from memtrace.explain.detectors.outside import outside_allocator, process_limit,
 from memtrace.explain.detectors.precision import fp32_lora_branch, fp32_upcast_head
 from memtrace.explain.detectors.recording import cpp_only_stacks, late_recording, truncated_trace
 from memtrace.explain.detectors.reference import reference_model_copy
-from memtrace.explain.detectors.weights import base_not_quantized, load_time_copies
+from memtrace.explain.detectors.weights import base_not_quantized, experts_not_quantized, load_time_copies
 from memtrace.explain.proof import Bench, proven, together
 
 Detector = Callable[[Case], Finding | None]
@@ -32,6 +33,7 @@ DETECTORS: dict[str, Detector] = {
     "attention_matrices": attention_matrices,
     "kv_cache_in_training": kv_cache_in_training,
     "base_not_quantized": base_not_quantized,
+    "experts_not_quantized": experts_not_quantized,
     "reference_model_copy": reference_model_copy,
     "fp32_upcast_head": fp32_upcast_head,
     "fp32_lora_branch": fp32_lora_branch,
@@ -40,6 +42,12 @@ DETECTORS: dict[str, Detector] = {
     "reserved_in_pieces": reserved_in_pieces,
     "padding_or_packing": padding_or_packing,
     "eval_peak": eval_peak,
+    "eval_batch_larger": eval_batch_larger,
+    "output_hidden_states": output_hidden_states,
+    "retained_graph": retained_graph,
+    "gradient_buckets": gradient_buckets,
+    "zero_on_one_gpu": zero_on_one_gpu,
+    "offload_reloads": offload_reloads,
     "optimizer_full_precision": optimizer_full_precision,
     "optimizer_on_first_step": optimizer_on_first_step,
     "load_time_copies": load_time_copies,
@@ -53,7 +61,14 @@ DETECTORS: dict[str, Detector] = {
 """Finding id -> detector. Ids are part of the JSON contract."""
 
 CONTEXT = frozenset(
-    {"process_limit", "settings_without_effect", "cpp_only_stacks", "late_recording", "truncated_trace"}
+    {
+        "offload_reloads",
+        "process_limit",
+        "settings_without_effect",
+        "cpp_only_stacks",
+        "late_recording",
+        "truncated_trace",
+    }
 )
 """Findings about the circumstances rather than about bytes that could be saved; listed after the others."""
 

@@ -10,7 +10,12 @@ from memtrace.attribution.phases import Phase
 from memtrace.explain.advice import formula
 from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
+from memtrace.explain.layers import layer_count
 from memtrace.units import format_bytes as size
+
+_LARGER = 1.5
+_LEAST_LAYERS = 4
+_MANY_LAYERS = 7
 
 
 def eval_peak(case: Case) -> Finding | None:
@@ -45,6 +50,59 @@ def eval_peak(case: Case) -> Finding | None:
         evidence + ".",
         tuple(advice),
         case.frame_of(made),
+    )
+
+
+def eval_batch_larger(case: Case) -> Finding | None:
+    """The evaluation's batches have clearly more tokens than training's."""
+    if not case.in_evaluation or (case.here is None and not case.passes):
+        return None
+    embedded = case.size * (case.module == "embedding")
+    born, began = case.facts.born, _began(case)
+    trained = [
+        int(embedded[(born >= p.start) & (born < min(p.trained_until, began))].max(initial=0)) for p in case.passes
+    ]
+    usual = max(trained, default=0)
+    now = int(embedded[(born >= began) & (born <= case.at.event)].max(initial=0))
+    if not usual or now < _LARGER * usual:
+        return None
+    made = case.live & (born >= began) & ~case.kind(Category.LORA)
+    extra = round(case.total(made) * (1 - usual / now))
+    if not case.is_material(extra):
+        return None
+    return Finding(
+        "eval_batch_larger",
+        "The evaluation's batch is larger than training's",
+        extra,
+        f"{now / usual:.1f} times the tokens of the largest training batch go through the model at once.",
+        (formula(case, "eval_batch_as_training", made, 1 - usual / now),),
+        case.frame_of(made),
+    )
+
+
+def output_hidden_states(case: Case) -> Finding | None:
+    """The hidden states of every layer are kept in a pass without gradients, which frees them else."""
+    if not case.in_evaluation or case.phase is Phase.GENERATION:
+        return None
+    layers = min(layer_count(case.analysis) or _MANY_LAYERS, _MANY_LAYERS)
+    born, began = case.facts.born, _began(case)
+    stream = int(case.size[(born >= began) & (case.module == "embedding")].max(initial=0))
+    states = case.live & (born >= began) & (case.size == stream)
+    # One call site, the end of a layer, made them all.
+    stacks, counts = np.unique(case.table.stack[states], return_counts=True)
+    if not len(counts) or int(counts.max()) < max(layers - 1, _LEAST_LAYERS):
+        return None
+    states &= case.table.stack == stacks[counts.argmax()]
+    total = case.total(states)
+    if not case.is_material(total):
+        return None
+    return Finding(
+        "output_hidden_states",
+        "The hidden states of all layers are kept",
+        total,
+        f"{int(states.sum())} tensors of the size of the embedding's output are live, in a pass without gradients.",
+        (formula(case, "output_hidden_states=False in the call and in the model's config", states, 1 - 1 / layers),),
+        case.frame_of(states),
     )
 
 

@@ -21,6 +21,7 @@ NF4_BYTES = 0.5 + 1 / 64 + 1 / 4096
 """Bytes an element in NF4 with double quantisation: packed weight, 8-bit scales, scales of the scales."""
 _MATRIX_BYTES = 256 << 10
 _REPEATS = 6
+_EXPERTS = 2
 _ROUNDING_BYTES = 4096
 _SETTING = (
     "from_pretrained(…, quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', "
@@ -53,6 +54,8 @@ def base_not_quantized(case: Case) -> Finding | None:
         return None  # what is trained in full can't be quantised
     if not quantized and (case.facts.stacks.tags & int(Tag.QUANT_MODULE | Tag.DEQUANT)).any():
         return None  # quantised modules run, so the weights are quantised and only can't be told apart here
+    if quantized and experts_not_quantized(case) is not None:
+        return None
     part = "No weight is quantised" if not quantized else f"Only {size(quantized)} of the weights are quantised"
     bits = 4 if case.dims is not None and case.dims.element_bytes == 4 else 2
     return Finding(
@@ -63,6 +66,28 @@ def base_not_quantized(case: Case) -> Finding | None:
         (formula(case, _SETTING, matrices, 1 - NF4_BYTES / bits, quant="nf4-dq"),),
         case.frame_of(matrices),
     )
+
+
+def experts_not_quantized(case: Case) -> Finding | None:
+    """Experts stored as one tensor a layer, which quantisation of linear layers leaves as they are."""
+    quantized = case.kind(Purpose.QUANTIZED) & case.live
+    if not quantized.any() or not case.attribution.trains_adapters:
+        return None
+    matrices = layer_matrices(case)
+    experts = matrices & (case.size > _EXPERTS * 4 * int(case.size[quantized].max()))
+    total = case.total(experts)
+    if not case.is_material(total, 0.1):
+        return None
+    return Finding(
+        "experts_not_quantized",
+        "The experts are not quantised",
+        total,
+        f"{int(experts.sum())} stored tensors are more than {_EXPERTS} times as large as the largest quantised layer "
+        "would be in 16 bits: all experts of a layer in one tensor, which 4-bit linear layers leave out.",
+        (formula(case, "a checkpoint whose experts are quantised, or a loader that splits them into linear layers",
+                 experts, 1 - NF4_BYTES / 2),),
+        case.frame_of(experts),
+    )  # fmt: skip
 
 
 def _while_loading(case: Case) -> Finding | None:
