@@ -270,7 +270,7 @@ def test_an_evaluation_in_larger_batches_than_training() -> None:
 
 def test_hidden_states_that_an_evaluation_keeps() -> None:
     toy = trained(checkpointing=True, layers=8)
-    held, loss, _ = toy.forward(inner=(EVALUATE,))  # the outputs of all layers stay alive
+    held, loss, _ = toy.forward(scale=2, inner=(EVALUATE,))  # the outputs of all layers stay alive
     del held, loss
     assert "8 tensors" in found(explained(toy))["output_hidden_states"].evidence
     assert "output_hidden_states" not in found(explained(trained(checkpointing=True, layers=8).evaluate(2)))

@@ -12,7 +12,7 @@ from memtrace.explain.case import Case
 from memtrace.explain.detectors.growth import growth_across_steps
 from memtrace.units import format_bytes as size
 
-_LEAST_LAYERS = 3
+_WHOLE_SHARE = 0.5  # of what a pass saved: a graph is kept whole, a module's state is a small part of it
 
 
 def gradient_buckets(case: Case) -> Finding | None:
@@ -79,11 +79,11 @@ def retained_graph(case: Case) -> Finding | None:
     # What the first pass leaves may be a module's state, and what every pass leaves is growth.
     if case.here is None or len(earlier) < 2 or growth_across_steps(case) is not None:
         return None
-    old = case.kind(Purpose.SAVED, Purpose.CHECKPOINT_INPUT) & case.live & (case.facts.born < case.here.start)
-    old &= (case.facts.born >= earlier[-1].start) & (case.table.stack >= 0)
+    saved = case.kind(Purpose.SAVED, Purpose.CHECKPOINT_INPUT) & (case.facts.born < case.here.start)
+    saved &= (case.facts.born >= earlier[-1].start) & (case.table.stack >= 0)
+    old = saved & case.live
     total = case.total(old)
-    counts = np.unique(case.table.stack[old], return_counts=True)[1]
-    if not case.is_material(total, 0.05) or int((counts >= _LEAST_LAYERS).sum()) < _LEAST_LAYERS:
+    if not case.is_material(total, 0.05) or total < _WHOLE_SHARE * case.total(saved):
         return None
     return Finding(
         "retained_graph",

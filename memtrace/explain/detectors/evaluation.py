@@ -14,7 +14,7 @@ from memtrace.explain.layers import layer_count
 from memtrace.units import format_bytes as size
 
 _LARGER = 1.5
-_LEAST_LAYERS = 4
+_LEAST_LAYERS = 6  # of a small model, as many may be alive anyway
 _MANY_LAYERS = 7
 
 
