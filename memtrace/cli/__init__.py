@@ -37,6 +37,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "capture": ("capture", "build a QLoRA run and record it"),
     "estimate": ("estimate", "the memory of a QLoRA run before it runs: fits or not, and why"),
     "dryrun": ("dryrun", "the same from the real model code on tensors without data, any architecture"),
+    "fit": ("fit", "the cheapest changes that make a run fit, and what each option adds"),
     "forecast": ("forecast", "the step at which a run will die, before it starts, from the lengths of its data"),
     "sweep": ("sweep", "measure on a GPU what each option adds, one thing at a time"),
     "steps": ("steps", "memory over the steps of a long run: growth, or only varying lengths"),

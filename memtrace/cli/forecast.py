@@ -28,6 +28,16 @@ _NEEDS_MICRO_BATCHES = 300  # of so many micro-batches at most, what the run nee
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    add = parser.add_argument
+    add("--seeds", type=whole_number, default=0, metavar="N", help="also the outcome of N shufflings, on all cores")
+    add("--needs", action="store_true", help="work out needs_bytes for long runs, too")
+    add("--fail-on-oom", action="store_true", help="exit with 1 if the run does not fit")
+    add_shared(parser, "json")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Everything that describes a whole run and its limit."""
     add_setup(parser, of_one_length=False)
     add = parser.add_argument
     add(
@@ -39,14 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", metavar="DIR|FILE", help="a tokenizer.json, for --lengths with texts instead of counts")
     add("--padding", default="longest", metavar="HOW", help="longest (default), none, multiple:N or max:N")
     add("--order", default="given", metavar="HOW", help="given (default), longest-first or shuffled")
-    add("--seeds", type=whole_number, default=0, metavar="N", help="also the outcome of N shufflings, on all cores")
     add("--steps", type=whole_number, metavar="N", help="so many steps, over as many passes as that takes")
     add("--conf", metavar="SETTINGS", help='allocator settings, such as "expandable_segments:True"')
     add("--limit", metavar="SIZE", help="the most the process may reserve, as a memory fraction sets it")
     add("--dry-run", action="store_true", help="re-enact with the real code even where the shapes are known")
-    add("--needs", action="store_true", help="work out needs_bytes for long runs, too")
-    add("--fail-on-oom", action="store_true", help="exit with 1 if the run does not fit")
-    add_shared(parser, "json")
 
 
 def run(args: argparse.Namespace) -> int:
