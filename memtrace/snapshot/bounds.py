@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from memtrace.errors import SnapshotError
 
 MAX_INTEGER_BYTES = 256
@@ -59,7 +61,13 @@ def refuse_expansion(value: Any, what: str) -> None:
 
 
 def refuse_sharing(lists: list[Any]) -> None:
-    """Raise SnapshotError if few lists stand for many: a few bytes could mean a trace for thousands of devices."""
+    """Raise SnapshotError if few lists or entries stand for many: a few bytes could mean a trace for
+    thousands of devices, or of millions of events."""
+    for item in lists:
+        if isinstance(item, list) and len(item) > _MAX_SHARED_ENTRIES:
+            distinct = len(np.unique(np.fromiter(map(id, item), dtype=np.int64, count=len(item))))
+            if len(item) > distinct + _MAX_SHARED_ENTRIES:
+                raise SnapshotError("one entry is named over and over, which no snapshot does; damaged or hostile")
     sizes = [(id(item), len(item)) for item in lists if hasattr(item, "__len__")]
     if sum(size for _, size in sizes) > sum(dict(sizes).values()) + _MAX_SHARED_ENTRIES:
         raise SnapshotError("one list of entries is used over and over, which no snapshot does; damaged or hostile")

@@ -110,15 +110,20 @@ def is_json(head: bytes) -> bool:
     return head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
 
 
-def _pipe_limit_bytes() -> int:
-    """How much of a pipe is held at most: half of the memory that is free now."""
+def half_of_free_memory_bytes() -> int:
+    """What a stranger's file may take at most; without bound where the system does not tell (not Linux)."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return min(int(line.split()[1]) << 9, _PIPE_LIMIT_BYTES)
+                return int(line.split()[1]) << 9
     except (OSError, ValueError, IndexError):
         pass
-    return _PIPE_LIMIT_BYTES
+    return 1 << 62
+
+
+def _pipe_limit_bytes() -> int:
+    """How much of a pipe is held at most."""
+    return min(half_of_free_memory_bytes(), _PIPE_LIMIT_BYTES)
 
 
 def _read_pipe(stream: BinaryIO, name: str) -> tuple[BinaryIO, str, int]:

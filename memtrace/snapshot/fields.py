@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -34,15 +35,10 @@ def as_dicts(value: Any, what: str) -> list[dict[str, Any]]:
 
 def integers(entries: Sequence[dict[str, Any]], key: str, what: str, default: int | None) -> NDArray[np.int64]:
     """One int64 column. ``default`` fills missing or null values; with None the key is required."""
-    try:
-        if default is None:
-            column = np.array([entry[key] for entry in entries], dtype=np.int64)
-        else:
-            column = np.array([entry.get(key, default) for entry in entries], dtype=np.int64)
-        if column.ndim == 1:
-            return column
-    except (KeyError, TypeError, ValueError, OverflowError):
-        pass
+    values = [entry.get(key, default) for entry in entries]
+    if not set(map(type, values)) - {int}:  # numpy would take 512.5, "512" and True for whole numbers
+        with contextlib.suppress(OverflowError):
+            return np.array(values, dtype=np.int64)
     return np.array([_integer(entry, key, f"{what}[{i}]", default) for i, entry in enumerate(entries)], dtype=np.int64)
 
 
@@ -54,7 +50,7 @@ def _integer(entry: dict[str, Any], key: str, where: str, default: int | None) -
         return default
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int):
+    if type(value) is not int:
         raise SnapshotError(f"{where}: {key!r} is {kind_of(value)}, expected an integer")
     if (1 << 63) <= value < (1 << 64):
         value -= 1 << 64  # a 64-bit handle or address read as unsigned
@@ -64,9 +60,9 @@ def _integer(entry: dict[str, Any], key: str, where: str, default: int | None) -
 
 
 def sizes(entries: Sequence[dict[str, Any]], key: str, what: str, default: int | None) -> NDArray[np.int64]:
-    """Like :func:`integers`, for byte counts: 0 to 2**60."""
+    """Like :func:`integers`, for byte counts: 0 to below 2**60."""
     column = integers(entries, key, what, default)
-    bad = (column < 0) | (column > _MAX_SIZE_BYTES)
+    bad = (column < 0) | (column >= _MAX_SIZE_BYTES)
     if bad.any():
         index = int(np.argmax(bad))
         raise SnapshotError(f"{what}[{index}]: {key!r} is {int(column[index])}, which is not a size in bytes")

@@ -129,7 +129,7 @@ def from_raw(
     if len(traces) > _MAX_DEVICES:
         raise SnapshotError(f"{len(traces)} device traces; no machine has that many devices")
     refuse_sharing(traces)
-    refuse_sharing([segment.get("blocks") for segment in segments])
+    refuse_sharing([segments, *(segment.get("blocks") for segment in segments)])
     settings = _dictionary(raw.get("allocator_settings"), "allocator_settings", warn)
     at_least, below = release_range(_samples(None if is_list else raw, segments, traces, settings))
     if is_list and at_least == "2.1":

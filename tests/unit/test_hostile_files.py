@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import lzma
 import pickle
 import signal
 import struct
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strategies import modern
+from strategies import event, modern
 
+from memtrace.cli import main
 from memtrace.errors import SnapshotError
 from memtrace.snapshot.bounds import CutShort, Damaged, Foreign, Hostile
+from memtrace.snapshot.decoder import decode
 from memtrace.snapshot.decoder.machine import Machine
 from memtrace.snapshot.load import load
 from memtrace.snapshot.plain import Look, look
@@ -77,7 +80,22 @@ def cycle() -> list[Any]:
     return made
 
 
+def one_event() -> dict[str, Any]:
+    raw = modern()
+    raw["device_traces"][0] += [raw["device_traces"][0][1]] * 3_000_000
+    return raw
+
+
+def one_block() -> dict[str, Any]:
+    raw = modern()
+    raw["segments"][0]["blocks"] += [raw["segments"][0]["blocks"][0]] * 1_000_000
+    return raw
+
+
 HOSTILE: dict[str, bytes] = {
+    "one event named over and over": pickle.dumps(one_event(), 4),
+    "one block named over and over": pickle.dumps(one_block(), 4),
+    "one segment named over and over": pickle.dumps({"segments": [modern()["segments"][0]] * 1_000_000}, 4),
     "hash bomb as a value": pickle.dumps(event_with("stream", doubled(60)), 4),
     "hash bomb as an action": pickle.dumps(event_with("action", doubled(60)), 4),
     "deep tuple": nested(b"\x85", 2_000_000),
@@ -166,3 +184,87 @@ def test_the_machine_keeps_shared_objects_shared() -> None:
 def test_the_machine_says_what_is_wrong(data: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         Machine(Window(io.BytesIO(data))).load()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_file_may_take_more_than_half_of_what_is_free(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "half_of_free_memory_bytes", lambda: 5 << 20)
+    assert decode.memory_allowance_bytes(60 << 20, packed) == 5 << 20
+
+
+def test_a_file_that_needs_more_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "large.pickle.xz"
+    path.write_bytes(
+        lzma.compress(pickle.dumps({"segments": [], "memtrace": {str(i): i for i in range(2_000_000)}}, 4))
+    )
+    monkeypatch.setattr(decode, "half_of_free_memory_bytes", lambda: 64 << 20)
+    with pytest.raises(SnapshotError, match="memory") as refused:
+        load(path)
+    assert "\n" not in str(refused.value)
+
+
+ODD_SIZES = (512.5, "512", True, 1 << 60, -512, 1 << 64, None, [512], float("nan"), float("inf"), b"512")
+
+
+@pytest.mark.parametrize("key", ["size", "addr"])
+@pytest.mark.parametrize("value", ODD_SIZES, ids=repr)
+def test_what_is_no_size_is_refused_in_one_line(key: str, value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "odd.pickle"
+    path.write_bytes(pickle.dumps(event_with(key, value), 4))
+    if key == "addr" and value in (1 << 60,):
+        load(path)
+        return
+    if key == "addr" and value is None:
+        load(path)
+        return
+    with pytest.raises(SnapshotError) as refused:
+        load(path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["size", "requested_size", "address"])
+@pytest.mark.parametrize("value", [512.5, "512", True, -512, 1 << 64, [512], float("nan")], ids=repr)
+def test_nor_does_a_block_take_it(key: str, value: Any, tmp_path: Path) -> None:
+    raw = modern()
+    raw["segments"][0]["blocks"][0][key] = value
+    path = tmp_path / "odd.pickle"
+    path.write_bytes(pickle.dumps(raw, 4))
+    with pytest.raises(SnapshotError):
+        load(path)
+
+
+OURS = ("device_total_bytes", "device_free_bytes", "limit_bytes", "rank", "world_size", "version", "pid")
+
+
+@pytest.mark.parametrize("value", ODD_SIZES, ids=repr)
+def test_odd_values_in_our_own_key_end_no_verb(value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = modern()
+    raw["device_traces"][0].append(event("oom", value if value is not None else 5, 1 << 30, 9, device_free=value))
+    raw["memtrace"] = {key: value for key in OURS} | {
+        "oom": {"requested_bytes": value, "device_free_bytes": value, "message": value, "step": value},
+        "labels": [{"address": value, "bytes": value, "category": value, "from_time_us": value}],
+        "phases": [{"time_us": value, "name": value, "step": value}],
+        "stats": {"allocated_bytes.all.peak": value}, "config": {"models": value, "run": {"seq_len": value}},
+        "steps": {"columns": ["step"], "rows": [[value]]}, "packages": {"peft": value}, "gpu": value, "torch": value,
+    }  # fmt: skip
+    raw["allocator_settings"] = {
+        "max_split_size": value, "garbage_collection_threshold": value, "PYTORCH_CUDA_ALLOC_CONF": value,
+        "roundup_power2_divisions": {"1": value, "256": value}, "per_process_memory_fraction": value,
+        "large_segment_size": value, "max_non_split_rounding_size": value, "expandable_segments": value,
+    }  # fmt: skip
+    path = tmp_path / "odd.pickle"
+    path.write_bytes(pickle.dumps(raw, 4))
+    for verb in (
+        "report",
+        "explain",
+        "info",
+        "simulate",
+        "steps",
+        "fragmentation",
+        "ranks -j 1",
+        "check --max-peak 80GiB",
+    ):
+        name, *more = verb.split()
+        code = main([name, str(path), *more])
+        assert code in (0, 1, 3, 4), (verb, code)
+        assert "Traceback" not in capsys.readouterr().err

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from memtrace.errors import SnapshotError
 from memtrace.snapshot.bounds import CutShort, Foreign, Hostile
-from memtrace.snapshot.container import is_json, is_pickle
+from memtrace.snapshot.container import half_of_free_memory_bytes, is_json, is_pickle
 from memtrace.snapshot.decoder.machine import Machine
 from memtrace.snapshot.plain import Look, look
 from memtrace.snapshot.window import Window
@@ -64,8 +64,9 @@ def without_gc() -> Iterator[None]:
 
 
 def memory_allowance_bytes(size_bytes: int, is_compressed: bool) -> int:
-    """How much memory decoding a file of ``size_bytes`` may take."""
-    return _MEMORY_FLOOR_BYTES + (_MEMORY_PER_COMPRESSED_BYTE if is_compressed else _MEMORY_PER_BYTE) * size_bytes
+    """How much memory decoding a file of ``size_bytes`` may take: as its size explains, at most half of what is free."""
+    per_byte = _MEMORY_PER_COMPRESSED_BYTE if is_compressed else _MEMORY_PER_BYTE
+    return min(_MEMORY_FLOOR_BYTES + per_byte * size_bytes, half_of_free_memory_bytes())
 
 
 def decode(stream: BinaryIO, head: bytes, name: str) -> Any:

@@ -117,7 +117,7 @@ class TraceColumns:
         if count and (
             min(int(address.min()), int(size.min())) < 0
             or int(address.max()) > _MAX_ADDRESS
-            or int(size.max()) > _MAX_SIZE_BYTES
+            or int(size.max()) >= _MAX_SIZE_BYTES
         ):
             raise Unsupported  # the other decoder names the entry
         first_keys = self._first_keys()
