@@ -79,7 +79,6 @@ class BrowseApp(App[int]):
     # -- starting
 
     def on_mount(self) -> None:
-        """Choose colours, then load in a thread."""
         for theme in THEMES:
             self.register_theme(theme)
         few = self._few_colours
@@ -162,7 +161,6 @@ class BrowseApp(App[int]):
             self.screen.update()
 
     def action_next_theme(self) -> None:
-        """The next palette in the list."""
         names = list(PALETTES)
         name = names[(names.index(self.look.palette.name) + 1) % len(names)]
         self.set_look(name)
@@ -245,7 +243,6 @@ class BrowseApp(App[int]):
         return run
 
     async def action_quit(self) -> None:
-        """Leave, remembering the choices."""
         if self.remember:
             self.settings.save()
         self.exit(0)

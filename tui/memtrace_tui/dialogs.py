@@ -32,11 +32,9 @@ class Dialog(ModalScreen[str | None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss_none", "Close")]
 
     def action_dismiss_none(self) -> None:
-        """Close without an answer."""
         self.dismiss(None)
 
     def on_click(self, event: events.Click) -> None:
-        """A click outside the box closes it."""
         if event.widget is self:
             self.dismiss(None)
 
@@ -53,7 +51,6 @@ class Details(Dialog):
         self.role = role
 
     def compose(self) -> ComposeResult:
-        """Title and lines."""
         box = Vertical(classes=f"box {self.role}".strip())
         box.border_title = self.heading
         box.border_subtitle = "esc closes"
@@ -69,7 +66,6 @@ class Details(Dialog):
         lines.focus()
 
     def on_open(self, message: Open) -> None:
-        """Close, then go there."""
         message.stop()
         goto: Goto = message.goto
         self.dismiss(None)
@@ -85,7 +81,6 @@ class Ask(Dialog):
         self._accept = accept
 
     def compose(self) -> ComposeResult:
-        """Title, line, hint."""
         from textual.widgets import Input, Static  # not needed for the first screen
 
         box = Vertical(classes="box ask")
@@ -96,11 +91,9 @@ class Ask(Dialog):
             yield Static(self.hint, id="hint", markup=False)
 
     def on_mount(self) -> None:
-        """Ready to write."""
         self.set_focus(self.query_one("#answer"))  # at once: keys typed ahead are for this line
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Try the answer."""
         from textual.widgets import Static
 
         event.stop()

@@ -43,11 +43,9 @@ class LoadingScreen(Screen[None]):
         self.file = name
 
     def compose(self) -> ComposeResult:
-        """The bar."""
         yield Progress(self.file)
 
     def show(self, share: float) -> None:
-        """How far it is."""
         progress = self.query_one(Progress)
         progress.share = share
         progress.refresh()

@@ -104,7 +104,6 @@ class MainScreen(Screen[None]):
         yield KeyBar()
 
     async def on_mount(self) -> None:
-        """Show the first view."""
         self._timer = self.set_interval(TICK_S, self._tick, pause=True)
         self.bindings_updated_signal.subscribe(self, lambda _: self.query_one(KeyBar).refresh())
         self.set_class(self.app.size.width >= 118, "wide").set_class(self.app.size.height < 16, "low")
@@ -160,7 +159,6 @@ class MainScreen(Screen[None]):
             self.view.show()
 
     async def on_tabs_tab_activated(self, message: Tabs.TabActivated) -> None:
-        """A click on a tab."""
         name = (message.tab.id or "").removeprefix("tab-")
         if name != self.current:
             await self.action_view(name)
@@ -181,12 +179,10 @@ class MainScreen(Screen[None]):
             self.post_message(Failed(error, self.current))
 
     def on_move_cursor(self, message: MoveCursor) -> None:
-        """The one place that moves the cursor."""
         message.stop()
         self.go(message.event)
 
     def go(self, event: int) -> None:
-        """Put the cursor on an event."""
         if self.session.move(event):
             self.update()
 
@@ -209,19 +205,16 @@ class MainScreen(Screen[None]):
         self.update()
 
     def on_changed(self, message: Changed) -> None:
-        """What screens share has changed."""
         message.stop()
         self.update()
 
     def on_resize(self, event: events.Resize) -> None:
-        """Wide or narrow."""
         self.set_class(event.size.width >= 118, "wide").set_class(event.size.height < 16, "low")
         self.update()
 
     # -- the filter
 
     def action_filter(self) -> None:
-        """Write a filter."""
         self.query_one(FilterBar).begin(self.session.filter)
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -247,7 +240,6 @@ class MainScreen(Screen[None]):
     # -- the cursor
 
     def action_event(self, by: int) -> None:
-        """One event on or back."""
         self.go(self.session.event + by)
 
     def action_percent(self, by: int) -> None:
@@ -263,7 +255,6 @@ class MainScreen(Screen[None]):
         self.go(target)
 
     def action_jump(self, where: str) -> None:
-        """To a named event."""
         self.go(self.session.provider.named(where))
 
     def action_oom(self) -> None:
@@ -275,7 +266,6 @@ class MainScreen(Screen[None]):
         self.go(next((event for event in ooms if event > self.session.event), ooms[0]))
 
     async def action_ask_event(self) -> None:
-        """Ask where to go."""
         provider = self.session.provider
         await self._ask("Go to", PLACES, str(self.session.event), lambda text: self.go(provider.named(text)))
 
@@ -283,7 +273,6 @@ class MainScreen(Screen[None]):
         await self.app.push_screen(Ask(title, hint, value, accept))
 
     def action_device(self) -> None:
-        """The next device."""
         session = self.session
         devices = session.recording.devices
         if session.other is not None:
@@ -311,7 +300,6 @@ class MainScreen(Screen[None]):
         self.go(clamped)
 
     def stop(self) -> None:
-        """Stop playing."""
         self._set_direction(0)
 
     def _set_direction(self, direction: int) -> None:
@@ -333,7 +321,6 @@ class MainScreen(Screen[None]):
         self._set_direction(direction)
 
     def action_speed(self, by: int) -> None:
-        """Play twice or half as fast."""
         self.speed = max(min(round(self.speed * 2.0**by), max(self.session.provider.count // 20, 1)), 1)
         self.notify(f"{format_count(self.speed)} events a frame", timeout=1.5)
 
@@ -349,7 +336,6 @@ class MainScreen(Screen[None]):
             self.notify("Nothing to copy here.", timeout=2)
 
     async def action_export_csv(self) -> None:
-        """Save what the view shows as a table."""
         view = self.view
 
         def accept(text: str) -> None:
@@ -362,7 +348,6 @@ class MainScreen(Screen[None]):
         await self._ask("Save as CSV", "file to write", f"memtrace-{view.view}.csv", accept)
 
     async def action_export_svg(self) -> None:
-        """Save the screen as a picture."""
         svg = self.app.export_screenshot(title=f"memtrace {self.session.provider.source}")
 
         def accept(text: str) -> None:
@@ -371,7 +356,6 @@ class MainScreen(Screen[None]):
         await self._ask("Save as SVG", "file to write", f"memtrace-{self.view.view}.svg", accept)
 
     def action_help(self) -> None:
-        """Keys and colours."""
         self.app.push_screen(Details("Help", help_lines(self, self.view, text_width(self.app.size.width))))
 
 

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from textual.message import Message
 
 from memtrace_tui.data.goto import Goto
 
 
+@dataclass
 class MoveCursor(Message):
     """Put the shared cursor on an event."""
 
-    def __init__(self, event: int) -> None:
-        super().__init__()
-        self.event = event
+    event: int
 
 
+@dataclass
 class Open(Message):
     """Go where a line leads."""
 
-    def __init__(self, goto: Goto) -> None:
-        super().__init__()
-        self.goto = goto
+    goto: Goto
 
 
+@dataclass
 class Failed(Message):
     """Something went wrong in a widget; the application shows it and goes on."""
 
-    def __init__(self, error: Exception, where: str) -> None:
-        super().__init__()
-        self.error = error
-        self.where = where
+    error: Exception
+    where: str
 
 
 class Changed(Message):

@@ -78,7 +78,6 @@ class AllocationsView(View):
         self._key: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
-        """Summary, table and details."""
         with Horizontal():
             with Vertical(id="allocations-list"):
                 yield Lines(id="allocations-summary", classes="summary")
@@ -91,7 +90,6 @@ class AllocationsView(View):
         return self.session.group if self.session.group in GROUPS else "none"
 
     def table(self) -> Table:
-        """The table."""
         return self.query_one("#allocations-table", Table)
 
     def main(self) -> Table:
@@ -169,7 +167,6 @@ class AllocationsView(View):
     # -- actions
 
     def action_clear(self) -> None:
-        """No filter, no groups."""
         self.session.filter_by("")
         if self.session.group != "none":
             self.session.group = self.session.settings.group = "none"
@@ -180,7 +177,6 @@ class AllocationsView(View):
         self.post_message(Changed())
 
     def action_sort(self) -> None:
-        """Sort by the next column on screen."""
         if self.grouping != "none":
             return
         names = [column.name for column, _ in self.table().fitted(self.table().size.width)]
@@ -195,11 +191,9 @@ class AllocationsView(View):
         self._from_the_top()
 
     def action_reverse(self) -> None:
-        """The other way round."""
         self._sort_by(self.sort)
 
     def action_group(self) -> None:
-        """Group by the next property."""
         session = self.session
         session.group = session.settings.group = GROUPS[(GROUPS.index(self.grouping) + 1) % len(GROUPS)]
         self._from_the_top()
@@ -210,12 +204,10 @@ class AllocationsView(View):
         self.show()
 
     def on_table_head_clicked(self, message: Table.HeadClicked) -> None:
-        """Sort by the column."""
         if self.grouping == "none":
             self._sort_by(message.column)
 
     def on_table_moved(self) -> None:
-        """Details of another row."""
         self._side()
 
     def on_table_opened(self, message: Table.Opened) -> None:

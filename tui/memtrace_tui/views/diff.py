@@ -47,7 +47,6 @@ class DiffView(View):
         self.answer: Difference | None = None
 
     def compose(self) -> ComposeResult:
-        """Overlay and lines."""
         with Vertical():
             yield Overlay(self.session)
             yield SiteLines(id="difference")

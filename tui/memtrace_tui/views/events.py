@@ -54,7 +54,6 @@ class EventsView(View):
         self._key: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
-        """Summary, log, details."""
         with Horizontal():
             with Vertical(id="events-list"):
                 yield Lines(id="events-summary", classes="summary")
@@ -62,7 +61,6 @@ class EventsView(View):
             yield Lines(id="event-details", classes="side")
 
     def table(self) -> Table:
-        """The log."""
         return self.query_one("#events-table", Table)
 
     def main(self) -> Table:
@@ -162,11 +160,9 @@ class EventsView(View):
             self.post_message(MoveCursor(target))
 
     def on_table_moved(self, message: Table.Moved) -> None:
-        """The cursor follows the selection."""
         self.post_message(MoveCursor(message.row))
 
     def on_table_opened(self, message: Table.Opened) -> None:
-        """Everything about the event."""
         self.app.push_screen(Details("Event", self._details(text_width(self.app.size.width))))
 
     def csv(self) -> Iterable[Sequence[str]]:

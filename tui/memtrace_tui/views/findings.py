@@ -44,7 +44,6 @@ class FindingsView(View):
         self.replaying: float | None = None  # share done of a replay in progress
 
     def compose(self) -> ComposeResult:
-        """One list."""
         yield Lines(id="findings")
 
     def main(self) -> Lines:

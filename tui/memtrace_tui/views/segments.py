@@ -76,7 +76,6 @@ class SegmentsView(View):
     ]
 
     def compose(self) -> ComposeResult:
-        """Legend, map and details."""
         with Container(id="segments-split"):
             with Vertical(id="maps"):
                 yield Legend(self.session)
@@ -124,7 +123,6 @@ class SegmentsView(View):
     # -- actions
 
     def action_coloring(self) -> None:
-        """The next meaning of the colours."""
         session = self.session
         at = MODES.index(session.coloring) if session.coloring in MODES else -1
         session.coloring = session.settings.coloring = MODES[(at + 1) % len(MODES)]
@@ -141,7 +139,6 @@ class SegmentsView(View):
         self.show()
 
     def action_sort(self) -> None:
-        """The next order of segments."""
         session = self.session
         at = SORTS.index(session.segment_sort) if session.segment_sort in SORTS else -1
         session.segment_sort = session.settings.segment_sort = SORTS[(at + 1) % len(SORTS)]
@@ -163,19 +160,15 @@ class SegmentsView(View):
         self._details()
 
     def on_segment_map_chosen(self) -> None:
-        """Details of another segment."""
         self._details()
 
     def on_segment_map_inside(self) -> None:
-        """Look inside."""
         self._look_inside()
 
     def on_block_map_chosen(self) -> None:
-        """Details of another block."""
         self._details()
 
     def on_block_map_leave(self) -> None:
-        """Back to all segments."""
         segments, blocks = self.query_one(SegmentMap), self.query_one(BlockMap)
         segments.display, blocks.display = True, False
         segments.focus()

@@ -40,7 +40,6 @@ class StacksView(View):
         self._key: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
-        """Summary, tree and icicle, source."""
         with Vertical():
             yield Lines(id="stacks-summary", classes="summary")
             with Container(id="stacks-split"):
@@ -87,7 +86,6 @@ class StacksView(View):
     # -- actions
 
     def action_invert(self) -> None:
-        """Callers or callees first."""
         self.session.settings.inverted = not self.session.settings.inverted
         self.show()
 
@@ -97,7 +95,6 @@ class StacksView(View):
         self.show()
 
     def action_icicle(self) -> None:
-        """Tree or icicle."""
         self.on_icicle = not self.on_icicle
         self.show()
         self.main().focus()

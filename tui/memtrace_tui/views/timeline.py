@@ -27,7 +27,6 @@ class TimelineView(View):
     )
 
     def compose(self) -> ComposeResult:
-        """Chart above, event below."""
         with Vertical():
             yield Chart(self.session)
             yield Lines(id="event", classes="below")

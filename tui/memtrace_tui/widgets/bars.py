@@ -125,11 +125,9 @@ class Scrubber(Drawn):
         return Strip(segments, width)
 
     def on_click(self, event: events.Click) -> None:
-        """Move the cursor to where the click is."""
         self._go(event.x)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Drag the cursor."""
         if event.button == 1:
             self._go(event.x)
 
@@ -164,7 +162,6 @@ class KeyBar(Drawn):
         return self.look.spans(spans, self.size.width, "panel")
 
     def on_click(self, event: events.Click) -> None:
-        """Press the key."""
         key = next((key for end, key in self._ends if event.x < end), None)
         if key is not None:
             self.app.simulate_key(key.partition(",")[0])

@@ -49,6 +49,22 @@ class Drawn(Looking, can_focus=False):
         self.refresh()
 
 
+class Wheeled(Drawn, can_focus=True):
+    """What the wheel acts on, other than by scrolling."""
+
+    def wheel(self, by: int) -> None:
+        """One notch down (1) or up (-1)."""
+        raise NotImplementedError
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.wheel(1)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.wheel(-1)
+
+
 class Rows(Drawn, ScrollView, can_focus=True):
     """A list of ``row_count`` rows, any number, with one selected. ``head`` lines stay at the top.
 
@@ -131,7 +147,6 @@ class Rows(Drawn, ScrollView, can_focus=True):
         self.refresh()
 
     def select(self, row: int) -> None:
-        """Select a row and scroll to it."""
         row = max(min(row, self.row_count - 1), 0)
         if row != self.selected:
             before, self.selected = self.selected, row
@@ -166,7 +181,6 @@ class Rows(Drawn, ScrollView, can_focus=True):
             self.select(target)
 
     def action_page(self, by: int) -> None:
-        """A screen on."""
         move = by * max(self.page - 1, 1)
         target = max(min(self.selected + move, self.row_count - 1), 0)
         found = next((at for at in (self._nearest(target, by), self._nearest(target, -by)) if at != self.selected), -1)
@@ -176,13 +190,11 @@ class Rows(Drawn, ScrollView, can_focus=True):
             self.select(found)
 
     def action_edge(self, by: int) -> None:
-        """The first or last row."""
         self.select(self._nearest(0, 1) if by < 0 else self._nearest(self.row_count - 1, -1))
         if not self.can_select(self.selected) or by < 0:
             self.scroll_to(y=0 if by < 0 else self.row_count, animate=False)
 
     def action_open(self) -> None:
-        """Enter."""
         if self.row_count and self.can_select(self.selected):
             self.opened(self.selected)
 
@@ -202,7 +214,6 @@ class Rows(Drawn, ScrollView, can_focus=True):
         return self._strips[key]
 
     def on_click(self, event: events.Click) -> None:
-        """Select; a second click opens."""
         event.stop()
         at = event.get_content_offset(self)
         if at is None:
@@ -221,9 +232,7 @@ class Rows(Drawn, ScrollView, can_focus=True):
         self.refresh_line(self.selected + self.head)
 
     def on_blur(self) -> None:
-        """See :meth:`on_focus`."""
         self.refresh_line(self.selected + self.head)
 
     def on_resize(self) -> None:
-        """Keep the selection on screen."""
         self.show_selected()

@@ -16,13 +16,13 @@ from memtrace.units import format_bytes
 from memtrace_tui.data.cells import Cells, range_cells
 from memtrace_tui.data.coloring import Coloring, coloring
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import Drawn
+from memtrace_tui.widgets.base import Wheeled
 from memtrace_tui.widgets.segmap import cell_segment
 
 _LABEL = 11
 
 
-class BlockMap(Drawn, can_focus=True):
+class BlockMap(Wheeled):
     """One segment over the whole widget; left and right go from block to block, plus and minus change the range."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -143,19 +143,16 @@ class BlockMap(Drawn, can_focus=True):
         return int(layout.first_block[segment]), int(layout.first_block[segment + 1])
 
     def action_step(self, by: int) -> None:
-        """The neighbouring block."""
         if self.block >= 0:
             first, end = self._span()
             self.choose(max(min(self.block + by, end - 1), first))
 
     def action_edge(self, which: int) -> None:
-        """The first or last block."""
         if self.block >= 0:
             first, end = self._span()
             self.choose(first if which == 0 else end - 1)
 
     def action_row(self, by: int) -> None:
-        """The block a row of cells away."""
         cells = self._prepare()
         if cells is None:
             return
@@ -168,7 +165,6 @@ class BlockMap(Drawn, can_focus=True):
                 return
 
     def action_hole(self, by: int) -> None:
-        """The next free block of the segment."""
         if self.block < 0:
             return
         first, end = self._span()
@@ -187,28 +183,19 @@ class BlockMap(Drawn, can_focus=True):
         self._range(round(self.address - share * min(size, 1 << 60)), size)
 
     def action_leave(self) -> None:
-        """Back to the map."""
         self.post_message(self.Leave())
 
     def _cell_of(self, address: int) -> int:
         return int((address - self.start) * self._count // max(self.stop - self.start, 1))
 
     def on_click(self, event: events.Click) -> None:
-        """Select the block under the pointer."""
         cells = self._prepare()
         at = event.y * self._row + event.x - _LABEL
         if cells is not None and _LABEL <= event.x < _LABEL + self._row and at < len(cells) and cells.block[at] >= 0:
             self.choose(int(cells.block[at]))
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Wheel zooms."""
-        event.stop()
-        self.action_zoom(1.25)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Wheel zooms."""
-        event.stop()
-        self.action_zoom(0.8)
+    def wheel(self, by: int) -> None:
+        self.action_zoom(1.25 if by > 0 else 0.8)
 
     # -- drawing
 

@@ -16,7 +16,7 @@ from memtrace_tui.data.goto import Goto
 from memtrace_tui.messages import MoveCursor, Open
 from memtrace_tui.provider import Provider
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import Drawn
+from memtrace_tui.widgets.base import Wheeled
 from memtrace_tui.widgets.chart_frame import AXIS, axis_line, legend, phase_band, step_band
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -45,7 +45,7 @@ def letter_of(code: int) -> str:
     return MARKS[LAYERS[code - FADED]].letter.lower() if code >= FADED else MARKS[LAYERS[code]].letter
 
 
-class Chart(Drawn, can_focus=True):
+class Chart(Wheeled):
     """Stacked area of ``start:stop``; left and right move the cursor by columns."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -108,7 +108,6 @@ class Chart(Drawn, can_focus=True):
         return self._data, self._raster
 
     def show(self) -> None:
-        """The cursor or the device changed."""
         provider = self.session.provider
         if id(provider) != self._provider_id:
             self._provider_id = id(provider)
@@ -161,11 +160,9 @@ class Chart(Drawn, can_focus=True):
             self.post_message(MoveCursor(self.start if by > 0 else self.stop - 1))
 
     def action_fit(self) -> None:
-        """The whole recording."""
         self._window(0, self.session.provider.count)
 
     def action_zoom_step(self) -> None:
-        """The step the cursor is in."""
         event = max(self.session.event, 0)
         spans = self.session.provider.spans
         inside = next((span for span in spans if span.start <= event < span.stop), None)
@@ -182,15 +179,12 @@ class Chart(Drawn, can_focus=True):
         self.refresh()
 
     def action_live_set(self) -> None:
-        """What is alive at the cursor."""
         self.post_message(Open(Goto("allocations", self.session.event)))
 
     def on_click(self, event: events.Click) -> None:
-        """Move the cursor to the column."""
         self._go(event.x)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Drag the cursor."""
         if event.button == 1:
             self._go(event.x)
 
@@ -199,15 +193,8 @@ class Chart(Drawn, can_focus=True):
             data, _ = self._prepare()
             self.post_message(MoveCursor(int(data.high_event[min(x - AXIS, len(data) - 1)])))
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Wheel zooms."""
-        event.stop()
-        self.action_zoom(1.25)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Wheel zooms."""
-        event.stop()
-        self.action_zoom(0.8)
+    def wheel(self, by: int) -> None:
+        self.action_zoom(1.25 if by > 0 else 0.8)
 
     # -- drawing
 

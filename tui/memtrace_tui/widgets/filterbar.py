@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -17,12 +18,11 @@ class FilterBar(Input):
         Binding("enter", "submit", "Apply", show=True),
     ]
 
+    @dataclass
     class Closed(Message):
         """The line is hidden again; ``is_kept``: by Enter."""
 
-        def __init__(self, is_kept: bool) -> None:
-            super().__init__()
-            self.is_kept = is_kept
+        is_kept: bool
 
     def __init__(self) -> None:
         super().__init__(placeholder="filter: category:lora  size>1MiB  -step:0  word or /regex/ (stack, too)",
@@ -48,10 +48,8 @@ class FilterBar(Input):
         self.post_message(self.Closed(is_kept))
 
     def action_cancel(self) -> None:
-        """Back to what it was."""
         self.value = self._before
         self._close(False)
 
     async def action_submit(self) -> None:
-        """Keep it."""
         self._close(True)

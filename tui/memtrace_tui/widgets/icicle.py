@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -28,12 +29,11 @@ class Icicle(Drawn, can_focus=True):
         Binding("escape", "out", "Zoom out"),
     ]
 
+    @dataclass
     class Chosen(Message):
         """Another brick is selected."""
 
-        def __init__(self, node: Node) -> None:
-            super().__init__()
-            self.node = node
+        node: Node
 
     def __init__(self) -> None:
         super().__init__(id="icicle")
@@ -44,13 +44,11 @@ class Icicle(Drawn, can_focus=True):
         self._bricks: list[list[Brick]] = []
 
     def show(self, root: Node) -> None:
-        """Another tree."""
         self.root, self.trail, self.node = root, [], root
         self._key = ()
         self.refresh()
 
     def choose(self, node: Node) -> None:
-        """Select a brick."""
         self.node = node
         self.refresh()
 
@@ -80,14 +78,12 @@ class Icicle(Drawn, can_focus=True):
         self.post_message(self.Chosen(brick.node))
 
     def action_side(self, by: int) -> None:
-        """A neighbour on the same row."""
         place = self._place()
         if place is not None:
             row = self._rows()[place[0]]
             self._select(row[max(min(place[1] + by, len(row) - 1), 0)])
 
     def action_depth(self, by: int) -> None:
-        """The caller, or the largest callee."""
         place = self._place()
         if place is None:
             return
@@ -108,13 +104,11 @@ class Icicle(Drawn, can_focus=True):
             self.refresh()
 
     def action_out(self) -> None:
-        """Back to the wider view."""
         if self.trail:
             self.root = self.trail.pop()
             self.refresh()
 
     def on_click(self, event: events.Click) -> None:
-        """Select; a second click zooms in."""
         rows = self._rows()
         if event.y < len(rows):
             for brick in rows[event.y]:

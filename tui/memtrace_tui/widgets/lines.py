@@ -20,7 +20,6 @@ class Lines(Rows):
         self.lines: Sequence[Line] = ()
 
     def show(self, lines: Sequence[Line], keep: bool = True) -> None:
-        """New content."""
         self.lines = lines
         self.reset(len(lines), keep)
 

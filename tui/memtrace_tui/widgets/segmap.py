@@ -19,7 +19,7 @@ from memtrace_tui.data.flow import Flow, Heading, Piece, PoolKey, flow, scales
 from memtrace_tui.data.lines import Span
 from memtrace_tui.look import Look
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import Drawn
+from memtrace_tui.widgets.base import Wheeled
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -41,7 +41,7 @@ def cell_segment(look: Look, colours: Coloring, fill: int, code: int, odd: bool,
     return Segment(_EIGHTHS[fill], look.style(role, "hole"))
 
 
-class SegmentMap(Drawn, can_focus=True):
+class SegmentMap(Wheeled):
     """Pools as paragraphs, segments as words. Arrows choose a segment, Enter looks inside."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -137,11 +137,9 @@ class SegmentMap(Drawn, can_focus=True):
         return self._scales[1]
 
     def show(self) -> None:
-        """The cursor, colours or order changed."""
         self.refresh()
 
     def choose(self, segment: int) -> None:
-        """Select a segment and scroll to it."""
         if segment < 0:
             return
         self.address = int(self.layout_now.address[segment])
@@ -158,14 +156,12 @@ class SegmentMap(Drawn, can_focus=True):
     # -- actions
 
     def action_step(self, by: int) -> None:
-        """The next segment in the order shown."""
         order = self.prepare().order
         if order:
             at = order.index(self.segment)
             self.choose(order[max(min(at + by, len(order) - 1), 0)])
 
     def action_row(self, by: int) -> None:
-        """The segment above or below."""
         geometry, segment = self.prepare(), self.segment
         if segment < 0:
             return
@@ -181,12 +177,10 @@ class SegmentMap(Drawn, can_focus=True):
             row += by
 
     def action_page(self, by: int) -> None:
-        """A screen on."""
         for _ in range(max(self.size.height - 2, 1)):
             self.action_row(by)
 
     def action_edge(self, which: int) -> None:
-        """The first or last segment."""
         order = self.prepare().order
         if order:
             self.choose(order[which])
@@ -197,24 +191,14 @@ class SegmentMap(Drawn, can_focus=True):
         self.choose(self.segment)
 
     def action_inside(self) -> None:
-        """Look inside."""
         if self.segment >= 0:
             self.post_message(self.Inside())
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Wheel."""
-        event.stop()
-        self.top = max(min(self.top + 2, len(self.prepare().rows) - self.size.height), 0)
-        self.refresh()
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Wheel."""
-        event.stop()
-        self.top = max(self.top - 2, 0)
+    def wheel(self, by: int) -> None:
+        self.top = max(min(self.top + 2 * by, len(self.prepare().rows) - self.size.height), 0)
         self.refresh()
 
     def on_click(self, event: events.Click) -> None:
-        """Select; a second click looks inside."""
         rows = self.prepare().rows
         row = self.top + event.y
         if row < len(rows) and not isinstance(pieces := rows[row], Heading):

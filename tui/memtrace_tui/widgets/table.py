@@ -32,28 +32,25 @@ class Table(Rows):
 
     head = 1
 
+    @dataclass
     class HeadClicked(Message):
         """A click on a column's title."""
 
-        def __init__(self, column: str) -> None:
-            super().__init__()
-            self.column = column
+        column: str
 
+    @dataclass
     class Opened(Message):
         """Enter on a row."""
 
-        def __init__(self, table: Table, row: int) -> None:
-            super().__init__()
-            self.table = table
-            self.row = row
+        table: Table
+        row: int
 
+    @dataclass
     class Moved(Message):
         """The selection moved."""
 
-        def __init__(self, table: Table, row: int) -> None:
-            super().__init__()
-            self.table = table
-            self.row = row
+        table: Table
+        row: int
 
     def __init__(self, columns: Sequence[Column], *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -63,7 +60,6 @@ class Table(Rows):
         self.marked: frozenset[int] = frozenset()
 
     def show(self, count: int, cell: Cell, keep: bool = True) -> None:
-        """New content."""
         self.cell = cell
         self.reset(count, keep)
 

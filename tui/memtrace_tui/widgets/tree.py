@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -26,12 +27,11 @@ class CallTree(Rows):
         Binding("e", "expand_all", "All", show=False),
     ]
 
+    @dataclass
     class Chosen(Message):
         """Another frame is selected."""
 
-        def __init__(self, node: Node) -> None:
-            super().__init__()
-            self.node = node
+        node: Node
 
     def __init__(self) -> None:
         super().__init__(id="calltree")
@@ -45,7 +45,6 @@ class CallTree(Rows):
         return self.nodes[self.selected] if self.selected < len(self.nodes) else None
 
     def show(self, root: Node) -> None:
-        """Another tree."""
         self.root = root
         self._open = open_hot(root, max(self.app.size.height - 8, 12))
         self._rebuild()
