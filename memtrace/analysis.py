@@ -14,8 +14,8 @@ from memtrace.attribution.classify import Attribution, attribute
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.stack_facts import Kind
 from memtrace.attribution.user_rules import UserRule
-from memtrace.history.timeline import At, Timeline, choose_event
-from memtrace.ranges import window_of
+from memtrace.history.timeline import At, Timeline
+from memtrace.ranges import find_event, window_of
 from memtrace.snapshot.model import Action, Snapshot
 from memtrace.units import format_bytes, format_count
 
@@ -47,8 +47,8 @@ class Analysis:
         return replace(self, timeline=replace(timeline, window=window))
 
     def at(self, when: str | None) -> At:
-        """The event that ``--at`` names; see :func:`memtrace.history.timeline.choose_event`."""
-        return choose_event(self.timeline, when)
+        """The event that ``--at`` names; see :func:`memtrace.ranges.find_event`."""
+        return find_event(self.timeline, self.attribution.facts.phases, when)
 
 
 def analyse(timeline: Timeline, user_rules: Sequence[UserRule] | None = None) -> Analysis:

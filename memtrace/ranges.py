@@ -1,4 +1,4 @@
-"""``--events A:B`` and ``--steps A:B``: which events a question is about.
+"""``--events A:B``, ``--steps A:B`` and ``--at WHEN``: which events a question is about.
 
 A range is half-open, like Python's: A is in it, B is not, and either may be left out. Event numbers stay those of the
 whole trace.
@@ -10,11 +10,19 @@ import re
 from typing import TYPE_CHECKING
 
 from memtrace.errors import NoAnswerError, UsageError
-from memtrace.history.timeline import Window
+from memtrace.history.timeline import At, Peak, Timeline, Window, choose_event
 
 if TYPE_CHECKING:
     from memtrace.attribution.phases import Phases
 
+PLACES = (
+    "an event number, peak, reserved-peak, oom, start, end, 50%, +2s or +300ms, step 3, peak of step 3, end of step 3, "
+    "or an address"
+)
+_PLACE = re.compile(
+    r"(?P<share>\d+(\.\d*)?)%|\+(?P<time>\d+(\.\d*)?)(?P<unit>s|ms)|(?P<address>0x[0-9a-f]{1,16})"
+    r"|((?P<what>start|end|peak|reserved-peak)( of)? )?step[ :=]*(?P<step>\d{1,9})"
+)
 _RANGE = re.compile(r"\s*([\d,_]*)\s*:\s*([\d,_]*)\s*", re.ASCII)
 _MAX_DIGITS = 18
 
@@ -75,3 +83,59 @@ def window_of(events: str | None, steps: str | None, count: int, phases: Phases,
     if steps is not None:
         return steps_window(phases, steps, source)
     return parse_range(events or ":", 0, count, "events")
+
+
+def find_event(timeline: Timeline, phases: Phases, when: str | None) -> At:
+    """The event that somebody names, one of :data:`PLACES`; None as :func:`choose_event` takes it.
+
+    ``+2s`` is the last event within that time of the first one, an address the last event that put something there.
+    Raises UsageError for anything else, NoAnswerError for what the recording doesn't have.
+    """
+    text = " ".join(when.lower().split()) if when is not None else None
+    if text is None or text in ("peak", "reserved-peak", "end", "oom") or re.fullmatch(r"-?[\d,]{1,18}", text):
+        return choose_event(timeline, text)
+    match = _PLACE.fullmatch("start of step " + text[5:] if re.match(r"step\b", text) else text)
+    last = len(timeline) - 1
+    if text in ("start", "begin", "first"):
+        event = min(0, last)
+    elif match is None:
+        raise UsageError(f"no such place: {when!r}; write {PLACES}")
+    elif match["share"]:
+        event = max(min(round(float(match["share"]) / 100 * last), last), -1)
+    elif match["time"]:
+        times = timeline.trace.time_us
+        if times is None or not len(times):
+            raise NoAnswerError("this recording has no times")
+        until = int(times[0]) + float(match["time"]) * (1e6 if match["unit"] == "s" else 1e3)
+        event = max(int(times.searchsorted(until, side="right")) - 1, 0)
+    elif match["address"]:
+        table, address = timeline.allocations, int(match["address"], 16)
+        there = (table.address <= address) & (address < table.address + table.block_bytes)
+        if address >= 1 << 63 or not there.any():
+            raise NoAnswerError(f"nothing was ever at {text} in this recording")
+        event = int(table.alloc_event[there].max())
+    else:
+        event = _of_step(timeline, phases, match["what"] or "start", int(match["step"]))
+    first, stop = timeline.span
+    if timeline.window and not first <= event < stop:
+        raise UsageError(f"{when}: event {event} is outside the events {first}:{stop} in question")
+    return At("event", event, timeline.time_us(event))
+
+
+def _of_step(timeline: Timeline, phases: Phases, what: str, step: int) -> int:
+    inside = phases.step == step
+    if not inside.any():
+        known = phases.step[phases.step >= 0]
+        have = f"there are steps {int(known.min())} to {int(known.max())}" if len(known) else "no step was recognised"
+        raise UsageError(f"no step {step} in this recording; {have}")
+    window = Window(int(phases.start[:-1][inside].min()), int(phases.start[1:][inside].max()))
+    if what in ("start", "end"):
+        return window.first if what == "start" else window.stop - 1
+    return peak_within(timeline, window, what).event
+
+
+def peak_within(timeline: Timeline, window: Window, what: str = "peak") -> Peak:
+    """The highest allocated (``reserved-peak``: reserved) bytes of some events, and the first event that has them."""
+    curve = timeline.reserved_bytes if what == "reserved-peak" else timeline.allocated_bytes
+    at = window.first + int(curve[window.first : window.stop].argmax())
+    return Peak(int(curve[at]), at)

@@ -11,15 +11,17 @@ import os
 import shlex
 import stat
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memtrace.cli.common import add_shared, usual_signals
 from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.ranges import check_ranges
+from memtrace.units import printable
 
 if TYPE_CHECKING:
-    pass
+    from memtrace_tui.app import BrowseApp
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     use_index = not args.no_index
     usual_signals()
     if args.file != "-":
-        return BrowseApp(args.file, args.other, view, rules=args.rules, use_index=use_index).run() or 0
+        return _run(BrowseApp(args.file, args.other, view, rules=args.rules, use_index=use_index))
     if args.other is not None:
         raise UsageError("a second file can't be compared with standard input")
     from memtrace.cli.common import progress
@@ -62,7 +64,20 @@ def run(args: argparse.Namespace) -> int:
     with progress("reading") as on_progress:
         recording = Recording.open("-", view, on_progress, args.rules)
     _keys_from_terminal()
-    return BrowseApp("stdin", recording=recording).run() or 0
+    return _run(BrowseApp("stdin", recording=recording))
+
+
+def _run(app: BrowseApp) -> int:
+    """Its exit code. A crash is one line, once the terminal is as it was, and exit code 1."""
+    code = app.run()
+    if app.crash is None:
+        return code or 0
+    where = traceback.extract_tb(app.crash.__traceback__)[-1:]
+    places = ", ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in where)
+    what = printable(" ".join(str(app.crash).split()))[:200]
+    print(f"memtrace: the browser failed: {type(app.crash).__name__}: {what} ({places}); please report this",
+          file=sys.stderr)  # fmt: skip
+    return 1
 
 
 def _look_at(args: argparse.Namespace) -> None:

@@ -28,7 +28,10 @@ _SHARED: dict[str, tuple[str | None, str]] = {
     "file": ("FILE", "snapshot: .pickle or .json, plain or .gz/.xz/.zst; - is stdin"),
     "device": ("N", "device number (default: the one that matters, and it says which)"),
     "no-index": (None, "neither use nor fill the cache of large recordings"),
-    "at": ("WHEN", "peak, reserved-peak, end, oom or an event number (default: oom if there is one, else peak)"),
+    "at": (
+        "WHEN",
+        "oom, peak, end, an event, step 3, peak of step 3, +2s, an address … (default: oom, else peak)",
+    ),
     "events": ("A:B", "only events A up to, not including, B (either may be left out)"),
     "steps": ("A:B", "only steps A up to, not including, B, as report counts them"),
     "rules": ("FILE.toml", "your own attribution rules (see docs/attribution.md)"),

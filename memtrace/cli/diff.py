@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("after", metavar="AFTER", help="the snapshot to compare with it")
     parser.add_argument("--device", type=int, metavar="N", help="device number in both (default: the one that matters)")
-    parser.add_argument("--at", metavar="WHEN", help="peak, reserved-peak, end, oom or an event number, in both")
+    parser.add_argument("--at", metavar="WHEN", help="oom, peak, end, an event, step 3, peak of step 3, +2s …, in both")
     parser.add_argument("--at-before", metavar="WHEN", help="the same for BEFORE alone")
     parser.add_argument("--at-after", metavar="WHEN", help="the same for AFTER alone")
     add_shared(parser, "rules")

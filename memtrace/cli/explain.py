@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at",
         metavar="WHEN",
-        help="peak, reserved-peak, end, oom or an event number (default: oom if there is one, else peak)",
+        help="peak, oom, end, an event number, step 3, peak of step 3, +2s, an address … (default: oom, else peak)",
     )
     parser.add_argument(
         "--capacity", metavar="SIZE", help="what the process may reserve at most (24GiB), where the file doesn't tell"

@@ -270,10 +270,10 @@ def choose_event(timeline: Timeline, at: str | None) -> At:
         try:
             event = int(kind.replace(",", ""))  # as it is printed
         except ValueError:
-            raise UsageError(f"--at takes peak, reserved-peak, end, oom or an event number, not {kind!r}") from None
+            raise UsageError(f"not an event: {kind!r}") from None
         if timeline.window and not first <= event < stop:
-            raise UsageError(f"--at {event}: outside the events {first}:{stop} in question")
+            raise UsageError(f"event {event}: outside the events {first}:{stop} in question")
         if not -1 <= event < stop:
-            raise UsageError(f"--at {event}: the trace has events 0 to {stop - 1} (-1 is the state before them)")
+            raise UsageError(f"no event {event}: the trace has events 0 to {stop - 1} (-1 is the state before them)")
         kind = "event"
     return At(kind, event, timeline.time_us(event))

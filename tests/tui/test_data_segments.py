@@ -17,13 +17,14 @@ from memtrace.history.layout import State
 events = st.integers(-1, 10_063)
 
 
-@given(events, st.integers(10, 200), st.integers(3, 60), st.sampled_from(SORTS), st.integers(-2, 4))
+@given(events, st.integers(10, 200), st.integers(3, 60), st.sampled_from(list(SORTS)), st.integers(-2, 4))
 @settings(deadline=None, max_examples=60)
 def test_segments_flow_like_words(event: int, width: int, height: int, sort: str, zoom: int) -> None:
     provider = recording(TINY).provider()
     layout = provider.layout(event)
     fullest = provider.layout(provider.peaks[2].event)
-    geometry = flow(layout, width, scales(fullest, width, height), sort, zoom)
+    births = provider.timeline.allocations.alloc_event[layout.row]
+    geometry = flow(layout, width, scales(fullest, width, height), births, sort, zoom)
     assert sorted(geometry.order) == list(range(len(layout)))
     placed: dict[int, int] = {}
     for row in geometry.rows:

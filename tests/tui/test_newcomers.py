@@ -71,7 +71,7 @@ async def test_the_legend_of_the_map_is_whole(mode: str, size: tuple[int, int]) 
         await hit(pilot, "3")
         await settle(pilot)
         legend = main_screen(pilot).view.query_one(Legend)
-        text = legend.render_line(0).text
+        text = "\n".join(legend.render_line(y).text for y in range(legend.size.height))
         provider = main_screen(pilot).session.provider
         colours = coloring(provider, provider.layout(main_screen(pilot).session.event), mode)
         present = set(colours.codes.tolist())
@@ -169,7 +169,7 @@ async def test_the_key_of_the_comparison_says_that_it_needs_two_files() -> None:
     async with open_app(TINY) as pilot:
         await hit(pilot, "7")
         assert [n.message for n in pilot.app._notifications] == [
-            "This screen compares two files: memtrace browse BEFORE AFTER"
+            "This screen compares: A here, 7 elsewhere; or memtrace browse BEFORE AFTER"
         ]
         assert main_screen(pilot).current == "overview"
 
@@ -221,11 +221,11 @@ async def test_choices_are_and_w_goes_back_to_them() -> None:
     async with running(app, (100, 30)) as pilot:
         session = main_screen(pilot).session
         await hit(pilot, "3", "c", "s", "s", "w", "w")
-        assert (session.coloring, session.segment_sort) == ("age", "size")
+        assert (session.coloring, session.segment_sort) == ("age", "share")
         await hit(pilot, "4", "g", "escape", "g", "q")
         await until(lambda: app.return_value is not None)
     stored = Settings.load()
-    assert (stored.coloring, stored.segment_sort, stored.group) == ("age", "size", "category")
+    assert (stored.coloring, stored.segment_sort, stored.group) == ("age", "share", "category")
 
 
 # -- words

@@ -188,7 +188,7 @@ async def test_timeline_zoom_pan_and_live_set() -> None:
         await hit(pilot, "left", "left")
         await settle(pilot)
         assert screen.session.event < before
-        await hit(pilot, "m")
+        await hit(pilot, "e")
         assert screen.session.settings.axis == "time"
         await hit(pilot, "enter")
         await settle(pilot)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from rich.console import RenderableType
+from textual import events
+from textual._compositor import CompositorUpdate, LayoutUpdate
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.geometry import Size
 from textual.markup import escape
+from textual.message_pump import MessagePump
 from textual.screen import Screen
 
 from memtrace.attribution.user_rules import UserRule
@@ -28,7 +35,8 @@ from memtrace_tui.palette import DARK, PALETTES, SIXTEEN
 from memtrace_tui.provider import Cancelled, Recording, View
 from memtrace_tui.session import Session
 from memtrace_tui.settings import Settings
-from memtrace_tui.views import all_views
+from memtrace_tui.terminal import Changes, Terminal, speaks_utf8
+from memtrace_tui.views import VIEWS
 from memtrace_tui.widgets.base import Drawn
 
 _UNNAMED = ("view(", "app.focus", "screen.", "step(", "dismiss")  # actions that the command palette leaves out
@@ -75,6 +83,12 @@ class BrowseApp(App[int]):
         self._plain = is_plain
         self._few_colours = few_colours
         self.look = Look(PALETTES.get(self.settings.theme, DARK), is_plain)
+        self.crash: Exception | None = None  # what ended the browser, if anything did
+        self._terminal = Terminal(not speaks_utf8())
+        self._waiting: deque[events.Key] = deque()  # keys typed while the one before them is under way
+        self._under_way = 0  # the number of the key that is; 0 for none
+        self._keys = 0
+        self._shown = Size()
 
     # -- starting
 
@@ -139,15 +153,63 @@ class BrowseApp(App[int]):
 
     def _start(self, recording: Recording, other: Recording | None) -> None:
         session = Session(recording, other, self.settings)
-        views = all_views(session)
-        first = "diff" if other is not None and any(view.view == "diff" for view in views) else "overview"
-        main = MainScreen(session, views, first)
+        main = MainScreen(session, VIEWS, "diff" if other is not None else "overview")
         if isinstance(self.screen, LoadingScreen):
             self.switch_screen(main)
         else:
             self.push_screen(main)
         if recording.why_device:
             self.notify(recording.why_device, timeout=6)
+
+    # -- keys and the terminal
+
+    async def on_event(self, event: events.Event) -> None:
+        """One key after the other: what a key opens must be there before the next one, typed ahead, is handed on."""
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            self._waiting.append(event)
+            if not self._under_way:
+                await self._next_key()
+        else:
+            await super().on_event(event)
+
+    async def _next_key(self) -> None:
+        if not self._waiting:
+            return
+        self._keys += 1
+        number = self._under_way = self._keys
+        node: MessagePump = self.focused or self.screen
+        await super().on_event(self._waiting.popleft())
+        self._follow(node, number)
+        self.set_timer(0.5, partial(self._done, number))  # should a widget go away with the key
+
+    def _follow(self, node: MessagePump, number: int) -> None:
+        """Behind the key: a key goes from the focused widget up to here, through the queue of each widget between."""
+        parent = node._parent
+        if node is self or parent is None:
+            self.call_later(self._done, number)
+        else:
+            node.call_later(self._follow, parent, number)
+
+    async def _done(self, number: int) -> None:
+        if number == self._under_way:
+            self._under_way = 0
+            await self._next_key()
+
+    def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
+        if isinstance(renderable, CompositorUpdate) and not self._batch_count and not self.is_headless:
+            if isinstance(renderable, LayoutUpdate) and renderable.region.size != self._shown:
+                self._terminal.forget()
+                self._shown = renderable.region.size
+            renderable = Changes(self._terminal, screen._compositor.render_strips())
+        super()._display(screen, renderable)
+
+    def _handle_exception(self, error: Exception) -> None:
+        """What nothing else caught ends the browser: exit code 1, and one line once the terminal is as it was."""
+        self.crash = self.crash or error
+        self._return_code = 1
+        self._exception = self._exception or error
+        self._exception_event.set()
+        self._close_messages_no_wait()
 
     # -- colours
 
@@ -191,7 +253,7 @@ class BrowseApp(App[int]):
     def _error_dialog(self, error: Exception, where: str) -> Details:
         width = text_width(self.size.width, 80)
         if isinstance(error, MemtraceError):
-            return Details("Error", wrap([(printable(str(error)), "text")], width), "error")
+            return Details("Error", lambda _: wrap([(printable(str(error)), "text")], width), "error")
         trail = traceback.extract_tb(error.__traceback__)
         lines = [
             *wrap([(f"{type(error).__name__} in {where}: {printable(str(error))}", "strong")], width),
@@ -200,7 +262,7 @@ class BrowseApp(App[int]):
                     "A report should name these places:", "text")], width),
             *[line((f"  {Path(f.filename).name}:{f.lineno} {f.name}", "dim")) for f in trail[-6:]],
         ]  # fmt: skip
-        return Details("Something went wrong", lines, "error")
+        return Details("Something went wrong", lambda _: lines, "error")
 
     async def run_action(self, *args: object, **kwargs: object) -> bool:
         """Every key passes here: what an action raises becomes a dialog."""

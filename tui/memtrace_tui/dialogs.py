@@ -12,7 +12,6 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 
 from memtrace.errors import MemtraceError
-from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import Line
 from memtrace_tui.messages import Open
 from memtrace_tui.widgets.lines import Lines
@@ -40,36 +39,65 @@ class Dialog(ModalScreen[str | None]):
 
 
 class Details(Dialog):
-    """Lines to read; those that lead somewhere can be opened."""
+    """Lines to read; those that lead somewhere can be opened. ``make`` gives them; True folds library frames."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("question_mark,f1", "dismiss_none", "Close", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("question_mark,f1", "dismiss_none", "Close", show=False),
+        Binding("f", "fold", "Library frames", show=False),
+        Binding("y", "copy", "Copy", show=False),
+    ]
 
-    def __init__(self, title: str, lines: Sequence[Line], role: str = "") -> None:
+    def __init__(self, title: str, make: Callable[[bool], Sequence[Line]], role: str = "") -> None:
         super().__init__()
-        self.heading = title
-        self.lines = lines
-        self.role = role
+        self.heading, self._make, self.role = title, make, role
+        self._fold = True
 
     def compose(self) -> ComposeResult:
         box = Vertical(classes=f"box {self.role}".strip())
         box.border_title = self.heading
-        box.border_subtitle = "esc closes"
+        box.border_subtitle = "esc closes  y copies"
         with box:
             yield Lines(id="dialog-lines")
 
     def on_mount(self) -> None:
+        self._show()
+        self.set_focus(self.query_one("#dialog-lines"))
+
+    def _show(self) -> None:
         """As high as the text, as far as there is room."""
-        lines = self.query_one("#dialog-lines", Lines)
-        room = max(self.app.size.height - 4, 3)
-        lines.styles.height = max(min(len(self.lines), room), 1)
-        lines.show(self.lines)
-        lines.focus()
+        lines, content = self.query_one("#dialog-lines", Lines), self._make(self._fold)
+        lines.styles.height = max(min(len(content), max(self.app.size.height - 4, 3)), 1)
+        lines.show(content)
+
+    def action_fold(self) -> None:
+        self._fold = not self._fold
+        self._show()
+
+    def action_copy(self) -> None:
+        self.app.copy_to_clipboard(self.query_one("#dialog-lines", Lines).text)
+        self.notify("Copied.", timeout=2)
 
     def on_open(self, message: Open) -> None:
+        """Close, then go there."""
         message.stop()
-        goto: Goto = message.goto
         self.dismiss(None)
-        self.app.screen_stack[-2 if self.app.screen is self else -1].post_message(Open(goto))
+        self.app.screen_stack[-2 if self.app.screen is self else -1].post_message(Open(message.goto))
+
+
+class OneKey(ModalScreen[str]):
+    """Waits for one key, which is the answer."""
+
+    def __init__(self, hint: str) -> None:
+        super().__init__()
+        self.hint = hint
+
+    def on_mount(self) -> None:
+        self.notify(self.hint, timeout=3)
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        self.app.clear_notifications()
+        self.dismiss(event.character or event.key)
 
 
 class Ask(Dialog):

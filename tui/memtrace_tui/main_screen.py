@@ -19,14 +19,16 @@ from textual.timer import Timer
 from textual.widgets import Input, Tab, Tabs
 
 from memtrace.errors import MemtraceError, UsageError
+from memtrace.ranges import PLACES
 from memtrace.units import format_count, spreadsheet_text
 from memtrace.writing import check_target, whole_file
+from memtrace_tui.data.details import frame_lines, history_lines
 from memtrace_tui.data.goto import Goto
-from memtrace_tui.dialogs import Ask, Details, text_width
+from memtrace_tui.data.lines import Line
+from memtrace_tui.dialogs import Ask, Details, OneKey, text_width
 from memtrace_tui.helptext import help_lines
 from memtrace_tui.memory import give_back
 from memtrace_tui.messages import Changed, Failed, MoveCursor, Open
-from memtrace_tui.provider import PLACES
 from memtrace_tui.session import Session
 from memtrace_tui.settings import is_served
 from memtrace_tui.views import DIFF, Entry, View
@@ -61,6 +63,13 @@ class MainScreen(Screen[None]):
         Binding("P", "jump('reserved-peak')", "Peak of reserved", show=False),
         Binding("o", "oom", "OOM", tooltip="To the next refused request"),
         Binding("colon", "ask_event", "Go to", show=False, key_display=":"),
+        Binding("h", "history", "History", tooltip="Every owner of the selection's addresses"),
+        Binding("alt+left", "trail(-1)", "Back and forward through jumps", show=False, key_display="alt+← alt+→"),
+        Binding("alt+right", "trail(1)", "Forward", show=False),
+        Binding("m", "mark_place", "Mark this place with a letter, return to it", show=False, key_display="m x  ' x"),
+        Binding("apostrophe", "return_to", "Return to a marked place", show=False),
+        Binding("A", "mark_event", "Mark event A, to compare (7) with where the cursor goes", show=False),
+        Binding("f", "fold", "Library frames, in all stacks", show=False),
         Binding("slash", "filter", "Filter", tooltip="Filter allocations, stacks, segments and events"),
         Binding("space", "play(1)", "Play", tooltip="Play the cursor forward, or stop"),
         Binding("backspace", "play(-1)", "Play back", show=False),
@@ -85,7 +94,10 @@ class MainScreen(Screen[None]):
         self.speed = max(session.provider.count // 600, 1)
         self._timer: Timer | None = None
         self._is_stale = False
-        for each in {DIFF.view: DIFF, **self.view_types}.values():  # without a second file, 7 says what it needs
+        self._trail: list[Goto] = []  # places before the present one; and those that alt+left came from
+        self._ahead: list[Goto] = []
+        self._places: dict[str, Goto] = {}
+        for each in views:
             self._bindings.bind(each.key, f"view('{each.view}')", each.title, show=False)
 
     def compose(self) -> ComposeResult:
@@ -142,8 +154,8 @@ class MainScreen(Screen[None]):
 
     async def action_view(self, name: str) -> None:
         """Show a view, made when it is first asked for."""
-        if name not in self.view_types:
-            self.notify("This screen compares two files: memtrace browse BEFORE AFTER", timeout=4)
+        if name == DIFF.view and not self.session.compares:
+            self.notify("This screen compares: A here, 7 elsewhere; or memtrace browse BEFORE AFTER", timeout=4)
             return
         body = self.query_one("#body")
         if not body.query(f"#view-{name}"):
@@ -155,8 +167,19 @@ class MainScreen(Screen[None]):
             tabs = self.query_one(Tabs)
             with tabs.prevent(Tabs.TabActivated):
                 tabs.active = f"tab-{name}"
+            self._name_tabs()
             self.set_focus(self.view.main())
             self.view.show()
+
+    def _name_tabs(self) -> None:
+        """By key and title; where that is too much for the screen, only the present one has its title."""
+        titles = {each.view: f"{each.key} {SHORT.get(each.title, each.title)}" for each in self.view_types.values()}
+        is_narrow = sum(len(title) + 1 for title in titles.values()) > self.app.size.width
+        for name, title in titles.items():
+            label = title[0] if is_narrow and name != self.current else title
+            tab = self.query_one(f"#tab-{name}", Tab)
+            if tab.label_text != label:
+                tab.label = label
 
     async def on_tabs_tab_activated(self, message: Tabs.TabActivated) -> None:
         name = (message.tab.id or "").removeprefix("tab-")
@@ -191,18 +214,81 @@ class MainScreen(Screen[None]):
         message.stop()
         await self.open(message.goto)
 
-    async def open(self, goto: Goto) -> None:
-        """Follow a jump."""
+    async def open(self, goto: Goto, is_new: bool = True) -> None:
+        """Follow a jump; a new one can be gone back from."""
+        session = self.session
+        width = text_width(self.app.size.width)
+        if goto.frame is not None:
+            frame = goto.frame
+            self._details("Frame", lambda _: frame_lines(session.provider, frame, session.live(), width))
+            return
+        if goto.history is not None:
+            start, stop = goto.history
+            self._details("Who was here", lambda _: history_lines(session.provider, start, stop, width))
+            return
+        if is_new:
+            self._trail.append(self.place())
+            self._ahead.clear()
         if goto.event is not None:
-            self.session.move(goto.event)
+            session.move(goto.event)
         try:
             if goto.filter is not None:
-                self.session.filter_by(goto.filter)
+                session.filter_by(goto.filter)
             await self.action_view(goto.view or self.current)
             self.view.arrive(goto)
         except MemtraceError as error:
             self.post_message(Failed(error, "jump"))
         self.update()
+
+    def place(self) -> Goto:
+        """What is on screen, as a place to come back to."""
+        return Goto(self.current, self.session.event, self.session.filter, self.view.address())
+
+    async def action_trail(self, by: int) -> None:
+        behind, before = (self._trail, self._ahead) if by < 0 else (self._ahead, self._trail)
+        if not behind:
+            self.notify(f"Nothing {'before' if by < 0 else 'after'} this.", timeout=2)
+            return
+        before.append(self.place())
+        await self.open(behind.pop(), is_new=False)
+
+    async def action_mark_place(self) -> None:
+        def mark(key: str | None) -> None:
+            if key:
+                self._places[key] = self.place()
+
+        await self.app.push_screen(OneKey("mark this place: a letter"), mark)
+
+    async def action_return_to(self) -> None:
+        def back(key: str | None) -> None:
+            if key in self._places:
+                self.post_message(Open(self._places[key]))
+            else:
+                self.notify("No such mark: m and a letter make one.", timeout=3)
+
+        await self.app.push_screen(OneKey(f"return to: {' '.join(self._places) or 'no marks'}"), back)
+
+    def action_mark_event(self) -> None:
+        """Event A of a comparison."""
+        self.session.set_mark()
+        self.notify("A is here. Go elsewhere; 7 compares.", timeout=3)
+        self.update()
+
+    async def action_history(self) -> None:
+        """Who had the addresses of the selection."""
+        found = self.view.addresses()
+        if found is None:
+            self.notify("Select a block, an allocation or an event with an address.", timeout=3)
+        else:
+            await self.open(Goto(history=found))
+
+    def action_fold(self) -> None:
+        """Show or fold library frames."""
+        self.session.settings.fold = not self.session.settings.fold
+        self.update()
+
+    def _details(self, title: str, make: Callable[[bool], Sequence[Line]]) -> None:
+        self.app.push_screen(Details(title, make))
 
     def on_changed(self, message: Changed) -> None:
         message.stop()
@@ -210,6 +296,7 @@ class MainScreen(Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width >= 118, "wide").set_class(event.size.height < 16, "low")
+        self._name_tabs()
         self.update()
 
     # -- the filter
@@ -266,8 +353,17 @@ class MainScreen(Screen[None]):
         self.go(next((event for event in ooms if event > self.session.event), ooms[0]))
 
     async def action_ask_event(self) -> None:
+        """Ask where to go; ``A .. B`` compares two places of one file."""
         provider = self.session.provider
-        await self._ask("Go to", PLACES, str(self.session.event), lambda text: self.go(provider.named(text)))
+
+        def accept(text: str) -> None:
+            first, dots, second = text.partition("..")
+            if dots:
+                self.session.event = self.session.mark = provider.named(first)
+            event = provider.named(second if dots else text)
+            self.post_message(Open(Goto("diff" if dots else "", event)))
+
+        await self._ask("Go to", f"{PLACES}; A .. B compares two", str(self.session.event), accept)
 
     async def _ask(self, title: str, hint: str, value: str, accept: Callable[[str], None]) -> None:
         await self.app.push_screen(Ask(title, hint, value, accept))
@@ -356,7 +452,7 @@ class MainScreen(Screen[None]):
         await self._ask("Save as SVG", "file to write", f"memtrace-{self.view.view}.svg", accept)
 
     def action_help(self) -> None:
-        self.app.push_screen(Details("Help", help_lines(self, self.view, text_width(self.app.size.width))))
+        self._details("Help", lambda _: help_lines(self, self.view, text_width(self.app.size.width)))
 
 
 def _write(text: str, content: str) -> Path:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +21,16 @@ from memtrace.answers.report import Moment, Report, moment_of, report
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.user_rules import UserRule
 from memtrace.cache.index import OpenRecording, open_recording
-from memtrace.errors import NoAnswerError, UsageError
 from memtrace.history.layout import Layout, layout_at
-from memtrace.history.timeline import At, Peak, Timeline, choose_event
+from memtrace.history.timeline import At, Peak, Timeline, Window
+from memtrace.ranges import peak_within
 from memtrace.snapshot.devices import choose_device
 from memtrace.snapshot.model import Snapshot
-from memtrace.units import format_count, printable
+from memtrace.units import printable
 from memtrace_tui.lru import Cache
 from memtrace_tui.memory import give_back
 
 I8 = NDArray[np.int64]
-
-
-PLACES = "an event number, peak, reserved-peak, oom, start, end, 50% or step 3"
 
 
 class Cancelled(Exception):
@@ -65,9 +63,9 @@ class Provider:
     def __init__(self, analysis: Analysis, view: View | None = None) -> None:
         self.analysis = analysis
         view = view or View()
-        timeline = analysis.within(view.events, view.steps).timeline
-        self.window = timeline.span  # what the chart shows at first; the cursor may go anywhere
-        self.start = choose_event(timeline, view.at)
+        part = analysis.within(view.events, view.steps)
+        self.window = part.timeline.span  # what the chart shows at first; the cursor may go anywhere
+        self.start = part.at(view.at)
         self._reports: Cache[int, Report] = Cache(32)
         self._layouts: Cache[int, Layout] = Cache(8)
         self._live: Cache[int, I8] = Cache(8)
@@ -171,6 +169,15 @@ class Provider:
         return self.timeline.peaks()
 
     @cached_property
+    def step_peaks(self) -> tuple[int, ...]:
+        """The event of most allocated bytes of each step, of the first 2,000."""
+        edges = [*self._step_starts.tolist(), self.count]
+        return tuple(
+            peak_within(self.timeline, Window(first, stop)).event
+            for first, stop in list(pairwise(edges))[:2000] if stop > first
+        )  # fmt: skip
+
+    @cached_property
     def capacity_bytes(self) -> int | None:
         """What the process could have had, where the file tells: its limit or the device's memory."""
         outside = self.report(self.start.event).outside_allocator or {}
@@ -202,34 +209,8 @@ class Provider:
         return int(earlier[-1]) if len(earlier) else event
 
     def named(self, where: str) -> int:
-        """The event that a person names, one of ``PLACES``.
-
-        Raises UsageError for anything else (NoAnswerError for ``oom`` where there was none).
-        """
-        text = where.strip().lower().replace(",", "").replace("_", "")
-        if text in ("start", "begin", "first"):
-            return min(0, self.count - 1)
-        try:
-            if text.endswith("%"):
-                return self.clamp(round(float(text[:-1]) / 100 * (self.count - 1)))
-            if text.startswith("step"):
-                step = int(text[4:].strip(" :="))
-                for span in self.spans:
-                    if span.step == step:
-                        return span.start
-                raise UsageError(f"no step {step} in this recording")
-            if text in ("", "peak", "reserved-peak", "end"):
-                return choose_event(self.timeline, text or None).event
-            if text == "oom":
-                if not self.ooms:
-                    raise NoAnswerError("no request was refused in this recording")
-                return self.ooms[-1]
-            event = int(text)
-        except (ValueError, OverflowError):
-            raise UsageError(f"no such place: {where!r}; write {PLACES}") from None
-        if not -1 <= event < self.count:
-            raise UsageError(f"no event {format_count(event)}: the recording has events 0 to {self.count - 1:,}")
-        return event
+        """The event that a person names; see :func:`memtrace.ranges.find_event`."""
+        return self.analysis.at(where.strip() or None).event
 
 
 class Recording:

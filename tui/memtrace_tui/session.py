@@ -14,7 +14,7 @@ from memtrace_tui.data.eventlog import EventLog
 from memtrace_tui.data.query import Term, parse
 from memtrace_tui.data.rows import AllocationTable, Bool
 from memtrace_tui.lru import Cache
-from memtrace_tui.provider import Provider, Recording
+from memtrace_tui.provider import Provider, Recording, View
 from memtrace_tui.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,8 +40,10 @@ class Session:
         self._logs: dict[int, EventLog] = {}
         self.swapped = False  # whether the cursor moves in the second file
         self.other_event = other.provider().start.event if other is not None else -1
-        self._differences: Cache[tuple[int, int], Difference] = Cache(8)
-        self._story: Story | None = None
+        self.mark: int | None = None  # event A of a comparison within one file
+        self.outcome = ""  # what the second file is, where it was predicted
+        self._differences: Cache[tuple[int, int, int, int], Difference] = Cache(8)
+        self._stories: dict[tuple[int, int], Story] = {}  # why the peaks of two files differ
         self.explained_event: int | None = None  # asked for on the findings screen; None: the device's own start
         self.whatifs: dict[int, Answer] = {}  # the last what-if replays, by id of the provider
         self._explanations: dict[tuple[int, int], Explanation] = {}
@@ -93,6 +95,34 @@ class Session:
         log = self.log
         return self._fitting.get((id(log), self.filter), lambda: log.fitting(self.terms))
 
+    @property
+    def twins(self) -> Bool | None:
+        """Which rows are on the other side of the comparison, too: live at event A, or with the same call site and size
+        at the other file's cursor. None where nothing is compared."""
+        if not self.compares or self.coloring != "compared":
+            return None
+        return self._fitting.get((id(self.provider), f"{self.mark} {self.other_event}"), self._twins)
+
+    def _twins(self) -> Bool:
+        rows = self.table.table
+        if self.other is None:
+            there = np.zeros(len(rows), np.bool_)
+            there[self.provider.live(self.mark if self.mark is not None else -1)] = True
+            return there
+        (first, second), (a, b) = self.pair(), self.pair_events()
+        rest, event = (first, a) if self.swapped else (second, b)
+        other = AllocationTable(rest)
+        keys = {(other.site_labels[other.table.stack[row]], int(other.table.requested_bytes[row]))
+                for row in rest.live(event).tolist()}  # fmt: skip
+        labels, sizes = self.table.site_labels, rows.requested_bytes.tolist()
+        stacks = zip(rows.stack.tolist(), sizes, strict=True)
+        return np.array([(labels[stack], size) in keys for stack, size in stacks], dtype=np.bool_)
+
+    @property
+    def shown_key(self) -> tuple[object, ...]:
+        """What pictures of the map depend on besides the cursor and the colours' meaning."""
+        return self.filter, self.mark, self.other_event, id(self.other)
+
     def live(self) -> NDArray[np.int64]:
         """Rows live at the cursor that the filter fits."""
         rows, fits = self.provider.live(self.event), self.fitting
@@ -125,6 +155,17 @@ class Session:
         question = Question(confs=(conf,) if conf else (), search=not conf, addresses=False)
         return answer(self.provider.timeline, question, progress=on_progress)
 
+    def predicted(self, answer: Answer, number: int) -> Recording:
+        """A run of a what-if answer as a recording of its own. Takes seconds; safe in a thread."""
+        from memtrace.allocator.export import as_snapshot
+        from memtrace.snapshot.load import from_raw
+
+        snapshot = self.provider.timeline.snapshot
+        name = f"what if {answer.runs[number].conf or 'defaults'}"
+        made = Recording(from_raw(as_snapshot(snapshot, answer.simulations[number]), name), View(self.provider.device))
+        made.provider()
+        return made
+
     def keep(self, key: tuple[int, int], explanation: Explanation) -> None:
         """Remember an explanation."""
         self._explanations[key] = explanation
@@ -139,40 +180,64 @@ class Session:
     def look_at(self, device: int) -> None:
         """Change the device; the cursor goes to that device's own start."""
         self.provider = self.recording.provider(device)
-        self.explained_event = None
+        self.explained_event = self.mark = None
         self.event = self.provider.start.event
 
-    # -- two files
+    # -- two files, or two events of one
+
+    @property
+    def compares(self) -> bool:
+        """Whether there is something to compare: a second file, or a mark."""
+        return self.other is not None or self.mark is not None
+
+    def set_mark(self) -> None:
+        """Event A is where the cursor is; from now on it is compared with where the cursor goes."""
+        self.mark = self.event
+
+    def open_other(self, other: Recording, outcome: str = "") -> None:
+        """Compare with another recording from now on; ``outcome`` says in one line what it is."""
+        if self.swapped:
+            self.swap()
+        self.other, self.outcome = other, outcome
+        self.other_event = other.provider().start.event
 
     def pair(self) -> tuple[Provider, Provider]:
-        """Providers of the first and the second file. Only with two files."""
-        assert self.other is not None
+        """Providers of the first and the second side: two files, or twice the same one."""
         shown = self.provider
+        if self.other is None:
+            return shown, shown
         rest = (self.recording if self.swapped else self.other).provider()
         return (rest, shown) if self.swapped else (shown, rest)
 
     def pair_events(self) -> tuple[int, int]:
-        """Cursors in the first and the second file."""
+        """Cursors of the first and the second side; with one file, the mark and the cursor."""
+        if self.other is None:
+            return self.event if self.mark is None else self.mark, self.event
         return (self.other_event, self.event) if self.swapped else (self.event, self.other_event)
 
     def difference(self) -> Difference:
-        """The second file minus the first, each at its cursor."""
+        """The second side minus the first, each at its cursor."""
         from memtrace.answers.diff.diff import diff
         from memtrace.explain.causes import story_of
 
-        events = self.pair_events()
+        (first, second), (a, b) = self.pair(), self.pair_events()
 
         def make() -> Difference:
-            (first, second), (a, b) = self.pair(), events
-            if self._story is None:
-                self._story = story_of(first.analysis, second.analysis)
-            return replace(diff(first.analysis, second.analysis, first.at(a), second.at(b)), story=self._story)
+            found = diff(first.analysis, second.analysis, first.at(a), second.at(b))
+            pair = id(first), id(second)
+            if first is second:
+                return found
+            if pair not in self._stories:
+                self._stories[pair] = story_of(first.analysis, second.analysis)
+            return replace(found, story=self._stories[pair])
 
-        return self._differences.get(events, make)
+        return self._differences.get((id(first), id(second), a, b), make)
 
     def swap(self) -> None:
-        """The cursor moves in the other file from now on; this file's cursor stays where it is."""
-        assert self.other is not None
+        """The cursor moves on the other side from now on; this side's stays where it is."""
+        if self.other is None:
+            self.event, self.mark = self.event if self.mark is None else self.mark, self.event
+            return
         self.swapped = not self.swapped
         self.provider = (self.other if self.swapped else self.recording).provider()
         self.event, self.other_event = self.other_event, self.event

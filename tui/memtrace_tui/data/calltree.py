@@ -91,6 +91,17 @@ def visible(root: Node, opened: set[int]) -> list[Node]:
     return result
 
 
+def path(root: Node, wanted: Node) -> list[Node]:
+    """From the root to a node."""
+    pending = [[root]]
+    while pending:
+        found = pending.pop()
+        if found[-1] is wanted:
+            return found
+        pending += [[*found, child] for child in found[-1].children.values()]
+    return []
+
+
 def open_hot(root: Node, limit: int = 24) -> set[int]:
     """Nodes to open at first: the ways that lead to most bytes, until about ``limit`` lines show."""
     opened = {id(root)}

@@ -12,12 +12,13 @@ from memtrace.attribution.categories import Category
 from memtrace.history.layout import Layout, State
 from memtrace.render.words import FREE, MARKS
 from memtrace.render.words import PENDING as PENDING_LETTER
-from memtrace.units import format_bytes, format_count
+from memtrace.units import format_bytes, format_count, printable
 from memtrace_tui.provider import Provider
 
 U1 = NDArray[np.uint8]
+Bool = NDArray[np.bool_]
 HOLE, PENDING, OTHERS, FIRST = range(4)  # codes of free and pending blocks, and what the filter leaves out
-MODES = ("category", "age", "stream", "size", "pins")
+MODES = ("category", "age", "step", "stack", "stream", "size", "pins", "compared")
 RAMP = 6
 
 
@@ -38,10 +39,17 @@ class Coloring:
     short: tuple[str, ...]
 
 
-def coloring(provider: Provider, layout: Layout, mode: str, fits: NDArray[np.bool_] | None = None) -> Coloring:
-    """Colour the blocks of a layout by one of ``MODES``; those whose rows a filter doesn't fit look all alike."""
-    mode = mode if mode in _MODES else MODES[0]
-    numbers, roles, labels, letters, short = _MODES[mode](provider, layout)
+def coloring(
+    provider: Provider, layout: Layout, mode: str, fits: Bool | None = None, twins: Bool | None = None
+) -> Coloring:
+    """Colour the blocks of a layout by one of ``MODES``; those whose rows a filter doesn't fit look all alike.
+
+    ``twins``: which rows are on the other side of a comparison, too.
+    """
+    mode = mode if mode in MODES else MODES[0]
+    numbers, roles, labels, letters, short = (
+        _compared(layout, twins) if mode == "compared" else _MODES[mode](provider, layout)
+    )
     codes = (numbers + FIRST).astype(np.uint8)
     if fits is not None:
         codes[~fits[layout.row]] = OTHERS
@@ -55,7 +63,8 @@ def coloring(provider: Provider, layout: Layout, mode: str, fits: NDArray[np.boo
 
 _Answer = tuple[NDArray[np.int64], list[str], list[str], str, list[str]]
 _HEADINGS = {
-    "category": "category", "age": "age in events", "stream": "stream", "size": "size", "pins": "free per live byte",
+    "category": "category", "age": "age in events", "step": "made in step", "stack": "call site",
+    "compared": "compared", "stream": "stream", "size": "size", "pins": "free per live byte",
 }  # fmt: skip
 
 
@@ -108,6 +117,44 @@ def _stream(provider: Provider, layout: Layout) -> _Answer:
     return codes, [f"hue:{i}" for i in range(len(shown))], labels, "01234567"[: len(shown)], short
 
 
+def _most(layout: Layout, values: NDArray[np.int64], name: Callable[[int], str], rest: str) -> _Answer:
+    """The seven values that hold most bytes each have a colour, all others share one."""
+    sizes = np.where(layout.row >= 0, layout.block_bytes, 0)
+    found, inverse = np.unique(values, return_inverse=True)
+    sums = np.bincount(inverse, weights=sizes, minlength=len(found))
+    top = [int(at) for at in np.argsort(-sums, kind="stable")[:7] if sums[at] > 0]
+    code = np.full(len(found), len(top), np.int64)
+    code[top] = np.arange(len(top))
+    labels = [*(name(int(found[at])) for at in top), rest]
+    numbers = "1234567"[: len(top)] + "0"
+    return code[inverse] if len(values) else values, [f"hue:{i}" for i in range(len(labels))], labels, numbers, labels
+
+
+def _step(provider: Provider, layout: Layout) -> _Answer:
+    steps = provider.analysis.attribution.facts.step
+    values = steps[layout.row].astype(np.int64) if len(steps) else np.zeros(len(layout.row), np.int64)
+    return _most(layout, values, lambda step: str(step) if step >= 0 else "before", "others")
+
+
+def _stack(provider: Provider, layout: Layout) -> _Answer:
+    sites, stacks = provider.analysis.attribution.sites, provider.timeline.allocations.stack
+    labels = [printable(sites.label(stack)) for stack in range(len(sites.frame))]
+    number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+    of_stack = np.array([*(number[label] for label in labels), -1], dtype=np.int64)
+    values = of_stack[stacks[layout.row]] if len(stacks) else np.zeros(len(layout.row), np.int64)
+    names = list(number)
+    shown = lambda site: names[site].rpartition("/")[2] if site >= 0 and names[site] else "no stack"  # noqa: E731
+    return _most(layout, values, shown, "others")
+
+
+def _compared(layout: Layout, twins: Bool | None) -> _Answer:
+    """Whether a block is on the other side, too: at event A, or in the second file (same call site and size)."""
+    if twins is None:
+        return np.zeros(len(layout.row), np.int64), ["hue:7"], ["nothing to compare with (A)"], "0", ["no A"]
+    numbers = np.where(twins[layout.row], 0, 1) if len(twins) else np.zeros(len(layout.row), np.int64)
+    return numbers, ["hue:0", "hue:1"], ["there, too", "only here"], "=+", ["both", "here"]
+
+
 def _pins(provider: Provider, layout: Layout) -> _Answer:
     """Free bytes of the segment for each byte that is live in it: few live bytes that hold much free space burn."""
     used, free = layout.used_bytes() + layout.pending_bytes(), layout.free_bytes()
@@ -120,5 +167,5 @@ def _pins(provider: Provider, layout: Layout) -> _Answer:
 
 
 _MODES: dict[str, Callable[[Provider, Layout], _Answer]] = {
-    "category": _category, "age": _age, "stream": _stream, "size": _size, "pins": _pins,
+    "category": _category, "age": _age, "step": _step, "stack": _stack, "stream": _stream, "size": _size, "pins": _pins,
 }  # fmt: skip

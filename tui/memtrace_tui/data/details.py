@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from memtrace.answers.fragmentation import pool_name
+import numpy as np
+
+from memtrace.answers.fragmentation import pool_name as segment_pool
 from memtrace.attribution.classify import unattributed_reason
-from memtrace.attribution.facts import Facts
-from memtrace.attribution.phases import Phase
 from memtrace.attribution.sites import frame_label
 from memtrace.history.layout import Layout, State
-from memtrace.render.words import MARKS, clip
-from memtrace.units import format_bytes, format_count, printable
+from memtrace.history.timeline import Timeline
+from memtrace.render.words import MARKS, clip, pool_name, stream_name
+from memtrace.units import counted, format_bytes, format_count, printable
 from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import BLANK, Line, Span, line, wrap
-from memtrace_tui.data.source import is_library
+from memtrace_tui.data.lines import BLANK, Line, Span, indented, line, wrap
+from memtrace_tui.data.query import exactly, site_words
+from memtrace_tui.data.source import is_library, source_lines
+from memtrace_tui.data.tenants import I8, freed_at, origin, tenants
 from memtrace_tui.provider import Provider
 
 LABEL_WIDTH = 10
@@ -37,16 +40,11 @@ def event_text(provider: Provider, event: int) -> str:
 
 def name_of(provider: Provider, event: int) -> str:
     """``at the OOM, event 78,566``; ``after event 12`` where nothing special happened."""
-    names = {
-        "oom": "at the OOM",
-        "peak": "at the peak",
-        "reserved-peak": "at the peak of reserved",
-        "end": "at the end",
-    }
-    name = names.get(provider.at(event).kind)
     if event < 0:
         return "before the recording"
-    return f"{name}, event {format_count(event)}" if name else f"after event {format_count(event)}"
+    names = {"oom": "the OOM", "peak": "the peak", "reserved-peak": "the peak of reserved", "end": "the end"}
+    name = names.get(provider.at(event).kind)
+    return f"at {name}, event {format_count(event)}" if name else f"after event {format_count(event)}"
 
 
 def moment_text(provider: Provider, event: int) -> str:
@@ -56,35 +54,88 @@ def moment_text(provider: Provider, event: int) -> str:
 
 
 def allocation_lines(provider: Provider, row: int, event: int, width: int, fold: bool = True) -> list[Line]:
-    """One row of the allocation table: purpose and why, sizes, life, place, stack."""
-    table, attribution = provider.timeline.allocations, provider.analysis.attribution
-    rule = attribution.rules[int(attribution.rule[row])]
-    asked, block = int(table.requested_bytes[row]), int(table.block_bytes[row])
+    """One row of the allocation table: purpose and why, sizes, life, place, stack, and the stack of its free."""
+    timeline, attribution = provider.timeline, provider.analysis.attribution
+    table, rule = timeline.allocations, attribution.rules[int(attribution.rule[row])]
+    asked, block, address = int(table.requested_bytes[row]), int(table.block_bytes[row]), int(table.address[row])
     born, died = int(table.alloc_event[row]), int(attribution.facts.died[row])
-    ever_freed = int(table.free_completed_event[row]) >= 0 or int(table.free_requested_event[row]) >= 0
+    gone = freed_at(timeline, row)
     stack = int(table.stack[row])
     module = attribution.sites.module[stack] if stack >= 0 else ""
-    why = rule.why
-    if rule.id == "none":
-        why = unattributed_reason(attribution.facts, row)
+    why = unattributed_reason(attribution.facts, row) if rule.id == "none" else rule.why
+    here = Goto("segments", max(born, 0) if not born <= event < died else None, address=address)
     lines = [
-        field("purpose", (f"{rule.category}/{rule.subcategory}", category_role(rule.category))),
+        field("purpose", (f"{rule.category}/{rule.subcategory}", category_role(rule.category)),
+              target=Goto("allocations", filter=f"category:{rule.category} sub:/^{rule.subcategory}$/")),
         *wrap([(f"{'because':<{LABEL_WIDTH}}", "dim"), (f"{why} ({rule.evidence}; rule {rule.id})", "text")],
               width, LABEL_WIDTH),
         field("asked for", (format_bytes(asked), "strong"), (f"  {format_count(asked)} B", "dim")),
         field("block", format_bytes(block), (f"  {format_count(block - asked)} B unused", "dim")),
-        field("address", f"{int(table.address[row]):#x}"),
+        field("address", f"{address:#x}", ("  on the map", "dim"), target=here),
+        history_line(timeline, address, block),
         field("born", event_text(provider, born), target=Goto("", born) if born >= 0 else None),
-        field("freed", event_text(provider, died) if ever_freed else "never in this recording",
-              target=Goto("", died) if ever_freed else None),
+        field("freed", event_text(provider, gone) if gone >= 0 else "never in this recording",
+              target=Goto("", gone) if gone >= 0 else None),
     ]  # fmt: skip
-    if ever_freed and born >= 0:
-        lines.append(field("lived", _life(provider, born, died)))
-    elif born >= 0:
-        lines.append(field("age", _life(provider, born, max(event, born))))
+    if born >= 0:
+        end = died if gone >= 0 else max(event, born)
+        lines.append(field("lived" if gone >= 0 else "age", _life(provider, born, end)))
     if module:
-        lines.append(field("module", module))
-    return [*lines, BLANK, *stack_lines(provider, stack, width, fold)]
+        lines.append(field("module", module, target=Goto("allocations", filter=f"module:/^{exactly(module)}$/")))
+    lines += [BLANK, *stack_lines(provider, stack, width, fold)]
+    return [*lines, *freed_by(provider, gone, stack, width, fold)]
+
+
+def history_line(timeline: Timeline, start: int, size: int) -> Line:
+    """How many allocations there ever were in a range of addresses; opens the list of them."""
+    others = len(tenants(timeline, start, start + size))
+    return field("history", counted(others, "owner"), ("  (h)", "dim"),
+                 target=Goto(history=(start, start + size)))  # fmt: skip
+
+
+def freed_by(provider: Provider, event: int, born_in: int, width: int, fold: bool = True) -> list[Line]:
+    """The stack of a free, where the file has one that is not the allocation's own."""
+    if event < 0:
+        return []
+    stack = int(provider.timeline.trace.stack[event])
+    if stack < 0 or stack == born_in:
+        return []
+    return [BLANK, line(("freed by", "title")), *stack_lines(provider, stack, width, fold)]
+
+
+def history_lines(provider: Provider, start: int, stop: int, width: int, most: int = 400) -> list[Line]:
+    """Every tenant of a range of addresses, the last first: when, what, from where; Enter goes to its birth."""
+    timeline = provider.timeline
+    table, rows = timeline.allocations, tenants(timeline, start, stop)
+    lines = [line((f"{start:#x}", "title"), (f" to {stop:#x}, {format_bytes(stop - start)}: ", "dim"),
+                  (counted(len(rows), "owner"), "strong"), (", the last first", "dim"))]  # fmt: skip
+    for row in rows[:most].tolist():
+        born, gone = int(table.alloc_event[row]), freed_at(timeline, row)
+        life = f"{event_text(provider, born)}  to  {event_text(provider, gone) if gone >= 0 else 'never freed'}"
+        lines.append(line((clip(life, width), "text"), target=Goto("segments", max(born, 0), address=start)))
+        lines += indented(summary_lines(provider, row, f"{int(table.address[row]) - start:+#x}", width - 2), 2)
+    if len(rows) > most:
+        lines.append(line((f"and {format_count(len(rows) - most)} before them", "dim")))
+    return lines
+
+
+def frame_lines(provider: Provider, frame: int, rows: I8, width: int) -> list[Line]:
+    """A frame: its whole path, what was allocated through it, and its source where the file is on this machine."""
+    stacks = provider.timeline.snapshot.stacks
+    found = stacks.frames[frame]
+    through = {stack for stack in range(len(stacks)) if frame in stacks.frame_ids(stack)}
+    table = provider.timeline.allocations
+    mine = rows[np.isin(table.stack[rows], list(through))]
+    label = printable(frame_label(found))
+    size = format_bytes(int(table.requested_bytes[mine].sum()))
+    return [
+        *wrap([(printable(f"{found.filename}:{found.line}"), "title")], width),
+        *wrap([(printable(found.name), "strong")], width),
+        line((f"{counted(len(mine), 'allocation')} live through it, ", "text"), (size, "strong"),
+             target=Goto("allocations", filter=f"stack:/{exactly(label)}/")),
+        BLANK,
+        *(source_lines(found, 15) or [line(("the file is not on this machine", "dim"))]),
+    ]  # fmt: skip
 
 
 def _life(provider: Provider, born: int, died: int) -> str:
@@ -96,61 +147,85 @@ def _life(provider: Provider, born: int, died: int) -> str:
 
 
 def stack_lines(provider: Provider, stack: int, width: int, fold: bool = True) -> list[Line]:
-    """The frames, innermost first; runs of library plumbing folded into one line."""
-    frames = provider.timeline.snapshot.stacks.stack(stack)
-    if not frames:
+    """The frames, innermost first; with ``fold``, runs of library plumbing are one line. Enter on a frame opens it."""
+    stacks = provider.timeline.snapshot.stacks
+    ids = stacks.frame_ids(stack).tolist() if stack >= 0 else []
+    if not ids:
         return [line(("no stack was recorded", "dim"))]
     lines: list[Line] = []
     hidden = 0
-    for frame in frames:
-        if fold and is_library(frame):
+    for number in [*ids, -1]:
+        if number >= 0 and fold and is_library(stacks.frames[number]):
             hidden += 1
             continue
         if hidden:
-            lines.append(line((f"  ⋯ {hidden} library frames", "dim")))
+            lines.append(line((f"  ⋯ {counted(hidden, 'library frame')} (f shows them)", "dim")))
             hidden = 0
-        place, _, name = printable(frame_label(frame)).partition(" ")
-        lines += wrap([(name, "strong"), ("  " + place, "dim")], width, 2)
-    if hidden:
-        lines.append(line((f"  ⋯ {hidden} library frames", "dim")))
+        if number >= 0:
+            place, _, name = printable(frame_label(stacks.frames[number])).partition(" ")
+            first, *rest = wrap([(name, "strong"), ("  " + place, "dim")], width, 2)
+            lines += [Line(first.spans, Goto(frame=number)), *rest]
     return lines
 
 
-def block_lines(provider: Provider, layout: Layout, block: int, width: int) -> list[Line]:
+def block_lines(provider: Provider, layout: Layout, block: int, width: int, fold: bool = True) -> list[Line]:
     """The block of a layout: its allocation, or what is known of a hole."""
     segment = int(layout.segment[block])
-    first = int(layout.first_block[segment])
-    place = line((f"block {block - first + 1} of {int(layout.first_block[segment + 1]) - first}", "title"),
+    first, end = int(layout.first_block[segment]), int(layout.first_block[segment + 1])
+    place = line((f"block {block - first + 1} of {end - first}", "title"),
                  (f"  in segment {int(layout.address[segment]):#x}", "dim"))  # fmt: skip
     row = int(layout.row[block])
     if row >= 0:
         pending = int(layout.block_state[block]) == State.PENDING_FREE
         note = [line(("freed, but a stream may still use it", "warn"))] if pending else []
-        return [place, *note, *allocation_lines(provider, row, layout.event, width)]
-    size = int(layout.block_bytes[block])
+        return [place, *note, *allocation_lines(provider, row, layout.event, width, fold)]
+    size, address = int(layout.block_bytes[block]), int(layout.block_address[block])
     lines = [
         place,
-        line(("free ", "bad"), (format_bytes(size), "strong"), (f"  {format_count(size)} B at ", "dim"),
-             f"{int(layout.block_address[block]):#x}"),
+        line(("free ", "bad"), (format_bytes(size), "strong"), (f"  {format_count(size)} B at {address:#x}", "dim")),
+        field("pool", pool_name(segment_pool(layout, segment))),
+        field("stream", stream_name(int(layout.stream[segment]))),
     ]  # fmt: skip
     if size == int(layout.total_bytes[segment]):
         text = "The whole segment is free: it is kept for reuse and can be given back."
-        return [*lines, *wrap([(text, "text")], width)]
-    for neighbour, where in ((block - 1, "before it"), (block + 1, "after it")):
-        inside = first <= neighbour < int(layout.first_block[segment + 1])
-        row = int(layout.row[neighbour]) if inside else -1
-        lines += summary_lines(provider, row, where, width) if row >= 0 else [field(where, "the segment's edge")]
+        lines += wrap([(text, "text")], width)
+    else:
+        for neighbour, where in ((block - 1, "before it"), (block + 1, "after it")):
+            row = int(layout.row[neighbour]) if first <= neighbour < end else -1
+            goto = Goto("segments", address=int(layout.block_address[neighbour])) if row >= 0 else None
+            known = row >= 0
+            lines += summary_lines(provider, row, where, width, goto) if known else [field(where, "the segment's edge")]
+    return [*lines, BLANK, *_origin_lines(provider, layout, block, width, fold)]
+
+
+def _origin_lines(provider: Provider, layout: Layout, block: int, width: int, fold: bool) -> list[Line]:
+    """Who was in a hole last, who freed that, and what made the hole."""
+    timeline, found = provider.timeline, origin(provider.timeline, layout, block)
+    start = int(layout.block_address[block])
+    lines = [history_line(timeline, start, int(layout.block_bytes[block]))]
+    if found.split >= 0:
+        born = int(timeline.allocations.alloc_event[found.split])
+        text = f"a larger free piece was split for the block before it, event {event_text(provider, born)}"
+        lines += [Line(each.spans, Goto("", born)) for each in wrap([("made when ", "dim"), (text, "text")], width, 2)]
+    if found.last < 0:
+        return [*lines, line(("nobody was here before, as far as the recording shows", "dim"))]
+    gone = freed_at(timeline, found.last)
+    lines += [
+        *summary_lines(provider, found.last, "last owner", width),
+        field("freed", event_text(provider, gone), target=Goto("", gone)),
+        *freed_by(provider, gone, -1, width, fold)[1:],
+    ]
     return lines
 
 
-def summary_lines(provider: Provider, row: int, label: str, width: int) -> list[Line]:
+def summary_lines(provider: Provider, row: int, label: str, width: int, target: Goto | None = None) -> list[Line]:
     """Two lines on an allocation: size and purpose, site."""
     table, attribution = provider.timeline.allocations, provider.analysis.attribution
     rule = attribution.rules[int(attribution.rule[row])]
     where = printable(attribution.sites.label(int(table.stack[row]))) or "no stack recorded"
     return [
         field(label, (format_bytes(int(table.block_bytes[row])), "strong"), " ",
-              (f"{rule.category}/{rule.subcategory}".replace("_", " "), category_role(rule.category))),
+              (f"{rule.category}/{rule.subcategory}".replace("_", " "), category_role(rule.category)), target=target),
         field("", (clip(where, max(width - LABEL_WIDTH, 12), keep_end=True), "dim")),
     ]  # fmt: skip
 
@@ -164,11 +239,9 @@ def segment_lines(provider: Provider, layout: Layout, segment: int, width: int, 
     largest = int(layout.block_bytes[blocks][states == State.FREE].max(initial=0))
     kind = "expandable, " if layout.is_expandable[segment] else ""
     holes = int((states == State.FREE).sum())
+    where = f"  {kind}{pool_name(segment_pool(layout, segment))}, {stream_name(int(layout.stream[segment]))}"
     lines = [
-        line(
-            (f"segment {address:#x}", "title"),
-            (f"  {kind}{pool_name(layout, segment)}, stream {int(layout.stream[segment]):#x}", "dim"),
-        ),
+        *wrap([(f"segment {address:#x}", "title"), (where, "dim")], width, 2),
         *wrap(
             [
                 (format_bytes(total), "strong"),
@@ -194,14 +267,11 @@ def segment_lines(provider: Provider, layout: Layout, segment: int, width: int, 
     column = min(max(map(len, purposes), default=0), max(width - 22, 12))
     for pin, purpose in zip(shown, purposes, strict=True):
         where = printable(pin.frame) or "no stack recorded"
+        words = site_words(pin.category, pin.subcategory, pin.frame or "")
         lines.append(line((f"{format_bytes(pin.bytes):>10} ", "strong"),
                           (f"{clip(purpose, column):<{column}} ", category_role(pin.category)),
-                          (clip(where, max(width - 12 - column, 10), keep_end=True), "dim")))  # fmt: skip
+                          (clip(where, max(width - 12 - column, 10), keep_end=True), "dim"),
+                          target=Goto("allocations", filter=words)))  # fmt: skip
     if len(pinned.pinned_by) > pins:
         lines.append(line((f"           and {len(pinned.pinned_by) - pins} more purposes", "dim")))
     return lines
-
-
-def born_phase(facts: Facts, row: int) -> str:
-    """Label of the phase an allocation was made in."""
-    return Phase(int(facts.phase[row])).label if facts.born[row] >= 0 else "before"

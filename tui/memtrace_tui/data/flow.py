@@ -49,7 +49,10 @@ class Flow:
     x_of: dict[int, int]
 
 
-SORTS = ("address", "free", "size", "hole")
+SORTS: dict[str, str] = {
+    "address": "by address", "free": "half-empty first", "share": "free share", "size": "largest first",
+    "hole": "largest hole first", "pins": "smallest pin first", "age": "oldest first",
+}  # fmt: skip
 
 
 def groups(layout: Layout) -> list[tuple[tuple[str, int, str], list[int]]]:
@@ -61,12 +64,25 @@ def groups(layout: Layout) -> list[tuple[tuple[str, int, str], list[int]]]:
     return sorted(found.items(), key=lambda item: -int(layout.total_bytes[item[1]].sum()))
 
 
-def sorted_segments(layout: Layout, segments: list[int], sort: str) -> list[int]:
-    """Segments by address, or by free bytes, size or largest hole, largest first."""
-    if sort == "address":
+def sorted_segments(layout: Layout, segments: list[int], sort: str, born: I8) -> list[int]:
+    """Segments in one of ``SORTS``; wherever free bytes count, those that something pins come before the empty ones.
+
+    ``born`` has the event in which each block was allocated.
+    """
+    if sort not in SORTS or sort == "address":
         return segments
-    key = {"free": layout.free_bytes, "size": lambda: layout.total_bytes, "hole": layout.largest_free_bytes}[sort]()
-    return sorted(segments, key=lambda segment: -int(key[segment]))
+    used, free = layout.used_bytes() + layout.pending_bytes(), layout.free_bytes()
+    if sort == "age":
+        key = np.full(len(layout), 1 << 62)
+        live = layout.row >= 0
+        np.minimum.at(key, layout.segment[live], born[live])
+    elif sort == "pins":
+        key = np.where(free > 0, used, 1 << 61)
+    else:
+        share = free * 1_000_000 // np.maximum(layout.total_bytes, 1)
+        key = -{"free": free, "share": share, "size": layout.total_bytes, "hole": layout.largest_free_bytes()}[sort]
+    empty = (used == 0) & (sort in ("free", "share", "pins"))
+    return sorted(segments, key=lambda segment: (bool(empty[segment]), int(key[segment])))
 
 
 PoolKey = tuple[str, int, str]
@@ -122,7 +138,9 @@ def scales(layout: Layout, width: int, height: int) -> dict[PoolKey, int]:
     return cells
 
 
-def flow(layout: Layout, width: int, cell_bytes: dict[PoolKey, int], sort: str = "address", zoom: int = 0) -> Flow:
+def flow(
+    layout: Layout, width: int, cell_bytes: dict[PoolKey, int], born: I8, sort: str = "address", zoom: int = 0
+) -> Flow:
     """Lay the segments out in rows of ``width`` cells; each ``zoom`` step halves the bytes of a cell."""
     rows: list[Row] = []
     cells: dict[int, int] = {}
@@ -132,7 +150,7 @@ def flow(layout: Layout, width: int, cell_bytes: dict[PoolKey, int], sort: str =
     for key, members in groups(layout):
         known = cell_bytes.get(key) or max(512, int(layout.total_bytes[members].max()) // 8 // 512 * 512)
         cell = max(512, known >> zoom if zoom >= 0 else known << -zoom)
-        chosen = sorted_segments(layout, members, sort)
+        chosen = sorted_segments(layout, members, sort, born)
         if rows:
             rows.append(())
         rows.append(Heading(*key, tuple(chosen), cell))

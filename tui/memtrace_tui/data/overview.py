@@ -12,7 +12,7 @@ from memtrace_tui.data.details import event_text
 from memtrace_tui.data.findings import VERDICTS
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import BLANK, Line, Span, line, stacked, wrap
-from memtrace_tui.data.query import exactly
+from memtrace_tui.data.query import site_words
 from memtrace_tui.provider import Provider
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def budget_lines(report: Report, width: int, categories: bool = True, parts: boo
 def _target(category: str, sub: str) -> Goto:
     if category == Category.FRAGMENTATION:
         return Goto("segments")
-    return Goto("allocations", filter=f"category:{category}" + (f" sub:/^{sub}$/" if sub else ""))
+    return Goto("allocations", filter=site_words(category, sub))
 
 
 def facts_lines(provider: Provider, report: Report, width: int, sites: int = 8) -> list[Line]:
@@ -123,11 +123,10 @@ def facts_lines(provider: Provider, report: Report, width: int, sites: int = 8) 
     lines += [BLANK, line(("largest call sites", "title"))]
     for site in report.top[:sites]:
         purpose = f"{site.category}/{site.subcategory}".replace("_", " ")
-        word = f"category:{site.category} sub:/^{site.subcategory}$/"
-        word += f" site:/^{exactly(printable(site.frame))}$/" if site.frame else " site:/^$/"
+        words = site_words(site.category, site.subcategory, site.frame)
         lines.append(line((f"{format_bytes(site.bytes):>12} ", "strong"),
                           (clip(purpose, width - 13), f"cat:{site.category}"),
-                          target=Goto("allocations", filter=word)))  # fmt: skip
+                          target=Goto("allocations", filter=words)))  # fmt: skip
         where = printable(site.frame) or "no stack recorded"
         lines.append(line((" " * 13, "text"), (clip(where, max(width - 13, 8), keep_end=True), "dim")))
     lost = report.attribution

@@ -16,7 +16,7 @@ from memtrace.attribution.categories import Category, Evidence
 from memtrace.attribution.phases import Phase
 from memtrace.errors import UsageError
 from memtrace.snapshot.model import Action
-from memtrace.units import parse_size
+from memtrace.units import parse_size, printable
 
 KNOWN: dict[str, list[str]] = {  # the words of fields that take no others
     "category": [str(category) for category in Category],
@@ -100,3 +100,10 @@ def _pattern(word: str, exact: bool = False) -> re.Pattern[str]:
 def exactly(text: str) -> str:
     """For between slashes in a filter: blanks would end the word, so they become ``\\s``."""
     return re.escape(text).replace("\\ ", "\\s").replace("/", "\\/")
+
+
+def site_words(category: str, subcategory: str = "", frame: str | None = None) -> str:
+    """The filter that keeps a category, a subcategory, and a call site ("" for allocations without a stack)."""
+    words = [f"category:{category}", f"sub:/^{subcategory}$/" if subcategory else ""]
+    words.append("" if frame is None else f"site:/^{exactly(printable(frame))}$/")
+    return " ".join(word for word in words if word)

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memtrace.units import format_bytes, format_count, format_delta, printable
-from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import BLANK, Line, line, wrap
 
 if TYPE_CHECKING:
     from memtrace.answers.simulate import Answer, Run
 
 _NUMBERS = 51  # cells beside the settings
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """A line that stands for a run, by its number in the answer."""
+
+    run: int
+
+
+def sentence(answer: Answer, number: int) -> str:
+    """What came of a run, in one line."""
+    run, first = answer.runs[number], answer.runs[0]
+    words, _ = outcome(run)
+    change = run.peak_reserved_bytes - first.peak_reserved_bytes
+    return (
+        f"predicted, not recorded: {printable(run.conf) or 'defaults'}: {words}; peak reserved "
+        f"{format_bytes(run.peak_reserved_bytes)} ({format_delta(change) if change else 'as recorded'})"
+    )
 
 
 def outcome(run: Run) -> tuple[str, str]:
@@ -35,7 +53,7 @@ def whatif_lines(answer: Answer, width: int) -> list[Line]:
         name = "as recorded" + (f": {run.conf}" if run.conf else "") if number == 0 else run.conf or "defaults"
         change = run.peak_reserved_bytes - first.peak_reserved_bytes
         words, role = outcome(run)
-        target = Goto("segments", run.first_oom_event) if run.first_oom_event is not None else None
+        target = WhatIf(number) if number else None
         above, name = _names(printable(name), room - 1, width - 4)
         lines += [line((f"  {part}", "strong" if number else "dim")) for part in above]
         delta = "" if not number else format_delta(change) if change else "="
@@ -45,6 +63,7 @@ def whatif_lines(answer: Answer, width: int) -> list[Line]:
             (f"{delta:>12}", "good" if change < 0 else "bad" if change > 0 else "dim"), (f"   {words}", role),
             target=target,
         ))  # fmt: skip
+    lines.append(line(("  Enter opens a run as a second file: its map, its timeline, the difference", "dim")))
     for note in answer.notes:
         lines += wrap([("  " + printable(note), "dim")], width, 2)
     return [*lines, BLANK]

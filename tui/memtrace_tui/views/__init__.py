@@ -5,10 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import NamedTuple
 
-from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
 
-__all__ = ["DIFF", "Entry", "View", "all_views"]
+__all__ = ["DIFF", "VIEWS", "Entry", "View"]
 
 
 class Entry(NamedTuple):
@@ -25,15 +24,10 @@ class Entry(NamedTuple):
         return found
 
 
-_ENTRIES = tuple(
+VIEWS = tuple(
     Entry(title.lower(), str(number), title)
     for number, title in enumerate(
         ("Overview", "Timeline", "Segments", "Allocations", "Stacks", "Findings", "Diff", "Events"), 1
     )
 )
-DIFF = next(entry for entry in _ENTRIES if entry.view == "diff")
-
-
-def all_views(session: Session) -> list[Entry]:
-    """The screens that make sense for a session, in order of their keys."""
-    return [entry for entry in _ENTRIES if entry.view != "diff" or session.other is not None]
+DIFF = next(entry for entry in VIEWS if entry.view == "diff")

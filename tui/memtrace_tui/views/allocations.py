@@ -16,6 +16,7 @@ from memtrace_tui.data.details import allocation_lines
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import Line, line
 from memtrace_tui.data.rows import GROUPS, Group
+from memtrace_tui.data.tenants import span_of
 from memtrace_tui.dialogs import Details, text_width
 from memtrace_tui.messages import Changed
 from memtrace_tui.session import Session
@@ -153,16 +154,16 @@ class AllocationsView(View):
         at = self.table().selected
         return int(self.rows[at]) if self.grouping == "none" and at < len(self.rows) else None
 
-    def _details(self, width: int) -> list[Line]:
+    def _details(self, width: int, fold: bool = True) -> list[Line]:
         row = self.selected_row()
         if row is None:
             return [line(("Enter shows the group's allocations.", "dim"))] if self.groups else []
-        return allocation_lines(self.session.provider, row, self.session.event, width)
+        return allocation_lines(self.session.provider, row, self.session.event, width, fold)
 
     def _side(self) -> None:
         side = self.query_one("#allocation", Lines)
         if self.wide:
-            side.show(self._details(self.side_width), keep=False)
+            side.show(self._details(self.side_width, self.session.settings.fold), keep=False)
 
     # -- actions
 
@@ -218,12 +219,16 @@ class AllocationsView(View):
             self._from_the_top()
         else:
             width = text_width(self.app.size.width)
-            self.app.push_screen(Details("Allocation", self._details(width)))
+            self.app.push_screen(Details("Allocation", lambda fold: self._details(width, fold)))
 
     def arrive(self, goto: Goto) -> None:
         if goto.filter is not None:
             self.everything = False
             self.session.group = "none"
+
+    def addresses(self) -> tuple[int, int] | None:
+        row = self.selected_row()
+        return None if row is None else span_of(self.session.provider.timeline, row)
 
     def csv(self) -> Iterable[Sequence[str]]:
         table = self.table()

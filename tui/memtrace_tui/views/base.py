@@ -43,6 +43,14 @@ class View(Looking):
     def arrive(self, goto: Goto) -> None:
         """Come here by a jump; the cursor is already there."""
 
+    def address(self) -> int | None:
+        """The address that is selected, where one is, to come back to."""
+        return None
+
+    def addresses(self) -> tuple[int, int] | None:
+        """The addresses of the selection, whose history ``h`` shows."""
+        return None
+
     def filtered(self) -> None:
         """A filter was written to its end."""
 

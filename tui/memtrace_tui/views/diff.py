@@ -10,10 +10,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
 from memtrace.answers.diff.comparison import Difference, SiteDelta
-from memtrace.units import printable
 from memtrace_tui.data.difference import difference_lines
 from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.query import exactly
+from memtrace_tui.data.lines import BLANK, wrap
+from memtrace_tui.data.query import site_words
 from memtrace_tui.messages import Open
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
@@ -27,9 +27,8 @@ class SiteLines(Lines):
     def opened(self, row: int) -> None:
         site = self.lines[row].target
         if isinstance(site, SiteDelta):
-            word = f"category:{site.category} sub:/^{site.subcategory}$/"
-            if site.frame and not site.frame.startswith("("):
-                word += f" site:/^{exactly(printable(site.frame))}$/"
+            known = site.frame and not site.frame.startswith("(")
+            word = site_words(site.category, site.subcategory, site.frame if known else None)
             view = "segments" if site.match == "kind" else "allocations"
             self.post_message(Open(Goto(view, filter=word)))
 
@@ -39,8 +38,11 @@ class DiffView(View):
 
     view = "diff"
     title = "Diff"
-    about = "The second file minus the first, each at its own cursor. w changes which of the two the cursor moves in."
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("w", "swap", "Other file")]
+    about = (
+        "The second file minus the first, each at its own cursor; or, in one file, the cursor minus event A (A marks "
+        "it). w changes which of the two the keys move."
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("w", "swap", "Other side")]
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -58,7 +60,9 @@ class DiffView(View):
         self.query_one(Overlay).styles.height = max(min(self.app.size.height // 3, 16), 6)
         self.query_one(Overlay).refresh()
         self.answer = self.session.difference()
-        self.main().show(difference_lines(self.answer, min(max(self.app.size.width - 3, 40), 140)))
+        width = min(max(self.app.size.width - 3, 40), 140)
+        outcome = [*wrap([(self.session.outcome, "strong")], width), BLANK] if self.session.outcome else []
+        self.main().show([*outcome, *difference_lines(self.answer, width)])
 
     def action_swap(self) -> None:
         """The other file becomes the one that the cursor moves in and all screens show."""

@@ -26,9 +26,9 @@ COLUMNS = (
     Column("time", "seconds", 10, right=True, rank=5),
     Column("action", "action", 14, rank=1),
     Column("size", "size", 10, right=True, rank=2),
-    Column("address", "address", 14, rank=4),
-    Column("purpose", "purpose", 25, rank=3),
-    Column("site", "call site", 0, keep_end=True),
+    Column("address", "address", 14, rank=3),
+    Column("purpose", "purpose", 25, rank=4),
+    Column("site", "call site", 0, keep_end=True, least=12),
     Column("stream", "stream", 6, rank=6),
 )
 
@@ -83,7 +83,7 @@ class EventsView(View):
         side = self.query_one("#event-details", Lines)
         side.display = self.wide
         if self.wide:
-            side.show(self._details(self.side_width), keep=False)
+            side.show(self._details(self.side_width, self.session.settings.fold), keep=False)
 
     def _cell(self, event: int, column: str) -> tuple[str, str]:
         text, role = self.session.log.cell(event, column)
@@ -110,20 +110,20 @@ class EventsView(View):
                         (event_text(provider, event), "text"))  # fmt: skip
         self.query_one("#events-summary", Lines).show([text])
 
-    def _details(self, width: int) -> list[Line]:
+    def _details(self, width: int, fold: bool = True) -> list[Line]:
         session, event = self.session, self.session.event
         if event < 0:
             return []
         row = int(session.log.row_of_event[event])
         if row >= 0:
-            return allocation_lines(session.provider, row, event, width)
+            return allocation_lines(session.provider, row, event, width, fold)
         trace = session.provider.timeline.trace
         action, role = session.log.cell(event, "action")
         lines = [line((action, role), f"  {format_bytes(int(trace.size[event]))}")]
         if event in trace.oom_device_free_bytes:
             free = trace.oom_device_free_bytes[event]
             lines.append(line(("free on the device  ", "dim"), format_bytes(free)))
-        return [*lines, BLANK, *stack_lines(session.provider, int(trace.stack[event]), width)]
+        return [*lines, BLANK, *stack_lines(session.provider, int(trace.stack[event]), width, fold)]
 
     # -- actions
 
@@ -163,7 +163,14 @@ class EventsView(View):
         self.post_message(MoveCursor(message.row))
 
     def on_table_opened(self, message: Table.Opened) -> None:
-        self.app.push_screen(Details("Event", self._details(text_width(self.app.size.width))))
+        width = text_width(self.app.size.width)
+        self.app.push_screen(Details("Event", lambda fold: self._details(width, fold)))
+
+    def addresses(self) -> tuple[int, int] | None:
+        trace, event = self.session.provider.timeline.trace, self.session.event
+        if event < 0 or not trace.address[event]:
+            return None
+        return int(trace.address[event]), int(trace.address[event]) + max(int(trace.size[event]), 1)
 
     def csv(self) -> Iterable[Sequence[str]]:
         """The log around the cursor, ten thousand events at most."""

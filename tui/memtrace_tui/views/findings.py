@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.message import Message
 
 from memtrace.render.words import clip
 from memtrace_tui.data.details import name_of
 from memtrace_tui.data.findings import finding_lines
+from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import BLANK, line
-from memtrace_tui.data.whatif import whatif_lines
+from memtrace_tui.data.whatif import WhatIf, sentence, whatif_lines
 from memtrace_tui.dialogs import Ask
 from memtrace_tui.memory import give_back
-from memtrace_tui.messages import Failed
+from memtrace_tui.messages import Failed, Open
+from memtrace_tui.provider import Recording
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
 from memtrace_tui.widgets.lines import Lines
 
 if TYPE_CHECKING:
     from memtrace.answers.simulate import Answer
+
+
+class FindingLines(Lines):
+    """Findings and, above them, what-if runs, which open as a second file."""
+
+    @dataclass
+    class Chosen(Message):
+        """Enter on a run."""
+
+        run: int
+
+    def opened(self, row: int) -> None:
+        target = self.lines[row].target
+        if isinstance(target, WhatIf):
+            self.post_message(self.Chosen(target.run))
+        else:
+            super().opened(row)
 
 
 class FindingsView(View):
@@ -32,7 +53,7 @@ class FindingsView(View):
     title = "Findings"
     about = (
         "Why, and what to change. Enter on a finding goes to its evidence; e explains the state at the cursor; "
-        "w replays the recorded program under other allocator settings."
+        "w replays the recorded program under other allocator settings; Enter on a run opens it as a second file."
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("w", "whatif", "What if"),
@@ -44,7 +65,7 @@ class FindingsView(View):
         self.replaying: float | None = None  # share done of a replay in progress
 
     def compose(self) -> ComposeResult:
-        yield Lines(id="findings")
+        yield FindingLines(id="findings")
 
     def main(self) -> Lines:
         return self.query_one("#findings", Lines)
@@ -117,6 +138,27 @@ class FindingsView(View):
             self.session.whatifs[key] = answer
             self.main().reset(0, keep=False)
         self.show()
+
+    # -- a run as a second file
+
+    def on_finding_lines_chosen(self, message: FindingLines.Chosen) -> None:
+        self.notify("making the predicted recording …", timeout=3)
+        self.run_worker(partial(self._predict, message.run), thread=True, group="whatif", exclusive=True)
+
+    def _predict(self, number: int) -> None:
+        """In the worker thread."""
+        session = self.session
+        answer = session.whatifs[id(session.provider)]
+        try:
+            made = session.predicted(answer, number)
+        except Exception as error:
+            self.post_message(Failed(error, "replay"))
+            return
+        self.call_later(self._open, made, sentence(answer, number))
+
+    def _open(self, made: Recording, said: str) -> None:
+        self.session.open_other(made, said)
+        self.post_message(Open(Goto("diff")))
 
     def csv(self) -> Iterable[Sequence[str]]:
         yield "id", "title", "bytes", "evidence", "frame", "change", "saves_bytes", "basis"

@@ -11,6 +11,7 @@ from textual.containers import Container, Vertical
 from textual.strip import Strip
 
 from memtrace.history.layout import State
+from memtrace.render.words import clip
 from memtrace_tui.data.coloring import MODES, Coloring
 from memtrace_tui.data.details import block_lines, segment_lines
 from memtrace_tui.data.flow import SORTS
@@ -25,38 +26,46 @@ from memtrace_tui.widgets.segmap import SegmentMap
 
 
 class Legend(Drawn):
-    """What the colours mean; it only names those that are on screen."""
+    """What the colours mean, and what the segments are ordered by; it only names colours that are on screen."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(id="legend")
         self.session = session
+        self._lines: list[list[Span]] = [[]]
 
-    def draw_line(self, y: int) -> Strip:
-        colours = self.screen.query_one(SegmentMap).colours
-        width = self.size.width
-        spans = self._spans(colours, colours.mode, colours.labels)
-        if sum(len(text) for text, _ in spans) > width:
-            spans = self._spans(colours, colours.heading, colours.short)
-        order = {
-            "address": "by address",
-            "free": "most free first",
-            "size": "largest first",
-            "hole": "largest hole first",
-        }
-        tail = f"  {order.get(self.session.segment_sort, '')} "
-        used = sum(len(text) for text, _ in spans)
-        if used + len(tail) <= width:
-            spans.append((f"{tail:>{width - used}}", "dim"))
-        return self.look.spans(spans, width)
+    def show(self) -> None:
+        """As many lines as it takes; with short names where they save one."""
+        colours, width = self.screen.query_one(SegmentMap).colours, self.size.width
+        if not width:
+            return
+        lines = self._wrapped(colours, colours.mode, colours.labels, width)
+        if len(lines) > 1:
+            lines = self._wrapped(colours, colours.heading, colours.short, width)
+        if len(lines) != len(self._lines):
+            self.styles.height = len(lines)
+        self._lines = lines
+        self.refresh()
 
-    def _spans(self, colours: Coloring, heading: str, labels: Sequence[str]) -> list[Span]:
+    def _wrapped(self, colours: Coloring, heading: str, labels: Sequence[str], width: int) -> list[list[Span]]:
         present = set(colours.codes.tolist())
-        spans: list[Span] = [(f" {heading} ", "title")]
+        order = f", {SORTS.get(self.session.segment_sort, '')}  "
+        lines: list[list[Span]] = [[(f" {heading}", "title"), (order, "dim")]]
+        used = len(heading) + len(order) + 1
         for code, (role, label) in enumerate(zip(colours.roles, labels, strict=True)):
             if code in present:
-                mark = colours.letters[code] if self.look.plain else "█"
-                spans += [(" " + mark, role), (" " + label, "text")]
-        return spans
+                text = f" {clip(label, width - 4)} "
+                if used + len(text) + 1 > width:
+                    lines.append([(" ", "text")])
+                    used = 1
+                lines[-1] += [(colours.letters[code] if self.look.plain else "█", role), (text, "text")]
+                used += len(text) + 1
+        return lines
+
+    def on_resize(self) -> None:
+        self.show()
+
+    def draw_line(self, y: int) -> Strip:
+        return self.look.spans(self._lines[y] if y < len(self._lines) else [], self.size.width)
 
 
 class SegmentsView(View):
@@ -100,7 +109,7 @@ class SegmentsView(View):
         if self.is_inside:
             blocks.show()
         segments.show()
-        self.query_one(Legend).refresh()
+        self.query_one(Legend).show()
         self._details()
 
     def _worst(self) -> int:
@@ -114,7 +123,8 @@ class SegmentsView(View):
         layout, provider = segments.layout_now, self.session.provider
         width = max((min(self.app.size.width * 2 // 5, 64) - 1 if self.wide else self.app.size.width) - 3, 20)
         if self.is_inside and blocks.block >= 0:
-            details.show(block_lines(provider, layout, blocks.block, width), keep=False)
+            fold = self.session.settings.fold
+            details.show(block_lines(provider, layout, blocks.block, width, fold), keep=False)
         elif not self.is_inside and segments.segment >= 0:
             details.show(segment_lines(provider, layout, segments.segment, width), keep=False)
         else:
@@ -140,8 +150,9 @@ class SegmentsView(View):
 
     def action_sort(self) -> None:
         session = self.session
-        at = SORTS.index(session.segment_sort) if session.segment_sort in SORTS else -1
-        session.segment_sort = session.settings.segment_sort = SORTS[(at + 1) % len(SORTS)]
+        names = list(SORTS)
+        at = names.index(session.segment_sort) if session.segment_sort in SORTS else -1
+        session.segment_sort = session.settings.segment_sort = names[(at + 1) % len(names)]
         self.show()
         self.query_one(SegmentMap).choose(self.query_one(SegmentMap).segment)
 
@@ -179,6 +190,20 @@ class SegmentsView(View):
             self.query_one(SegmentMap).address = goto.address
             self.show()
             self._look_inside(goto.address)
+
+    def address(self) -> int | None:
+        return self.query_one(BlockMap).address if self.is_inside else None
+
+    def addresses(self) -> tuple[int, int] | None:
+        segments, blocks = self.query_one(SegmentMap), self.query_one(BlockMap)
+        layout = segments.layout_now
+        if self.is_inside and blocks.block >= 0:
+            start, size = int(layout.block_address[blocks.block]), int(layout.block_bytes[blocks.block])
+        elif segments.segment >= 0:
+            start, size = int(layout.address[segments.segment]), int(layout.total_bytes[segments.segment])
+        else:
+            return None
+        return start, start + size
 
     def csv(self) -> Iterable[Sequence[str]]:
         provider = self.session.provider

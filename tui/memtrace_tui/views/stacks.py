@@ -9,10 +9,14 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 
+from memtrace.attribution.sites import frame_label
 from memtrace.units import format_bytes, printable
-from memtrace_tui.data.calltree import Node, call_tree
+from memtrace_tui.data.calltree import Node, call_tree, path
+from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import Line, line
+from memtrace_tui.data.query import exactly
 from memtrace_tui.data.source import source_lines
+from memtrace_tui.messages import Open
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
 from memtrace_tui.widgets.icicle import Icicle
@@ -25,11 +29,17 @@ class StacksView(View):
 
     view = "stacks"
     title = "Stacks"
-    about = "Bytes live at the cursor under each caller; inverted, by the frame that allocated them first."
+    about = (
+        "Bytes live at the cursor under each caller; inverted, by the frame that allocated them first. Enter shows the "
+        "allocations made through a frame. Folded frames (f) only pass the call on; e opens every frame, or closes all."
+    )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("v", "invert", "Invert"),
-        Binding("f", "fold", "Fold"),
         Binding("i", "icicle", "Icicle"),
+        Binding("z", "focus_frame(1)", "Focus", tooltip="Only what the selected frame called, or everything again (Z)"),
+        Binding("Z,escape", "focus_frame(0)", "Whole tree", show=False),
+        Binding("n", "next(1)", "Next", key_display="n N", tooltip="To the next frame that the filter names"),
+        Binding("N", "next(-1)", "Previous", show=False),
         Binding("tab", "app.focus_next", "Pane", show=False),
     ]
 
@@ -37,6 +47,7 @@ class StacksView(View):
         super().__init__(session)
         self.on_icicle = False
         self.root: Node | None = None
+        self._within: list[int] = []  # frames on the way to the subtree in focus
         self._key: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
@@ -54,10 +65,12 @@ class StacksView(View):
         session, tree, bricks = self.session, self.query_one(CallTree), self.query_one(Icicle)
         tree.display, bricks.display = self.wide or not self.on_icicle, self.wide or self.on_icicle
         settings = session.settings
-        key = (id(session.provider), session.event, session.filter, settings.inverted, settings.fold)
+        key = (id(session.provider), session.event, session.filter, settings.inverted, settings.fold, *self._within)
         if key != self._key:
             self._key = key
             self.root = call_tree(session.provider, session.live(), settings.inverted, settings.fold)
+            for frame in self._within:
+                self.root = self.root.children.get(frame, self.root)
             tree.show(self.root)
             bricks.show(self.root)
         assert self.root is not None
@@ -89,15 +102,33 @@ class StacksView(View):
         self.session.settings.inverted = not self.session.settings.inverted
         self.show()
 
-    def action_fold(self) -> None:
-        """Hide or show frames that only pass the call on."""
-        self.session.settings.fold = not self.session.settings.fold
-        self.show()
-
     def action_icicle(self) -> None:
         self.on_icicle = not self.on_icicle
         self.show()
         self.main().focus()
+
+    def action_focus_frame(self, closer: int) -> None:
+        tree = self.query_one(CallTree)
+        if closer and tree.node is not None and self.root is not None:
+            self._within += [node.frame for node in path(self.root, tree.node)[1:] if node.frame >= 0]
+        else:
+            self._within = []
+        self.show()
+
+    def action_next(self, by: int) -> None:
+        """To the next frame that a word of the filter is in, around the end."""
+        patterns = [term.pattern for term in self.session.terms if term.pattern is not None and not term.negated]
+        if not patterns:
+            self.notify("Filter for something first (/).", severity="warning")
+        elif self.root is not None:
+            self.query_one(CallTree).find(lambda label: any(each.search(label) for each in patterns), by)
+
+    def on_call_tree_opened(self, message: CallTree.Opened) -> None:
+        """Enter on a frame: what was allocated through it."""
+        if message.node.frame >= 0:
+            frame = self.session.provider.timeline.snapshot.stacks.frames[message.node.frame]
+            word = f"stack:/{exactly(printable(frame_label(frame)))}/"
+            self.post_message(Open(Goto("allocations", self.session.event, f"{self.session.filter} {word}".strip())))
 
     def on_call_tree_chosen(self, message: CallTree.Chosen) -> None:
         """The same frame in the icicle, and its source."""

@@ -23,7 +23,8 @@ class TimelineView(View):
     title = "Timeline"
     about = (
         "Live memory by category, the highest state of each column; paler where the column also went lower. "
-        "Above it what is reserved but not live. ◆ peak of allocated, ◇ of reserved, ▼ refused request."
+        "Above it what is reserved but not live. ◆ peak of allocated, ◇ of reserved, • of a step, ▼ refused request, "
+        "╌ the limit or the device's memory; with two files ─ is the other one's live memory."
     )
 
     def compose(self) -> ComposeResult:

@@ -40,15 +40,19 @@ class CursorLine(Drawn):
         return self._where()
 
     def _what(self) -> Strip:
-        """Which file, device and filter the screen shows."""
+        """Which file, device, mark and filter the screen shows."""
         session, width = self.session, self.size.width
-        spans: list[Span] = []
+        spans: list[Span] = [(f"  GPU {session.provider.device}", "dim")]
+        if session.other is not None:
+            spans.append((f"  file {2 if session.swapped else 1} of 2", "accent"))
+        elif session.mark is not None:
+            spans += [("  A ", "key"), (f"event {format_count(session.mark)}", "accent")]
         if session.filter:
             stack_too = "  (stack, too)" if any(term.field == "any" for term in session.terms) else ""
-            spans = [("  filter ", "dim"), (session.filter, "accent"), (stack_too, "dim")]
-        room = width - sum(len(text) for text, _ in spans) - 10
+            spans += [("  filter ", "dim"), (session.filter, "accent"), (stack_too, "dim")]
+        room = width - sum(len(text) for text, _ in spans) - 1
         name = clip(session.provider.source, max(room, 20), keep_end=True)
-        return self.look.spans([(f" {name}", "text"), (f"  GPU {session.provider.device}", "dim"), *spans], width)
+        return self.look.spans([(f" {name}", "text"), *spans], width)
 
     def _where(self) -> Strip:
         provider, event, width = self.session.provider, self.session.event, self.size.width

@@ -26,8 +26,8 @@ class BlockMap(Wheeled):
     """One segment over the whole widget; left and right go from block to block, plus and minus change the range."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,h", "step(-1)", "Block", key_display="←→↑↓"),
-        Binding("right,l", "step(1)", "Next block", show=False),
+        Binding("left", "step(-1)", "Block", key_display="←→↑↓"),
+        Binding("right", "step(1)", "Next block", show=False),
         Binding("up,k", "row(-1)", "Row up", show=False),
         Binding("down,j", "row(1)", "Row down", show=False),
         Binding("n", "hole(1)", "Next hole", key_display="n N"),
@@ -101,10 +101,10 @@ class BlockMap(Wheeled):
         if segment < 0:
             return None
         key = (id(provider), self.session.event, segment, self.start, self.stop, size.width, size.height,
-               session.coloring, session.filter, id(self.look))  # fmt: skip
+               session.coloring, session.shown_key, id(self.look))  # fmt: skip
         if self._cells is None or key != self._key:
             layout = provider.layout(self.session.event)
-            self._colours = coloring(provider, layout, session.coloring, session.fitting)
+            self._colours = coloring(provider, layout, session.coloring, session.fitting, session.twins)
             self._cells = range_cells(layout, self._colours.codes, segment, self.start, self.stop, self._count)
             self._key = key
         return self._cells

@@ -13,6 +13,7 @@ from memtrace.render.words import MARKS
 from memtrace.units import format_bytes
 from memtrace_tui.data.buckets import EMPTY, FADED, LAYERS, UNUSED, Columns, Raster, columns, raster, ticks
 from memtrace_tui.data.goto import Goto
+from memtrace_tui.data.lines import Span
 from memtrace_tui.messages import MoveCursor, Open
 from memtrace_tui.provider import Provider
 from memtrace_tui.session import Session
@@ -49,15 +50,15 @@ class Chart(Wheeled):
     """Stacked area of ``start:stop``; left and right move the cursor by columns."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,h", "move(-1)", "Cursor", key_display="←→"),
-        Binding("right,l", "move(1)", "Cursor", show=False),
+        Binding("left", "move(-1)", "Cursor", key_display="←→"),
+        Binding("right", "move(1)", "Cursor", show=False),
         Binding("plus,equals_sign,up,k", "zoom(0.5)", "Zoom", key_display="+-"),
         Binding("minus,down,j", "zoom(2.0)", "Zoom out", show=False),
         Binding("shift+left,H", "pan(-1)", "Pan", key_display="⇧←→"),
         Binding("shift+right,L", "pan(1)", "Pan right", show=False),
-        Binding("0,f", "fit", "Fit"),
+        Binding("0", "fit", "Fit"),
         Binding("z", "zoom_step", "Zoom to step", show=False),
-        Binding("m", "axis", "Time/events"),
+        Binding("e", "axis", "Time/events"),
         Binding("enter", "live_set", "Live set"),
     ]
 
@@ -71,6 +72,8 @@ class Chart(Wheeled):
         self._data: Columns | None = None
         self._raster: Raster | None = None
         self._strips: dict[int, Strip] = {}
+        self._other_key: tuple[object, ...] = ()
+        self._other: list[int] = []
 
     # -- geometry
 
@@ -100,7 +103,7 @@ class Chart(Wheeled):
         if self._data is None or window != self._window_key:
             self._data = columns(provider, self.start, self.stop, width, self.by_time)
             self._window_key = window
-        key = (window, height, id(self.look))
+        key = (window, height, id(self.look), id(self.session.other), self.session.swapped)
         if self._raster is None or key != self._key:
             self._raster = raster(self._data, height, self.top_bytes)
             self._strips = {}
@@ -219,23 +222,29 @@ class Chart(Wheeled):
         return self.blank()
 
     def _marks(self, data: Columns) -> Strip:
-        provider = self.session.provider
-        marks = [(" ", "text")] * len(data)
+        provider, session = self.session.provider, self.session
+        marks: list[Span] = [(" ", "text")] * len(data)
         _, allocated, reserved = provider.peaks
-        notes = [(reserved.event, "◇", "accent"), (allocated.event, "◆", "accent")]
+        notes = [(event, "•", "dim") for event in provider.step_peaks]
+        notes += [(reserved.event, "◇", "accent"), (allocated.event, "◆", "accent")]
         notes += [(event, "▼", "bad") for event in provider.ooms[:500]]
+        notes += [(session.mark, "A", "key")] if session.mark is not None and session.other is None else []
         for event, mark, role in notes:
             column = data.column_of(event)
             if event >= 0 and column is not None:
                 marks[column] = (mark, role)
-        here = data.column_of(max(self.session.event, 0))
-        if here is not None and marks[here][0] == " ":
-            marks[here] = ("┃", "strong")
+        here = data.column_of(max(session.event, 0))
+        if here is not None:
+            if marks[here][0] in " •":
+                marks[here] = ("┃", "strong")
+            value = f" {format_bytes(provider.timeline.curve_at(session.event)[1])} "
+            start = here + 1 if here + 1 + len(value) <= len(marks) else here - len(value)
+            if start >= 0 and all(mark in " •" for mark, _ in marks[start : start + len(value)]):
+                marks[start : start + len(value)] = [(letter, "strong") for letter in value]
         return self.look.spans([(" " * AXIS, "dim"), *marks], self.size.width)
 
     def _area(self, row: int, data: Columns, cells: Raster) -> Strip:
         """Row 0 is the lowest."""
-        row = max(row - 0, 0)
         if row not in self._strips:
             self._strips[row] = self._draw_area(row, cells)
         strip = self._strips[row]
@@ -254,24 +263,35 @@ class Chart(Wheeled):
         is_capacity = capacity is not None and self._row_of(capacity) == row
         under, over = cells.under[row].tolist(), cells.over[row].tolist()
         eighths = cells.eighths[row].tolist()
-        run, run_style = "", None
-        for below, above, part in zip(under, over, eighths, strict=True):
-            if look.plain:
-                glyph, style = letter_of(below if part >= 4 else above), look.style("text")
+        other = self._other_rows()
+        for x, (below, above, part) in enumerate(zip(under, over, eighths, strict=True)):
+            ground = below if part >= 4 else above
+            if is_capacity:
+                glyph, style = "╌", look.style("bad", role_of(ground))
+            elif other is not None and other[x] == row:
+                glyph, style = "─", look.style("hue:1", role_of(ground))
+            elif look.plain:
+                glyph, style = letter_of(ground), look.style("text")
             elif part == 8 or below == above:
                 glyph, style = " ", look.style("text", role_of(below))
             else:
                 glyph, style = _EIGHTHS[part], look.style(role_of(below), role_of(above))
-            if is_capacity and below == above == EMPTY:
-                glyph, style = "╌", look.style("bad")
-            if style is run_style:
-                run += glyph
-                continue
-            if run:
-                segments.append(Segment(run, run_style))
-            run, run_style = glyph, style
-        segments.append(Segment(run, run_style))
-        return Strip(segments, self.size.width)
+            segments.append(Segment(glyph, style))
+        return Strip(segments, self.size.width).simplify()
+
+    def _other_rows(self) -> list[int] | None:
+        """The row that the other file's live bytes reach in each column, its events stretched to the same width."""
+        if self.session.other is None or self._data is None:
+            return None
+        provider = next(each for each in self.session.pair() if each is not self.session.provider)
+        key = (id(provider), self.start, self.stop, len(self._data), self.chart_height, self.top_bytes)
+        if key != self._other_key:
+            own, count = max(self.session.provider.count, 1), provider.count
+            first, stop = self.start * count // own, max(self.stop * count // own, self.start * count // own + 1)
+            shown = len(self._data)
+            high = columns(provider, first, min(stop, count), shown).high.tolist() if count else [0] * shown
+            self._other_key, self._other = key, [self._row_of(size) for size in high]
+        return self._other or None
 
     def _row_of(self, size_bytes: int) -> int:
         return min(int(size_bytes / self.top_bytes * self.chart_height), self.chart_height - 1)

@@ -21,8 +21,8 @@ class Icicle(Drawn, can_focus=True):
     """Bricks under a root; the selected one can become the root."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,h", "side(-1)", "Brick", key_display="←→↑↓"),
-        Binding("right,l", "side(1)", "Right", show=False),
+        Binding("left", "side(-1)", "Brick", key_display="←→↑↓"),
+        Binding("right", "side(1)", "Right", show=False),
         Binding("up,k", "depth(-1)", "Up", show=False),
         Binding("down,j", "depth(1)", "Down", show=False),
         Binding("enter", "into", "Zoom in"),

@@ -41,7 +41,7 @@ class Overlay(Drawn):
                 zip((first, second), events, ("hue:0", "hue:1"), strict=True), 1
             ):
                 live = format_bytes(provider.timeline.curve_at(event)[1])
-                name = provider.source.rsplit("/", 1)[-1]
+                name = provider.source.rsplit("/", 1)[-1] if first is not second else "A" if number == 1 else "cursor"
                 spans += [(f" {number if self.look.plain else '█'} ", role), (clip(name, 28, True), "text"),
                           (f"  event {format_count(event)}, {live} live  ", "dim")]  # fmt: skip
             return self.look.spans([*spans, (f"  top {format_bytes(top)}", "dim")], width)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 from rich.segment import Segment
 from textual import events
 from textual.binding import Binding, BindingType
@@ -45,8 +46,8 @@ class SegmentMap(Wheeled):
     """Pools as paragraphs, segments as words. Arrows choose a segment, Enter looks inside."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,h", "step(-1)", "Segment", key_display="←→↑↓"),
-        Binding("right,l", "step(1)", "Next segment", show=False),
+        Binding("left", "step(-1)", "Segment", key_display="←→↑↓"),
+        Binding("right", "step(1)", "Next segment", show=False),
         Binding("up,k", "row(-1)", "Row up", show=False),
         Binding("down,j", "row(1)", "Row down", show=False),
         Binding("pageup", "page(-1)", "Page up", show=False),
@@ -105,14 +106,16 @@ class SegmentMap(Wheeled):
         """Geometry and cells for the cursor, size, colouring and sort in force."""
         session, size = self.session, self.size
         key = (
-            id(session.provider), session.event, size.width, size.height, session.coloring, session.filter,
+            id(session.provider), session.event, size.width, size.height, session.coloring, session.shown_key,
             session.segment_sort, self.scale, id(self.look),
         )  # fmt: skip
         if self._flow is None or key != self._key:
             layout = self.layout_now
-            self._colours = coloring(session.provider, layout, session.coloring, session.fitting)
+            self._colours = coloring(session.provider, layout, session.coloring, session.fitting, session.twins)
             width = max(size.width - 3, 8)
-            self._flow = flow(layout, width, self._cell_bytes(width), session.segment_sort, self.scale)
+            born = session.provider.timeline.allocations.alloc_event
+            births = born[layout.row] if len(born) else np.zeros(len(layout.row), np.int64)
+            self._flow = flow(layout, width, self._cell_bytes(width), births, session.segment_sort, self.scale)
             self._cells = {}
             for row in self._flow.rows:
                 if isinstance(row, Heading):

@@ -22,6 +22,7 @@ class Column:
     right: bool = False
     rank: int = 0
     keep_end: bool = False
+    least: int = 24  # what a column of width 0 needs
 
 
 Cell = Callable[[int, str], tuple[str, str]]
@@ -71,7 +72,7 @@ class Table(Rows):
 
     def fitted(self, width: int) -> list[tuple[Column, int]]:
         """The columns that fit, in order, with their widths."""
-        flexible = sum(24 for column in self.columns if column.width == 0)
+        flexible = sum(column.least for column in self.columns if column.width == 0)
         left = width - flexible
         chosen = {column.name for column in self.columns if column.width == 0}
         for column in sorted((c for c in self.columns if c.width), key=lambda c: c.rank):

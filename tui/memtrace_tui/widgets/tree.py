@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from textual.strip import Strip
 
 from memtrace.render.words import MARKS, bar, clip
 from memtrace.units import format_bytes, format_count
-from memtrace_tui.data.calltree import Node, open_hot, visible
+from memtrace_tui.data.calltree import Node, open_hot, path, visible
 from memtrace_tui.data.lines import Span
 from memtrace_tui.widgets.base import Rows
 
@@ -22,9 +23,10 @@ class CallTree(Rows):
     """Frames by the bytes they answer for."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("right,l", "expand(True)", "Open/close", key_display="←→"),
-        Binding("left,h", "expand(False)", "Close", show=False),
-        Binding("e", "expand_all", "All", show=False),
+        Binding("right", "expand(True)", "Open/close", key_display="←→"),
+        Binding("left", "expand(False)", "Close", show=False),
+        Binding("e", "expand_all", "Open all frames, or close them", show=False),
+        Binding("enter", "open", "Allocations"),
     ]
 
     @dataclass
@@ -33,11 +35,18 @@ class CallTree(Rows):
 
         node: Node
 
+    @dataclass
+    class Opened(Message):
+        """Enter on a frame."""
+
+        node: Node
+
     def __init__(self) -> None:
         super().__init__(id="calltree")
         self.root: Node | None = None
         self.nodes: list[Node] = []
         self._open: set[int] = set()
+        self._deepest = 0
 
     @property
     def node(self) -> Node | None:
@@ -52,12 +61,13 @@ class CallTree(Rows):
     def _rebuild(self) -> None:
         assert self.root is not None
         self.nodes = visible(self.root, self._open)
+        self._deepest = max(node.depth for node in self.nodes) - self.root.depth
         self.reset(len(self.nodes))
 
     def choose(self, node: Node) -> None:
         """Select a frame, opening what leads to it."""
-        path = _path(self.root, node) if self.root is not None else []
-        self._open |= {id(each) for each in path[:-1]}
+        way = path(self.root, node) if self.root is not None else []
+        self._open |= {id(each) for each in way[:-1]}
         self._rebuild()
         for row, each in enumerate(self.nodes):
             if each is node:
@@ -86,18 +96,33 @@ class CallTree(Rows):
     def action_expand_all(self) -> None:
         """Open everything, or close everything again."""
         assert self.root is not None
+        everything = self._all()
+        self._open = {id(self.root)} if everything <= self._open else everything
+        self._rebuild()
+
+    def _all(self) -> set[int]:
+        assert self.root is not None
         queue, everything = [self.root], set()
         while queue:
             node = queue.pop()
             everything.add(id(node))
             queue += node.children.values()
-        self._open = {id(self.root)} if everything <= self._open else everything
-        self._rebuild()
+        return everything
+
+    def find(self, fits: Callable[[str], bool], by: int) -> None:
+        """Select the next frame (-1: the one before) whose label fits, wherever in the tree, around the end."""
+        assert self.root is not None
+        everything = visible(self.root, self._all())
+        here = next((i for i, node in enumerate(everything) if node is self.node), 0)
+        for step in range(1, len(everything) + 1):
+            node = everything[(here + step * by) % len(everything)]
+            if fits(node.label):
+                self.choose(node)
+                self.selection_moved()
+                return
 
     def opened(self, row: int) -> None:
-        node = self.nodes[row]
-        self._open ^= {id(node)}
-        self._rebuild()
+        self.post_message(self.Opened(self.nodes[row]))
 
     def selection_moved(self) -> None:
         if self.node is not None:
@@ -117,7 +142,9 @@ class CallTree(Rows):
         if self.look.plain:
             mark += MARKS[node.category].letter + " "
         room = width - sum(len(text) for text, _ in spans) - len(mark) - len(count)
-        indent = max(min(2 * node.depth, room - _LEAST), 0)
+        deepest = max(self._deepest, 1)  # one indent for all rows: as wide as the deepest leaves room for
+        indent = round((node.depth - self.nodes[0].depth) * max(min(2.0, (width - 60) / deepest), 0.5))
+        indent = max(min(indent, room - _LEAST), 0)
         spans += [(" " * indent, "text"), (mark, role)]
         name, place = _fitted(name, place, room - indent)
         spans += [(name, "text"), (place, "dim"), (count, "dim")]
@@ -131,14 +158,3 @@ def _fitted(name: str, place: str, room: int) -> tuple[str, str]:
         return clip(name, room), ""
     name = clip(name, max(room - len(place) - 2, room // 2))
     return name, "  " + clip(place, room - len(name) - 2, keep_end=True)
-
-
-def _path(root: Node, wanted: Node) -> list[Node]:
-    """From the root to a node."""
-    pending: list[list[Node]] = [[root]]
-    while pending:
-        path = pending.pop()
-        if path[-1] is wanted:
-            return path
-        pending += [[*path, child] for child in path[-1].children.values()]
-    return []
