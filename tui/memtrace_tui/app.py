@@ -179,16 +179,19 @@ class BrowseApp(App[int]):
         number = self._under_way = self._keys
         node: MessagePump = self.focused or self.screen
         await super().on_event(self._waiting.popleft())
-        self._follow(node, number)
+        self._follow(node, number, node)
         self.set_timer(0.5, partial(self._done, number))  # should a widget go away with the key
 
-    def _follow(self, node: MessagePump, number: int) -> None:
-        """Behind the key: a key goes from the focused widget up to here, through the queue of each widget between."""
+    def _follow(self, node: MessagePump, number: int, again: MessagePump | None) -> None:
+        """Behind the key: a key goes from the focused widget up to here, through the queue of each widget between; and
+        once more the same way behind what it made that widget say (``again``)."""
         parent = node._parent
-        if node is self or parent is None:
-            self.call_later(self._done, number)
+        if node is not self and parent is not None:
+            node.call_later(self._follow, parent, number, again)
+        elif again is not None:
+            self.call_later(self._follow, again, number, None)
         else:
-            node.call_later(self._follow, parent, number)
+            self.call_later(self._done, number)
 
     async def _done(self, number: int) -> None:
         if number == self._under_way:

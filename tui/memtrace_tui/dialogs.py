@@ -61,7 +61,7 @@ class Details(Dialog):
 
     def on_mount(self) -> None:
         self._show()
-        self.set_focus(self.query_one("#dialog-lines"))
+        self.set_focus(self.query_one(Lines))
 
     def _show(self) -> None:
         """As high as the text, as far as there is room."""
@@ -119,7 +119,8 @@ class Ask(Dialog):
             yield Static(self.hint, id="hint", markup=False)
 
     def on_mount(self) -> None:
-        self.set_focus(self.query_one("#answer"))  # at once: keys typed ahead are for this line
+        for answer in self.query("#answer"):
+            self.set_focus(answer)  # at once: keys typed ahead are for this line
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         from textual.widgets import Static

@@ -358,10 +358,12 @@ class MainScreen(Screen[None]):
 
         def accept(text: str) -> None:
             first, dots, second = text.partition("..")
+            mark, event = provider.named(first), provider.named(second if dots else text)
+            self._trail.append(self.place())
+            self.go(event)
             if dots:
-                self.session.event = self.session.mark = provider.named(first)
-            event = provider.named(second if dots else text)
-            self.post_message(Open(Goto("diff" if dots else "", event)))
+                self.session.mark = mark
+                self.post_message(Open(Goto("diff")))
 
         await self._ask("Go to", f"{PLACES}; A .. B compares two", str(self.session.event), accept)
 
