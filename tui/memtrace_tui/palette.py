@@ -55,7 +55,7 @@ def _phases(*colours: str) -> dict[str, str]:
 
 DARK = Palette(
     "memtrace-dark", "Dark", True,
-    background="#101418", surface="#161b21", panel="#1f262e", text="#c9d1d9", dim="#7d8893", strong="#f0f4f8",
+    background="#101418", surface="#161b21", panel="#1f262e", text="#c9d1d9", dim="#838e99", strong="#f0f4f8",
     accent="#7cc4ff", good="#7fc98b", warn="#e8b64c", bad="#ff6b72", hole="#7d2b45", unused="#40202c", select="#2c4a6b",
     category=_categories("#5b8ff0", "#d186b8", "#3fb68b", "#e6d352", "#6cc3ee", "#e8663c", "#98a1ab"),
     phase=_phases("#4a535d", "#5f7488", "#3f7cc4", "#9a5fc9", "#3f9d6a", "#39424b", "#2f9aa8", "#a8863a"),
@@ -65,9 +65,9 @@ DARK = Palette(
 )  # fmt: skip
 LIGHT = Palette(
     "memtrace-light", "Light", False,
-    background="#fbfbf9", surface="#f3f3ef", panel="#e6e7e2", text="#2a2f35", dim="#6d757d", strong="#0b0f14",
-    accent="#0b62b0", good="#1c7a3a", warn="#9a6400", bad="#c1121f", hole="#f0a3b3", unused="#f7dbe1", select="#bcd7f2",
-    category=_categories("#0b62b0", "#b0548a", "#0b8a68", "#b39b00", "#2f93cc", "#cf4f00", "#7a828a"),
+    background="#fbfbf9", surface="#f3f3ef", panel="#e6e7e2", text="#2a2f35", dim="#5f676f", strong="#0b0f14",
+    accent="#0b62b0", good="#187636", warn="#905a00", bad="#c1121f", hole="#f0a3b3", unused="#f7dbe1", select="#bcd7f2",
+    category=_categories("#0b62b0", "#b0548a", "#0b8a68", "#a78f00", "#2f93cc", "#cf4f00", "#7a828a"),
     phase=_phases("#c8ccd0", "#b7c4d0", "#8fbbe8", "#d0aee8", "#98d3ae", "#dcdfe2", "#95d3da", "#e3cb94"),
     ramp=("#f3c846", "#ee9a3d", "#d6653f", "#a93f68", "#6c3385", "#37297a"),
     heat=("#e0e3e6", "#c9ced3", "#d8cf9a", "#e2ac3f", "#e86f1f", "#d00f1d"),

@@ -211,7 +211,7 @@ def _origin_lines(provider: Provider, layout: Layout, block: int, width: int, fo
         return [*lines, line(("nobody was here before, as far as the recording shows", "dim"))]
     gone = freed_at(timeline, found.last)
     lines += [
-        *summary_lines(provider, found.last, "last owner", width),
+        *summary_lines(provider, found.last, "last was", width),
         field("freed", event_text(provider, gone), target=Goto("", gone)),
         *freed_by(provider, gone, -1, width, fold)[1:],
     ]

@@ -62,6 +62,7 @@ class AllocationsView(View):
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "sort", "Sort"),
+        Binding("l", "longest", "Longest-lived first", show=False),
         Binding("r", "reverse", "Reverse", show=False),
         Binding("g", "group", "Group"),
         Binding("a", "scope", "Live/all"),
@@ -183,6 +184,11 @@ class AllocationsView(View):
         names = [column.name for column, _ in self.table().fitted(self.table().size.width)]
         at = names.index(self.sort) if self.sort in names else -1
         self._sort_by(names[(at + 1) % len(names)])
+
+    def action_longest(self) -> None:
+        """Sort by how long they lived."""
+        self.sort, self.descending = "life", True
+        self._from_the_top()
 
     def _sort_by(self, column: str) -> None:
         if column == self.sort:

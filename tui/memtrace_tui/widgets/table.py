@@ -75,7 +75,9 @@ class Table(Rows):
         flexible = sum(column.least for column in self.columns if column.width == 0)
         left = width - flexible
         chosen = {column.name for column in self.columns if column.width == 0}
-        for column in sorted((c for c in self.columns if c.width), key=lambda c: c.rank):
+        for column in sorted(
+            (c for c in self.columns if c.width), key=lambda c: -1 if self.sort and c.name == self.sort[0] else c.rank
+        ):
             if column.width + 2 > left:
                 continue
             chosen.add(column.name)

@@ -1,0 +1,202 @@
+"""Who was here, who freed it: against the obvious way to find out. Places that people name. What the terminal gets."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import numpy as np
+import pytest
+from browser_cases import TINY, recording
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memtrace_tui.data.details import block_lines, history_lines
+from memtrace_tui.data.tenants import freed_at, origin, span_of, tenants
+from memtrace_tui.palette import PALETTES
+from memtrace_tui.terminal import ASCII, Terminal, speaks_utf8
+from rich.console import Console
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from memtrace.errors import MemtraceError
+from memtrace.history.layout import State
+
+OOM = "llama2-7b_oom-first-step"
+
+
+# -- tenants and holes
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_tenants_are_all_that_ever_overlapped_the_last_first(data: st.DataObject) -> None:
+    timeline = recording(TINY).provider().timeline
+    table = timeline.allocations
+    start, stop = span_of(timeline, data.draw(st.integers(0, len(table) - 1)))
+    found = tenants(timeline, start, stop).tolist()
+    spans = [span_of(timeline, row) for row in range(len(table))]
+    assert sorted(found) == [row for row, (a, b) in enumerate(spans) if a < stop and start < b]
+    births = [int(table.alloc_event[row]) for row in found]
+    assert births == sorted(births, reverse=True)
+
+
+@pytest.mark.parametrize("case", [TINY, OOM])
+def test_a_hole_came_to_be_when_its_origin_says(case: str) -> None:
+    """At the event that made it the hole is there, as large as now; just before that event it is not."""
+    provider = recording(case).provider()
+    layout = provider.layout(provider.start.event)
+    holes = np.flatnonzero(layout.block_state == State.FREE)
+    checked = split = freed = 0
+    for block in holes[:: max(len(holes) // 25, 1)].tolist():
+        found = origin(provider.timeline, layout, block)
+        split += found.split >= 0
+        freed += found.split < 0 <= found.last
+        made = int(provider.timeline.allocations.alloc_event[found.split]) if found.split >= 0 else found.freed
+        if made < 0:
+            continue
+        place = int(layout.block_address[block]), int(layout.block_bytes[block])
+        after, before = provider.layout(made), provider.layout(made - 1)
+        assert place in _holes(after), (block, found)
+        assert place not in _holes(before), (block, found)
+        checked += 1
+    assert checked > 5 and split and freed
+
+
+def _holes(layout: object) -> set[tuple[int, int]]:
+    free = layout.block_state == State.FREE  # type: ignore[attr-defined]
+    return set(zip(layout.block_address[free].tolist(), layout.block_bytes[free].tolist(), strict=True))  # type: ignore[attr-defined]
+
+
+def test_a_hole_names_its_last_owner_and_the_stack_of_the_free() -> None:
+    provider = recording(OOM).provider()
+    layout, timeline = provider.layout(provider.start.event), provider.timeline
+    hole = next(
+        block for block in np.flatnonzero(layout.block_state == State.FREE).tolist()
+        if origin(timeline, layout, block).last >= 0
+    )  # fmt: skip
+    last = origin(timeline, layout, hole).last
+    lines = block_lines(provider, layout, hole, 100)
+    text = "\n".join(line.plain for line in lines)
+    assert "last was" in text and "freed by" in text and f"{freed_at(timeline, last):,}" in text
+    stack = int(timeline.trace.stack[freed_at(timeline, last)])
+    frames = set(timeline.snapshot.stacks.frame_ids(stack).tolist())
+    assert frames & {getattr(line.target, "frame", None) for line in lines}
+    start, stop = int(layout.block_address[hole]), int(layout.block_address[hole] + layout.block_bytes[hole])
+    owners = [line for line in history_lines(provider, start, stop, 100) if getattr(line.target, "view", "")]
+    assert len(owners) == min(len(tenants(timeline, start, stop)), 400)
+
+
+# -- places
+
+
+def test_one_grammar_of_places() -> None:
+    provider = recording(TINY).provider()
+    timeline, named = provider.timeline, provider.named
+    spans = [span for span in provider.spans if span.step == 1]
+    first, stop = spans[0].start, spans[-1].stop
+    assert named("step 1") == named("start of step 1") == named("Step: 1") == first
+    assert named("end of step 1") == stop - 1
+    assert named("peak of step 1") == first + int(timeline.allocated_bytes[first:stop].argmax())
+    assert named("reserved-peak of step 1") == first + int(timeline.reserved_bytes[first:stop].argmax())
+    times = timeline.trace.time_us
+    assert times is not None
+    half = (int(times[-1]) - int(times[0])) / 2e6
+    for text in (f"+{half:.6f}s", f"+{half * 1e3:.3f}ms"):
+        event = named(text)
+        assert (
+            times[event] - times[0] <= half * 1e6 + 1 and times[min(event + 1, len(times) - 1)] - times[0] >= half * 1e6
+        )
+    assert named("+0s") >= 0 and named("+99999s") == provider.count - 1
+    row = 57
+    address = int(timeline.allocations.address[row])
+    there = tenants(timeline, address, address + 1).tolist()
+    assert named(hex(address)) == max(int(timeline.allocations.alloc_event[r]) for r in there)
+    for wrong in ("step 99", "peak of step", "0x0", "0xfffffffffffffffff", "+s", "+2h", "step -1", "peak of"):
+        with pytest.raises(MemtraceError):
+            named(wrong)
+
+
+# -- the terminal
+
+
+class Grid:
+    """What a terminal shows after such sequences: cursor addressing and text; colours are not looked at."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.rows = [[" "] * width for _ in range(height)]
+
+    def feed(self, sequence: str) -> None:
+        x = y = 0
+        for move, text in re.findall(r"\x1b\[(\d+;\d+)H|\x1b\[[\d;]*m|([^\x1b]+)", sequence):
+            if move:
+                y, x = (int(part) - 1 for part in move.split(";"))
+            for character in text:
+                self.rows[y][x] = character
+                x += 1
+
+
+texts = st.text("abc █▄", min_size=1, max_size=6)
+styles = st.sampled_from([None, Style(color="red"), Style(bgcolor="blue", bold=True)])
+rows = st.lists(st.tuples(texts, styles), max_size=6)
+
+
+@given(st.lists(st.lists(rows, min_size=3, max_size=3), min_size=1, max_size=5))
+def test_only_changes_are_sent_and_they_make_the_picture(pictures: list[list[list[tuple[str, Style | None]]]]) -> None:
+    console, width = Console(file=io.StringIO(), color_system="truecolor", force_terminal=True), 40
+    terminal, grid = Terminal(False), Grid(width, 3)
+    for picture in pictures:
+        strips = [Strip([Segment(*part) for part in row]).adjust_cell_length(width) for row in picture]
+        grid.feed(terminal.changes(strips, console))
+        assert ["".join(row) for row in grid.rows] == [strip.text for strip in strips]
+        assert terminal.changes(strips, console) == ""
+        one = [*strips[:2], Strip([*strips[2].crop(0, width - 1), Segment("!")])]
+        sent = terminal.changes(one, console)
+        grid.feed(sent)
+        assert len(sent) < 30 and grid.rows[2][-1] == "!"
+
+
+def test_a_terminal_without_utf8_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), color_system=None, force_terminal=True)
+    strips = [Strip([Segment("▁▂▃▄▅▆▇█ │┃─╌ ▸▾ ◆◇▼ … · ⏎ ↑ × é")])]
+    assert Terminal(True).changes(strips, console).removeprefix("\x1b[1;1H").replace("é", "").isascii()
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for value, expected in (
+        ("", True),
+        ("C", True),
+        ("de_DE.UTF-8", True),
+        ("de_DE.ISO-8859-1", False),
+        ("C.utf8", True),
+    ):
+        monkeypatch.setenv("LANG", value)
+        assert speaks_utf8() is expected, value
+    assert all(len(plain) == 1 and plain.isascii() for plain in map(chr, map(ord, ASCII.values())))
+
+
+# -- colours that can be read
+
+
+@pytest.mark.parametrize("name", ["memtrace-dark", "memtrace-light"])
+def test_two_themes_meet_wcag(name: str) -> None:
+    """Contrast of 4.5 for text (WCAG 2.2, 1.4.3) and of 3 for what is drawn (1.4.11)."""
+    palette = PALETTES[name]
+    for role in ("text", "dim", "strong", "accent", "good", "warn", "bad"):
+        for ground in ("background", "surface", "panel"):
+            ratio = contrast(getattr(palette, role), getattr(palette, ground))
+            assert ratio >= 4.5, f"{role} on {ground}: {ratio:.2f}"
+    assert contrast(palette.strong, palette.select) >= 4.5
+    assert contrast(palette.background, palette.bad) >= 4.5
+    for category, colour in palette.category.items():
+        assert contrast(colour, palette.background) >= 3, category
+
+
+def contrast(one: str, other: str) -> float:
+    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

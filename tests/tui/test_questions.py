@@ -1,0 +1,182 @@
+"""The table of docs/browser.md: fifteen forensic questions, the keys that answer each from the first screen, and the
+answer worked out another way. A text that is typed (between quotes) counts as one key, as in the table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser_cases import hit, main_screen, recording, running, settle, text_of, until
+from memtrace_tui.app import BrowseApp
+from memtrace_tui.data.source import is_library
+from memtrace_tui.data.tenants import freed_at, origin
+from memtrace_tui.provider import Provider
+from memtrace_tui.session import Session
+from memtrace_tui.settings import Settings
+from textual.pilot import Pilot
+
+from memtrace.history.layout import State
+from memtrace.units import format_bytes, format_count
+
+OOM, STEPS = "llama2-7b_oom-first-step", "tiny-llama_3-steps"
+NAMES = {"⏎": "enter", "↓": "down", "↑": "up", ".": "full_stop", ",": "comma", ":": "colon", "/": "slash"}
+PAGE = Path(__file__).parents[2] / "docs" / "browser.md"
+
+
+def questions() -> dict[str, list[str]]:
+    """Question -> keys, from the table of the docs."""
+    found = {}
+    for row in re.findall(r"^\| \d+ \| (.+?) \| (.+?) \|", PAGE.read_text("utf-8"), re.M):
+        found[row[0]] = re.findall(r"`([^`]+)`", row[1])
+    return found
+
+
+def test_there_are_fifteen_and_none_takes_more_than_six_keys() -> None:
+    table = questions()
+    assert len(table) == 15
+    assert all(len(keys) <= 6 for keys in table.values()), table
+    assert set(table) == set(ANSWERS)
+
+
+async def press(pilot: Pilot[int], keys: list[str]) -> None:
+    for key in keys:
+        if key.startswith('"'):
+            await hit(pilot, *key.strip('"'))
+        else:
+            await hit(pilot, NAMES.get(key, key))
+    await settle(pilot)
+    pilot.app.screen._on_timer_update()
+
+
+# -- the answers, each from the data: texts that must be on screen
+
+
+def biggest_at_peak(session: Session) -> list[str]:
+    provider = session.provider
+    rows = provider.live(provider.peaks[1].event)
+    most = int(provider.timeline.allocations.requested_bytes[rows].max())
+    return [format_bytes(most)]
+
+
+def before_the_oom(session: Session) -> list[str]:
+    event = session.provider.ooms[0] - 1
+    return [format_count(event), hex(int(session.provider.timeline.trace.address[event]))]
+
+
+def hole(provider: Provider) -> tuple[int, int]:
+    """(segment, block): the largest hole of the segment with most free bytes that something pins."""
+    layout = provider.layout(provider.start.event)
+    address = provider.report(provider.start.event).fragmentation.pinned_segments[0].address
+    segment = int(np.flatnonzero(layout.address == address)[0])
+    first, end = int(layout.first_block[segment]), int(layout.first_block[segment + 1])
+    free = layout.block_bytes[first:end] * (layout.block_state[first:end] == State.FREE)
+    return segment, first + int(free.argmax())
+
+
+def source_of_a_block(session: Session) -> list[str]:
+    provider = session.provider
+    layout = provider.layout(provider.start.event)
+    row = int(layout.row[hole(provider)[1] - 1])
+    stack = provider.timeline.snapshot.stacks.stack(int(provider.timeline.allocations.stack[row]))
+    frame = next(frame for frame in stack if not is_library(frame))
+    return [f"{frame.filename.rpartition('/')[2]}:{frame.line}"]
+
+
+def what_pins(session: Session) -> list[str]:
+    worst = session.report.fragmentation.pinned_segments[0]
+    pin = worst.pinned_by[0]
+    return [hex(worst.address), format_bytes(pin.bytes), pin.subcategory.replace("_", " ")]
+
+
+def who_freed(session: Session) -> list[str]:
+    provider = session.provider
+    found = origin(provider.timeline, provider.layout(session.event), hole(provider)[1])
+    gone = freed_at(provider.timeline, found.last)
+    frame = provider.timeline.snapshot.stacks.stack(int(provider.timeline.trace.stack[gone]))[0]
+    return ["freed by", format_count(gone), frame.name.rpartition(".")[2][:12]]
+
+
+def who_was_here(session: Session) -> list[str]:
+    provider = session.provider
+    layout, block = provider.layout(session.event), hole(provider)[1]
+    start, size = int(layout.block_address[block]), int(layout.block_bytes[block])
+    table = provider.timeline.allocations
+    owners = int(((table.address < start + size) & (table.address + table.block_bytes > start)).sum())
+    return [hex(start), f"{owners:,} owner"]
+
+
+def between(session: Session, a: int, b: int) -> list[str]:
+    """The change of reserved bytes between the starts of two steps, category by category."""
+    provider = session.provider
+    events = [next(s.start for s in provider.spans if s.step == step) for step in (a, b)]
+    first, second = (provider.report(event) for event in events)
+    shown = ["reserved", format_bytes(first.reserved_bytes), format_bytes(second.reserved_bytes)]
+    grown = {c: second.categories[c] - first.categories[c] for c in first.categories}
+    return [*shown, max(grown, key=lambda c: abs(grown[c])).replace("_", " ")]
+
+
+def tensors_of_a_layer(session: Session) -> list[str]:
+    modules = session.table.module_labels
+    rows = session.provider.live(session.event)
+    mine = [row for row in rows.tolist() if "mlp" in modules[int(session.table.table.stack[row])].lower()]
+    assert mine
+    return [f" {len(mine):,} live at event"]
+
+
+def from_one_line(session: Session) -> list[str]:
+    return ["filter stack:", "live at event"]
+
+
+def longest_lived(session: Session) -> list[str]:
+    table, facts = session.provider.timeline.allocations, session.table.facts
+    rows = session.provider.live(session.event)
+    chosen = [row for row in rows.tolist() if session.table.purposes[session.table.rule[row]].startswith("temporary")]
+    died = np.minimum(facts.died[chosen], session.provider.count)
+    return [format_count(int((died - np.maximum(table.alloc_event[chosen], -1)).max()))]
+
+
+def stream_of_a_hole(session: Session) -> list[str]:
+    layout = session.provider.layout(session.event)
+    stream = int(layout.stream[hole(session.provider)[0]])
+    return ["stream", "default stream" if not stream else hex(stream)]
+
+
+ANSWERS = {
+    "What is biggest at the peak?": (OOM, None, biggest_at_peak),
+    "What happened right before the OOM?": (OOM, None, before_the_oom),
+    "Which source line made this block?": (OOM, None, source_of_a_block),
+    "What pins the largest half-empty segment?": (OOM, None, what_pins),
+    "Who freed what lay beside it?": (OOM, None, who_freed),
+    "Who had these addresses before?": (OOM, None, who_was_here),
+    "How does step 0 differ from step 2?": (STEPS, None, lambda session: between(session, 0, 2)),
+    "Which tensors belong to one layer?": (OOM, None, tensors_of_a_layer),
+    "What was allocated from one line?": (OOM, None, from_one_line),
+    "What grew between two steps?": (STEPS, None, lambda session: between(session, 1, 2)),
+    "Which temporary lived longest?": (OOM, None, longest_lived),
+    "Which stream owns this hole?": (OOM, None, stream_of_a_hole),
+    "What would a setting change?": (OOM, None, lambda session: ["expandable_segments:True", "peak reserved"]),
+    "Before or after a fix, what changed?": (OOM, STEPS, lambda session: [session.difference().sentence[:20]]),
+    "How does this rank differ from that one?": (OOM, STEPS, lambda session: ["file 1 of 2", "─"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+async def test_the_keys_answer(question: str) -> None:
+    first, second, answer = ANSWERS[question]
+    app = BrowseApp(recording=recording(first), settings=Settings(), few_colours=False, remember=False)
+    if second is not None:
+        app._start = lambda one, _: BrowseApp._start(app, one, recording(second))  # type: ignore[method-assign]
+    async with running(app, (120, 40)) as pilot:
+        session = main_screen(pilot).session
+        await until(lambda: session.explanation is not None)
+        expected = answer(session)
+        await press(pilot, questions()[question])
+        if "setting" in question:
+            await until(lambda: bool(session.whatifs))
+            await settle(pilot)
+        shown = " ".join(text_of(pilot).split())
+        for text in expected:
+            assert " ".join(text.split()) in shown, (text, text_of(pilot))
+    assert app.error is None
