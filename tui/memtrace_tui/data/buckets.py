@@ -59,7 +59,10 @@ def window_edges(provider: Provider, start: int, stop: int, width: int, by_time:
 
 
 def columns(provider: Provider, start: int, stop: int, width: int, by_time: bool = False) -> Columns:
-    """Cut events ``start:stop`` into ``width`` columns."""
+    """Cut events ``start:stop`` into ``width`` columns; without any event, all are empty."""
+    if stop <= start:
+        none = np.zeros(width, np.int64)
+        return Columns(none, none, none, np.zeros((len(LAYERS), width), np.int64), none, none, none)
     curves = provider.curves
     rest = list(Category).index(Category.FRAGMENTATION)
     edges = window_edges(provider, start, stop, width, by_time)
