@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--volume", action="store_true", help="speedscope, collapsed: all bytes allocated, freed or not"
     )
+    parser.add_argument("--beside", metavar="FILE2", help="html: a second recording on the same page, side by side")
     parser.add_argument(
         "--points",
         type=int,
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         else:
             from memtrace.export.html.page import html_report
 
-            out.write(printable_lines(html_report(analysis, at)).encode())
+            other = open_analysis(argparse.Namespace(**{**vars(args), "file": args.beside})) if args.beside else None
+            out.write(printable_lines(html_report(analysis, at, other)).encode())
     return 0
 
 
@@ -82,6 +84,7 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse options that the chosen format would ignore."""
     takes = {
         "--volume": (args.volume, ("speedscope", "collapsed")),
+        "--beside": (args.beside is not None, ("html",)),
         "--points": (args.points is not None, ("perfetto", "chrome")),
         "--at": (args.at is not None, ("speedscope", "collapsed", "html")),
         "--rules": (bool(args.rules), ("perfetto", "chrome", "speedscope", "collapsed", "html")),

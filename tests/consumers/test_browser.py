@@ -24,9 +24,9 @@ facts.charts = charts.length;
 facts.drawn = Array.from(charts).map(c => c.getBoundingClientRect().height > 20);
 const colour = kind => getComputedStyle(document.querySelector("svg ." + kind)).fill;
 facts.colours = [colour("activations"), colour("base_weights")];
-const rows = () => Array.from(document.querySelectorAll("#sites tbody tr"));
+const rows = () => Array.from(document.querySelectorAll("table.sites tbody tr"));
 const column = () => rows().map(row => Number(row.cells[0].dataset.value));
-const head = document.querySelector("#sites th[data-sort]");
+const head = document.querySelector("table.sites th[data-sort]");
 facts.first = column();
 head.click();
 facts.down = column();
@@ -35,6 +35,17 @@ facts.up = column();
 const block = document.querySelector("svg rect.activations");
 block.dispatchEvent(new MouseEvent("mousemove", { bubbles: true }));
 facts.readout = document.getElementById("readout").textContent;
+const time = document.querySelector("svg.time");
+time.dispatchEvent(new KeyboardEvent("keydown", { key: "End", bubbles: true }));
+facts.timed = document.getElementById("readout").textContent;
+const search = document.getElementById("search");
+document.dispatchEvent(new KeyboardEvent("keydown", { key: "/" }));
+facts.focused = document.activeElement === search;
+search.value = "no such frame at all";
+search.dispatchEvent(new Event("input"));
+facts.found = rows().filter(row => !row.classList.contains("gone")).length;
+search.value = "";
+search.dispatchEvent(new Event("input"));
 const image = document.createElement("img");
 image.src = "http://127.0.0.1:9/x.png";
 document.addEventListener("securitypolicyviolation", e => {
@@ -72,6 +83,8 @@ def test_it_draws_sorts_and_reads_out(dumped: tuple[str, str]) -> None:
     assert len(set(facts["colours"])) == 2
     assert facts["down"] == sorted(facts["first"], reverse=True) and facts["up"] == sorted(facts["first"])
     assert facts["readout"].startswith("activations")
+    assert re.match(r"event 15,\d+, step 0, forward: base weights [\d.]+ GiB · ", facts["timed"]), facts["timed"]
+    assert facts["focused"] and facts["found"] == 0
     assert facts["blocked"] == "img-src"
 
 

@@ -12,8 +12,9 @@ from support import analysis
 
 from memtrace.analysis import analyse
 from memtrace.answers.report import report
+from memtrace.export.html.charts import timeline_data
 from memtrace.export.html.page import html_report
-from memtrace.history.timeline import build, choose_event
+from memtrace.history.timeline import At, build, choose_event
 from memtrace.snapshot.load import from_raw
 from memtrace.units import format_bytes
 
@@ -42,7 +43,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.attributes += [(tag, name, value) for name, value in attrs]
-        if tag not in ("meta", "br", "wbr"):
+        if tag not in ("meta", "br", "wbr", "input"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -91,7 +92,7 @@ def test_it_shows_the_budget_of_the_report(name: str) -> None:
 def test_an_oom_has_verdict_findings_and_map() -> None:
     text, page = page_of("llama2-7b_oom-fragmentation")
     words = " ".join(" ".join(page.text).split())
-    assert "fragmentation (measured)" in words and "Findings" in words
+    assert "fragmentation: there was room, but in pieces (measured)" in words and "What to change first" in words
     drawn = [value for tag, key, value in page.attributes if tag == "rect" and key == "class"]
     assert {"activations", "base_weights", "free frame"} <= set(drawn)
     assert text.count("<svg") == 2
@@ -115,6 +116,27 @@ def test_hostile_names_stay_text() -> None:
     assert text.count("<script") == 1 and "<img" not in text
     assert not [found for found in page.attributes if found[1].startswith("on")]
     assert bad in " ".join(page.text)
+
+
+def test_two_recordings_stand_side_by_side() -> None:
+    sides = [analysis(name) for name in NAMES[:2]]
+    first, second = ((side, choose_event(side.timeline, None)) for side in sides)
+    text = html_report(*first, second)
+    page = Page(text)
+    words = " ".join(page.text)
+    assert text.count("<svg") == 4 and text.count('<div class="pair">') == 7 and text.count("<script") == 1
+    for side, at in (first, second):
+        assert format_bytes(report(side, at).reserved_bytes) in words
+
+
+def test_the_pointer_reads_out_what_the_curves_say() -> None:
+    recording = analysis(NAMES[0])
+    data = timeline_data(recording)
+    events, sizes = data["event"], data["bytes"]
+    assert isinstance(events, list) and isinstance(sizes, dict) and len(events) > 500
+    for number in range(0, len(events), 97):
+        budget = report(recording, At("event", events[number], None))
+        assert {name: column[number] for name, column in sizes.items()} == budget.categories
 
 
 def test_a_bare_list_of_segments_has_a_page_too() -> None:

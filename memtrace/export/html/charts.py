@@ -18,7 +18,7 @@ from memtrace.units import format_bytes, format_count
 
 I8 = NDArray[np.int64]
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 1120, 330, 62, 34, 10
-_POINTS = 5000
+_POINTS, _READ_POINTS = 5000, 1200
 _LINE, _GAP, _LINES = 16, 4, 56  # of the segment map: height of a line, space below it, lines aimed at
 _MIN_LINE_BYTES = 32 << 20
 
@@ -34,7 +34,9 @@ def timeline_svg(analysis: Analysis, at: At) -> str:
     place = events - span.first
     top_bytes = max(1, int(curves.reserved_bytes.max(initial=1)))
     scale = _Scale(span, top_bytes)
-    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="memory over time">']
+    parts = [
+        f'<svg class="time" tabindex="0" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="memory over time">'
+    ]
     for share in (0.25, 0.5, 0.75, 1.0):
         y = scale.y(top_bytes * share)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -61,11 +63,31 @@ def timeline_svg(analysis: Analysis, at: At) -> str:
         parts.append(_upright("mark", scale.x(event), title))
     if at.event >= 0:
         parts.append(_upright("chosen", scale.x(at.event)))
+    parts.append(_upright("pointer", -9))
     parts.append(f'<text x="{_LEFT}" y="{_HEIGHT - 4}">event {format_count(span.first)}</text>')
     parts.append(
         f'<text x="{_WIDTH - 2}" y="{_HEIGHT - 4}" text-anchor="end">{format_count(span.stop - 1)}</text></svg>'
     )
     return "".join(parts)
+
+
+def timeline_data(analysis: Analysis) -> dict[str, object]:
+    """What the pointer reads out: some events that keep every extreme, with their phase, step and bytes by category."""
+    timeline = analysis.timeline
+    if not len(timeline):
+        return {"event": []}
+    curves = category_curves(analysis, timeline.window)
+    events = pick_events(curves, _READ_POINTS)
+    phases = analysis.attribution.facts.phases
+    spans = phases.span_of(events)
+    known = len(phases) > 0
+    return {
+        "left": _LEFT, "width": _WIDTH, "first": timeline.span.first, "stop": timeline.span.stop,
+        "event": events.tolist(),
+        "phase": [Phase(int(phases.phase[span])).label if known and span >= 0 else "" for span in spans.tolist()],
+        "step": [int(phases.step[span]) if known and span >= 0 else -1 for span in spans.tolist()],
+        "bytes": {str(c): curves.categories[i, events - curves.first].tolist() for i, c in enumerate(Category)},
+    }  # fmt: skip
 
 
 def _upright(style: str, x: float, inside: str = "") -> str:

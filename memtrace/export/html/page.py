@@ -1,20 +1,21 @@
-"""The page itself: verdict, budget, timeline, segment map, findings, call sites, fragmentation, warnings."""
+"""The page itself: verdict, what to change first, map, budget, timeline, call sites, fragmentation, warnings."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from html import escape
 from pathlib import PurePath
 
 from memtrace._version import __version__
 from memtrace.analysis import Analysis
-from memtrace.answers.fragmentation import Fragmentation
+from memtrace.answers.diff.diff import diff
 from memtrace.answers.report import Report, report
 from memtrace.answers.segment_map import segment_map
 from memtrace.attribution.categories import MEANING, Category
 from memtrace.explain.answer import Explanation, Finding
 from memtrace.explain.explain import explain_snapshot
-from memtrace.export.html.charts import segments_svg, timeline_svg
+from memtrace.export.html.charts import segments_svg, timeline_data, timeline_svg
 from memtrace.export.html.style import SCRIPT, STYLE
 from memtrace.history.timeline import At
 from memtrace.render.words import moment_name, verdict_meaning, verdict_name
@@ -25,39 +26,62 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 _SITES, _PINNED = 60, 20
 
 
-def html_report(analysis: Analysis, at: At) -> str:
-    """The whole page as text. Everything that came from the file is escaped."""
-    budget = report(analysis, at)
-    explanation = explain_snapshot(analysis, at)
-    name = escape(PurePath(budget.file).name)
-    chart = timeline_svg(analysis, at) or '<p class="soft">No trace was recorded, only the final state.</p>'
-    blocks = segments_svg(segment_map(analysis, at)) or '<p class="soft">Nothing is reserved at this event.</p>'
-    body = [
-        *_head(budget, name),
-        *_verdict(explanation),
-        "<h2>Budget</h2>",
-        *_budget(budget),
-        "<h2>Memory over time</h2>",
-        _legend(),
-        f'<div class="chart">{chart}</div>',
-        '<h2>Segments and blocks</h2><p class="soft">Every reserved byte at this event, segment by segment; '
-        "blank is free. Point at a block to see what it is for.</p>",
-        blocks,
-        *_findings(explanation.findings),
-        *_sites(budget),
-        *_fragmentation(budget.fragmentation),
-        *_warnings(budget.warnings),
-        f'<p class="soft">Made by memtrace {__version__}. Nothing on this page is loaded from elsewhere.</p>',
-        '<div id="readout" class="soft">point at a chart</div>',
-    ]
+def html_report(analysis: Analysis, at: At, other: tuple[Analysis, At] | None = None) -> str:
+    """The whole page as text; with ``other``, both recordings side by side. Everything from the files is escaped."""
+    sides = [_Side(*side) for side in ((analysis, at), other) if side is not None]
+    first = sides[0]
+    body = ['<p class="tools"><input type="search" id="search" placeholder="/ finds call sites and blocks"></p>']
+    if len(sides) > 1:
+        answer = diff(first.analysis, sides[1].analysis, first.at, sides[1].at)
+        body.insert(0, f'<div class="verdict"><strong>{escape(answer.sentence)}</strong></div>')
+    for section in (_opening, _map, _budget, _memory, _sites, _fragmentation, _warnings):
+        parts = ["\n".join(section(side)) for side in sides]
+        halves = "".join(f"<div>{part}</div>" for part in parts)
+        body.append(parts[0] if other is None else f'<div class="pair">{halves}</div>')
+    body.append(f'<p class="soft">Made by memtrace {__version__}. Nothing on this page is loaded from elsewhere.</p>')
+    body.append('<div id="readout" class="soft" aria-live="polite">point at a chart, or tab to it and use ← →</div>')
+    title = " and ".join(side.name for side in sides)
+    data = json.dumps([timeline_data(side.analysis) for side in sides], separators=(",", ":"))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{name} · memtrace</title><style>{STYLE}</style></head>\n<body>\n"
+        f"<title>{title} · memtrace</title><style>{STYLE}</style></head>\n<body{' class=two' if other else ''}>\n"
         + "\n".join(body)
-        + f"\n<script>{SCRIPT}</script></body></html>\n"
+        + f"\n<script>const DATA = {data};{SCRIPT}</script></body></html>\n"
     )
+
+
+class _Side:
+    """One recording and what the page says of it."""
+
+    def __init__(self, analysis: Analysis, at: At) -> None:
+        self.analysis, self.at = analysis, at
+        self.budget = report(analysis, at)
+        self.explanation = explain_snapshot(analysis, at)
+        self.name = escape(PurePath(self.budget.file).name)
+
+
+def _opening(side: _Side) -> Iterable[str]:
+    """What happened, and what to change first."""
+    yield from _head(side.budget, side.name)
+    yield from _verdict(side.explanation)
+    yield from _findings(side.explanation.findings)
+
+
+def _map(side: _Side) -> Iterable[str]:
+    blocks = segments_svg(segment_map(side.analysis, side.at))
+    yield (
+        '<h2>Segments and blocks</h2><p class="soft">Every reserved byte at this event, segment by segment; '
+        "blank is free. Point at a block to see what it is for.</p>"
+    )
+    yield _legend()
+    yield blocks or '<p class="soft">Nothing is reserved at this event.</p>'
+
+
+def _memory(side: _Side) -> Iterable[str]:
+    chart = timeline_svg(side.analysis, side.at) or '<p class="soft">No trace was recorded, only the final state.</p>'
+    yield f'<h2>Memory over time</h2>{_legend()}<div class="chart">{chart}</div>'
 
 
 def _head(budget: Report, name: str) -> Iterable[str]:
@@ -85,8 +109,9 @@ def _legend() -> str:
     return f'<p class="legend">{"".join(chips)}</p>'
 
 
-def _budget(budget: Report) -> Iterable[str]:
-    yield '<table id="budget"><tbody>'
+def _budget(side: _Side) -> Iterable[str]:
+    budget = side.budget
+    yield '<h2>Budget</h2><table class="budget"><tbody>'
     largest = max(budget.categories.values(), default=1) or 1
     for name, size in budget.categories.items():
         if name == Category.UNATTRIBUTED and not size:
@@ -112,7 +137,7 @@ def _budget(budget: Report) -> Iterable[str]:
 def _findings(findings: Iterable[Finding]) -> Iterable[str]:
     for number, finding in enumerate(findings):
         if not number:
-            yield "<h2>Findings</h2>"
+            yield "<h2>What to change first</h2>"
         size = (
             "" if finding.bytes is None else f" · {format_bytes(finding.bytes)}{' a step' if finding.per_step else ''}"
         )
@@ -129,11 +154,12 @@ def _findings(findings: Iterable[Finding]) -> Iterable[str]:
         )
 
 
-def _sites(budget: Report) -> Iterable[str]:
+def _sites(side: _Side) -> Iterable[str]:
+    budget = side.budget
     if not budget.top:
         return
     yield (
-        '<h2>Call sites</h2><table id="sites"><thead><tr><th class="n" data-sort>bytes</th>'
+        '<h2>Call sites</h2><table class="sites"><thead><tr><th class="n" data-sort>bytes</th>'
         '<th class="n" data-sort>count</th>'
         "<th data-sort>what for</th><th data-sort>where</th><th data-sort>evidence</th></tr></thead><tbody>"
     )
@@ -154,7 +180,8 @@ def _sites(budget: Report) -> Iterable[str]:
         yield f'<p class="soft">and {format_bytes(sum(site.bytes for site in rest))} in {len(rest)} more</p>'
 
 
-def _fragmentation(f: Fragmentation) -> Iterable[str]:
+def _fragmentation(side: _Side) -> Iterable[str]:
+    f = side.budget.fragmentation
     if not f.reserved_bytes:
         return
     yield (
@@ -165,7 +192,7 @@ def _fragmentation(f: Fragmentation) -> Iterable[str]:
     if not f.pinned_segments:
         return
     yield (
-        '<table id="pinned"><thead><tr><th data-sort>segment</th><th class="n" data-sort>size</th>'
+        '<table class="pinned"><thead><tr><th data-sort>segment</th><th class="n" data-sort>size</th>'
         '<th class="n" data-sort>free in it</th><th>held by</th></tr></thead><tbody>'
     )
     for segment in f.pinned_segments[:_PINNED]:
@@ -183,8 +210,8 @@ def _fragmentation(f: Fragmentation) -> Iterable[str]:
     yield "</tbody></table>"
 
 
-def _warnings(warnings: Iterable[str]) -> Iterable[str]:
-    for number, line in enumerate(warnings):
+def _warnings(side: _Side) -> Iterable[str]:
+    for number, line in enumerate(side.budget.warnings):
         if not number:
             yield "<h2>What to be wary of</h2>"
         yield f'<p class="warning">{escape(line)}</p>'

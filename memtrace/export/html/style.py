@@ -1,4 +1,4 @@
-"""The page's style and its two small scripts: sorting tables, and a readout of what is under the pointer."""
+"""The page's style and its script: sorting tables, what is under the pointer, search, and keys."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ p, ul { margin: 4px 0; }
 .warning { color: #a15c00; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th, td { text-align: left; padding: 3px 8px; border-bottom: 1px solid var(--line); vertical-align: top; }
-th, #budget td { overflow-wrap: normal; }
-#budget td:first-child, .kind { white-space: nowrap; }
+th, table.budget td { overflow-wrap: normal; }
+table.budget td:first-child, .kind { white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; }
 th[data-sort] { cursor: pointer; }
 td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
@@ -42,6 +42,7 @@ svg { width: 100%; height: auto; display: block; background: var(--panel); }
 svg text { fill: var(--soft); font-size: 11px; font-family: system-ui, sans-serif; }
 .grid { stroke: var(--line); stroke-width: 1; }
 .curve { fill: none; stroke: var(--ink); stroke-width: 1; }
+.pointer { stroke: var(--ink); stroke-width: 1; opacity: .6; }
 .mark { stroke: #c00; stroke-width: 1.5; }
 .chosen { stroke: var(--ink); stroke-width: 1; stroke-dasharray: 3 3; }
 .free { fill: var(--paper); }
@@ -50,6 +51,16 @@ svg text { fill: var(--soft); font-size: 11px; font-family: system-ui, sans-seri
 .phase-load { fill: #c9d3de; } .phase-forward { fill: #8fc1a9; } .phase-backward { fill: #d9a7a0; }
 .phase-optimizer { fill: #c3a6d4; } .phase-between { fill: #ddd; } .phase-evaluation { fill: #9dbbdd; }
 .phase-generation { fill: #d8cf8a; }
+.two { max-width: none; } .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 0 28px; }
+.pair > div { min-width: 0; }
+.tools input { font: inherit; width: min(420px, 100%); padding: 4px 8px; color: inherit; background: var(--panel);
+  border: 1px solid var(--line); border-radius: 4px; }
+.gone { display: none; } rect.gone { display: inline; opacity: .12; }
+:focus-visible { outline: 2px solid #0072B2; outline-offset: 1px; }
+@media (max-width: 760px) { body { padding: 12px; } .pair { display: block; } td.bars { width: 25%; }
+  table.sites td:nth-child(5), table.sites th:nth-child(5) { display: none; } }
+@media print { body { max-width: none; padding: 0; font-size: 11px; } .tools, #readout { display: none; }
+  svg, tr { break-inside: avoid; } .chart svg { min-width: 0; } * { print-color-adjust: exact; } }
 #readout { position: sticky; bottom: 0; background: var(--panel); border-top: 1px solid var(--line); padding: 6px 10px;
   font-family: ui-monospace, monospace; font-size: 13px; min-height: 33px; }
 """
@@ -59,8 +70,9 @@ svg text { fill: var(--soft); font-size: 11px; font-family: system-ui, sans-seri
 
 SCRIPT = """
 "use strict";
-document.querySelectorAll("th[data-sort]").forEach(function (head) {
-  head.addEventListener("click", function () {
+const all = function (what, inside) { return Array.from((inside || document).querySelectorAll(what)); };
+all("th[data-sort]").forEach(function (head) {
+  const sort = function () {
     const table = head.closest("table"), body = table.tBodies[0], column = head.cellIndex;
     const down = head.dataset.down !== "1";
     head.dataset.down = down ? "1" : "0";
@@ -73,13 +85,61 @@ document.querySelectorAll("th[data-sort]").forEach(function (head) {
       const order = typeof x === "number" ? x - y : x.localeCompare(y);
       return down ? -order : order;
     }).forEach(function (row) { body.appendChild(row); });
-  });
+  };
+  head.tabIndex = 0;
+  head.addEventListener("click", sort);
+  head.addEventListener("keydown", function (press) { if (press.key === "Enter") { sort(); } });
 });
 const readout = document.getElementById("readout");
-document.querySelectorAll("svg").forEach(function (chart) {
+const size = function (bytes) {
+  const units = [[1073741824, " GiB", 2], [1048576, " MiB", 1], [1024, " KiB", 1]];
+  const unit = units.find(function (each) { return bytes >= each[0]; });
+  return unit ? (bytes / unit[0]).toFixed(unit[2]) + unit[1] : bytes + " B";
+};
+all("svg").forEach(function (chart) {
   chart.addEventListener("mousemove", function (move) {
     const title = move.target.querySelector(":scope > title");
     if (title) { readout.textContent = title.textContent; }
   });
+});
+all("svg.time").forEach(function (chart, number) {
+  const data = DATA.filter(function (each) { return each.event.length; })[number];
+  const line = chart.querySelector(".pointer"), room = data.width - data.left;
+  let at = 0;
+  const show = function () {
+    const x = data.left + (data.event[at] - data.first) * room / Math.max(1, data.stop - data.first);
+    line.setAttribute("x1", x); line.setAttribute("x2", x);
+    const parts = Object.keys(data.bytes).filter(function (name) { return data.bytes[name][at]; });
+    const step = data.step[at] < 0 ? "" : ", step " + data.step[at];
+    const phase = data.phase[at] ? ", " + data.phase[at] : "";
+    const where = "event " + data.event[at].toLocaleString("en") + step + phase;
+    readout.textContent = where + ": " + parts.map(function (name) {
+        return name.replace("_", " ") + " " + size(data.bytes[name][at]);
+      }).join(" · ");
+  };
+  const to = function (event) {
+    at = data.event.findIndex(function (each) { return each >= event; });
+    if (at < 0) { at = data.event.length - 1; }
+    show();
+  };
+  chart.addEventListener("mousemove", function (move) {
+    const box = chart.getBoundingClientRect(), x = (move.clientX - box.left) / box.width * data.width;
+    to(data.first + (x - data.left) / room * (data.stop - data.first));
+  });
+  chart.addEventListener("keydown", function (press) {
+    const by = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 }[press.key];
+    if (by) { at = Math.max(0, Math.min(data.event.length - 1, at + by)); show(); press.preventDefault(); }
+  });
+});
+const search = document.getElementById("search");
+search.addEventListener("input", function () {
+  const word = search.value.toLowerCase();
+  all("table.sites tbody tr, table.pinned tbody tr, svg:not(.time) rect").forEach(function (each) {
+    each.classList.toggle("gone", word !== "" && !each.textContent.toLowerCase().includes(word));
+  });
+});
+document.addEventListener("keydown", function (press) {
+  if (press.key === "/" && document.activeElement !== search) { search.focus(); press.preventDefault(); }
+  if (press.key === "Escape") { search.value = ""; search.dispatchEvent(new Event("input")); search.blur(); }
 });
 """
