@@ -93,7 +93,7 @@ async def test_every_palette_entry(
             await back(pilot, view)
             await hit(pilot, "ctrl+p")
             assert isinstance(app.screen, CommandPalette)
-            await until(lambda: "Theme" in text_of(pilot) or "Show" in text_of(pilot) or settled(pilot))
+            await until(lambda: "Everywhere" in settled(pilot))
             await hit(pilot, "escape")
             commands = [c for c in app.get_system_commands(screen) if not c.title.startswith("Quit")]
             assert len(commands) > 30
@@ -107,9 +107,10 @@ async def test_every_palette_entry(
     assert app.crash is None
 
 
-def settled(pilot: Pilot[int]) -> bool:
+def settled(pilot: Pilot[int]) -> str:
+    """What is on screen once it is drawn."""
     pilot.app.screen._on_timer_update()
-    return False
+    return text_of(pilot)
 
 
 # -- keys typed ahead
