@@ -3,8 +3,9 @@
     python3 tests/gpu/apply_advice.py --out DIR [--workers 12]     # on a machine with a GPU
 
 Each base run is recorded by ``memtrace capture`` in a process of its own (a few layers, random weights), explained, and
-run again once for every change that an option of the run or of the allocator makes. ``DIR/applied.json`` holds one row
-a change: what was said, on what basis, and what it saved.
+run again once for each of its largest changes that an option of the run or of the allocator makes (a loss in tiles needs
+liger-kernel or TRL and is left out). ``DIR/applied.json`` holds one row a change: what was said, on what basis, and what
+it saved.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,6 @@ _FLAGS = {
     "autocast": {True: ["--autocast"]},
     "adapter_dtype": {"bf16": ["--adapter-dtype", "bf16"]},
     "dropout": {0.0: ["--dropout", "0"]},
-    "loss": {"chunked": ["--loss", "chunked"]},
     "attention": {"sdpa": ["--attn", "sdpa"]},
     "keep_logits": {False: ["--drop-logits"]},
     "prepare_kbit": {False: ["--no-prepare-kbit"]},
@@ -117,6 +117,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--read", type=Path, help="(the script itself) read one recording")
     parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--most", type=int, default=3, help="changes of one run that are applied, the largest first")
     parser.add_argument("--only", nargs="*")
     args = parser.parse_args()
     if args.read:
@@ -129,7 +130,8 @@ def main() -> int:
     jobs: list[tuple[str, dict[str, int], dict[str, Any]]] = []
     with ThreadPoolExecutor(args.workers) as pool:
         for name, found in zip(names, pool.map(lambda n: run(n, BASES[n], work), names), strict=True):
-            jobs += [(name, found[0], row) for row in found[1]] if found is not None else []
+            rows = sorted(found[1], key=lambda row: -row["said_bytes"]) if found is not None else []
+            jobs += [(name, found[0], row) for row in rows[: args.most]]
 
         def apply(job: tuple[int, tuple[str, dict[str, int], dict[str, Any]]]) -> dict[str, Any]:
             number, (name, before, row) = job
@@ -138,8 +140,10 @@ def main() -> int:
             saved = before[what] - found[0][what] if found is not None else None
             return {"run": name, "of": what, "before_bytes": before[what], "saved_bytes": saved, **row}
 
-        applied = list(pool.map(apply, enumerate(jobs)))
-    (args.out / "applied.json").write_text(json.dumps(applied, indent=1))
+        applied: list[dict[str, Any]] = []
+        for future in as_completed([pool.submit(apply, job) for job in enumerate(jobs)]):
+            applied.append(future.result())
+            (args.out / "applied.json").write_text(json.dumps(applied, indent=1))
     good = 0
     for row in applied:
         said, saved = row["said_bytes"], row["saved_bytes"]

@@ -57,7 +57,7 @@ def logits_unchunked(case: Case) -> Finding | None:
     if is_next:
         evidence += f"; the refused {size(asked)} is one more of that size"
     tile = min(_TILE_BYTES, largest)
-    advice = [formula(case, "loss_in_tiles", rows, less_bytes=tile, loss="chunked")]
+    advice = [formula(case, "loss_in_tiles", rows, less_bytes=tile, loss="fused")]
     return Finding(
         "logits_unchunked",
         "Logits and loss over the whole vocabulary at once",
