@@ -3,9 +3,9 @@
     python3 tests/gpu/apply_advice.py --out DIR [--workers 12]     # on a machine with a GPU
 
 Each base run is recorded by ``memtrace capture`` in a process of its own (a few layers, random weights), explained, and
-run again once for each of its largest changes that an option of the run or of the allocator makes (a loss in tiles needs
-liger-kernel or TRL and is left out). ``DIR/applied.json`` holds one row a change: what was said, on what basis, and what
-it saved.
+run again once for each of its largest changes that an option of the run or of the allocator makes (a loss in tiles
+needs liger-kernel or TRL and is left out). ``DIR/applied.json`` holds one row a change: what was said, on what basis,
+and what it saved.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ BASES: dict[str, list[str]] = {
                    "--keep-logits"],
     "tinyllama-rank": ["--model", "tinyllama-1.1b", "--layers", "6", "--seq-len", "2048", "--rank", "128", *_PLAIN,
                        "--no-checkpointing"],
-    "llama2-qlora": ["--model", "llama2-7b", "--layers", "4", "--seq-len", "1024", "--rank", "64", "--no-checkpointing"],
+    "llama2-qlora": ["--model", "llama2-7b", "--layers", "4", "--seq-len", "1024", "--rank", "64",
+                     "--no-checkpointing"],
     "qwen2-qlora": ["--model", "qwen2.5-7b", "--layers", "3", "--seq-len", "1024"],
     "qwen3-kept": ["--model", "qwen3-8b", "--layers", "3", "--seq-len", "1024", *_PLAIN, "--no-checkpointing"],
 }  # fmt: skip
