@@ -240,7 +240,7 @@ OURS = ("device_total_bytes", "device_free_bytes", "limit_bytes", "rank", "world
 def test_odd_values_in_our_own_key_end_no_verb(value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = modern()
     raw["device_traces"][0].append(event("oom", value if value is not None else 5, 1 << 30, 9, device_free=value))
-    raw["memtrace"] = {key: value for key in OURS} | {
+    raw["memtrace"] = dict.fromkeys(OURS, value) | {
         "oom": {"requested_bytes": value, "device_free_bytes": value, "message": value, "step": value},
         "labels": [{"address": value, "bytes": value, "category": value, "from_time_us": value}],
         "phases": [{"time_us": value, "name": value, "step": value}],

@@ -1,0 +1,149 @@
+"""Every n-th write, flush, fsync, rename, link and allocation fails in turn: a whole file, or the one before, or none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strategies import modern
+
+from memtrace import writing
+from memtrace.cache import folder, index
+from memtrace.cli import main
+from memtrace.record import files
+
+OLD = b"what was there before"
+
+
+class Trouble:
+    """Lets ``before`` operations through and then fails one; counts them all."""
+
+    def __init__(self, before: int, error: BaseException, patch: pytest.MonkeyPatch) -> None:
+        self.left, self.error, self.failed = before, error, False
+        for holder, name in ((os, "fsync"), (os, "link"), (Path, "replace"), (os, "open")):
+            patch.setattr(holder, name, self._failing(getattr(holder, name)))
+        real = os.fdopen
+        patch.setattr(os, "fdopen", lambda *args, **more: Watched(real(*args, **more), self))
+
+    def step(self) -> None:
+        self.left -= 1
+        if self.left == -1:
+            self.failed = True
+            raise self.error
+
+    def _failing(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            self.step()
+            return real(*args, **more)
+
+        return call
+
+
+class Watched:
+    """A file whose writes and flushes can fail, half of a write being done."""
+
+    def __init__(self, file: Any, trouble: Trouble) -> None:
+        self._file, self._trouble = file, trouble
+
+    def write(self, data: Any) -> int:
+        self._file.write(bytes(data)[: len(data) // 2])
+        self._trouble.step()
+        self._file.write(bytes(data)[len(data) // 2 :])
+        return len(data)
+
+    def flush(self) -> None:
+        self._trouble.step()
+        self._file.flush()
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def record(source: Path, target: Path) -> int:
+    try:
+        files.write_snapshot(modern(), target, force=True)
+    except (OSError, MemoryError):
+        return 2
+    return 0
+
+
+def command(*words: str) -> Callable[[Path, Path], int]:
+    return lambda source, target: main(
+        [word.replace("IN", str(source)).replace("OUT", str(target)) for word in words]
+    )
+
+
+WRITERS: dict[str, Callable[[Path, Path], int]] = {
+    "export html": command("export", "IN", "-f", "html", "-o", "OUT", "--force"),
+    "export chrome": command("export", "IN", "-f", "chrome", "-o", "OUT", "--force"),
+    "export snapshot": command("export", "IN", "-f", "snapshot", "--events", "1:4", "-o", "OUT", "--force"),
+    "scrub": command("scrub", "IN", "-o", "OUT", "--force"),
+    "check": command("check", "IN", "--write", "OUT", "--force"),
+    "timeline": command("timeline", "IN", "--format", "csv", "-o", "OUT", "--force"),
+    "recorder": record,
+}
+ERRORS = {"full disk": OSError(errno.ENOSPC, "No space left on device"), "no memory": MemoryError()}
+
+
+@pytest.mark.parametrize("what", ERRORS)
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_whole_file_or_the_one_before(
+    name: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, place = tmp_path / "in.pickle", tmp_path / "out"
+    source.write_bytes(pickle.dumps(modern(), 4))
+    place.mkdir()
+    target = place / "made"
+    assert WRITERS[name](source, target) == 0
+    whole = target.read_bytes()
+    failures = 0
+    for before in range(200):
+        target.write_bytes(OLD)
+        with pytest.MonkeyPatch.context() as patch:
+            trouble = Trouble(before, ERRORS[what], patch)
+            code = WRITERS[name](source, target)
+        assert list(place.iterdir()) == [target]
+        assert target.read_bytes() == (whole if code == 0 else OLD)
+        assert "Traceback" not in capsys.readouterr().err
+        if not trouble.failed:
+            break
+        failures += 1
+        assert code in (2, 3)
+    assert 4 <= failures < 199
+
+
+@pytest.mark.parametrize("what", ERRORS)
+def test_the_cache_holds_a_whole_file_or_none_and_the_answer_stays(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(index, "MIN_EVENTS", 1)
+    monkeypatch.delenv(folder.OFF, raising=False)
+    source = tmp_path / "in.pickle"
+    source.write_bytes(pickle.dumps(modern(), 4))
+    answers = set()
+    for before in range(200):
+        place = tmp_path / f"cache{before}"
+        monkeypatch.setenv(folder.FOLDER, str(place))
+        with pytest.MonkeyPatch.context() as patch:
+            trouble = Trouble(before, ERRORS[what], patch)
+            assert main(["report", str(source), "--json"]) == 0
+        answers.add(capsys.readouterr().out)
+        kept = list(place.iterdir()) if place.exists() else []
+        assert not [each for each in kept if each.suffix != ".columns"]
+        if kept:
+            name = index.identified(source)[1]
+            assert index.find(name) is not None
+        if not trouble.failed:
+            break
+    assert len(answers) == 1 and before > 4 and writing.draft is not None
