@@ -79,9 +79,7 @@ def record(source: Path, target: Path) -> int:
 
 
 def command(*words: str) -> Callable[[Path, Path], int]:
-    return lambda source, target: main(
-        [word.replace("IN", str(source)).replace("OUT", str(target)) for word in words]
-    )
+    return lambda source, target: main([word.replace("IN", str(source)).replace("OUT", str(target)) for word in words])
 
 
 WRITERS: dict[str, Callable[[Path, Path], int]] = {
