@@ -10,11 +10,13 @@ import argparse
 import logging
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_shared, print_json, progress, whole_number
+from memtrace.cli.common import add_shared, print_json, progress, say_written, whole_number
 from memtrace.cli.estimate import add_setup, analysed, options_from
 from memtrace.errors import MissingDependencyError, NoAnswerError, UsageError
+from memtrace.writing import check_target
 
 if TYPE_CHECKING:
     from memtrace.allocator.config import AllocatorConfig
@@ -32,8 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--seeds", type=whole_number, default=0, metavar="N", help="also the outcome of N shufflings, on all cores")
     add("--needs", action="store_true", help="work out needs_bytes for long runs, too")
+    add("--plot", metavar="OUT.svg|.png", help="memory over the steps as a picture")
     add("--fail-on-oom", action="store_true", help="exit with 1 if the run does not fit")
-    add_shared(parser, "json")
+    add_shared(parser, "json force")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.estimate.forecast import as_json, forecast, needs_bytes, orders, prepare
     from memtrace.explain.forecast_facts import judge_forecast
 
+    if args.plot is not None:
+        check_target(Path(args.plot), args.force, args.model, args.like)
     asked, plan = plan_from(args)
     config, notes = limit_from(args, asked)
     with progress("forecasting") as on_progress:
@@ -75,6 +80,11 @@ def run(args: argparse.Namespace) -> int:
             shuffled = [asked.steps(args, "shuffled", seed) for seed in range(args.seeds)]
             outcomes = orders(plan, config, shuffled, on_progress)
     assumptions = [*notes, *asked.notes]
+    if args.plot is not None:
+        from memtrace.export.forecast_plot import plot_forecast
+
+        plot_forecast(found, Path(args.plot))
+        say_written(args.plot)
     if args.json:
         print_json(as_json(found, verdict.verdict if verdict else None, needs, outcomes, assumptions))
     else:

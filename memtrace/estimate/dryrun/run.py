@@ -31,6 +31,7 @@ from memtrace.record import qlora
 
 _TENSOR = torch.tensor
 _GET_PEFT_MODEL = peft.get_peft_model
+_BATCH = qlora._batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,7 @@ class _Run:
         self._phase_start = 0
         self._recompute_start = 0
         self._in_recompute = contextlib.ExitStack()
-        self._steps = 0
-        self._checkpoint_inputs: list[int] = []
+        self._step_is_over = True
 
     def result(self) -> Recorded:
         """Run everything."""
@@ -200,12 +200,8 @@ class _Run:
 
     # ---- training ------------------------------------------------------------------------------------------------
     def _train(self) -> None:
-        tape = self.tape
         self.optimizer = self._make_optimizer()
-        tape.default_label = Purpose.FORWARD
-        tape.step = 0
-        tape.mark("inputs")
-        with self.sites.followed(), meta_autocast(), self.mode:
+        with self.sites.followed(), meta_autocast(), self.mode, replaced(qlora, _batch=self._batch):
             qlora.run_loop(self.model, self.optimizer, self.config, DEVICE, self._mark, self._step_ends)
 
     def _make_optimizer(self) -> Any:
@@ -239,11 +235,15 @@ class _Run:
         tape.mark(name)
 
     def _step_ends(self) -> None:
-        self._steps += 1
-        if self._steps < self.config.steps:
-            self.tape.step += 1
-            self.tape.default_label = Purpose.OTHER
-            self.tape.mark("inputs")
+        self._step_is_over = True
+
+    def _batch(self, *args: Any) -> Any:
+        """A batch comes in: the old one dies after."""
+        self.tape.step += self._step_is_over
+        self._step_is_over = False
+        self.tape.default_label = Purpose.OTHER
+        self.tape.mark("inputs")
+        return _BATCH(*args)
 
     def _recompute(self, begins: bool) -> None:
         """A checkpoint makes its region again: autocast is switched on as it was, what stays is labelled."""
