@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from memtrace.allocator.bounds import LowerBounds, lower_bounds
+from memtrace.allocator.bounds import LowerBounds, Packing, lower_bounds, pack
 from memtrace.allocator.conf_text import ConfError, conf_hint, parse_conf
 from memtrace.allocator.config import (
     INTERVALS,
@@ -93,6 +93,8 @@ class Answer:
     runs: tuple[Run, ...]
     lower_bounds: LowerBounds
     """What no setting can go below, for the program that was asked about: the edited one where there are edits."""
+    packing: Packing | None
+    """What placement could reach at best if it knew the future, of the same program; None for long ones."""
     notes: tuple[str, ...]
     simulations: tuple[Simulation, ...] = field(default=(), repr=False)
 
@@ -193,6 +195,7 @@ class Question:
     edits: Sequence[Edit] = ()
     version: Version | None = None
     addresses: bool = True  # also run under other assumptions about driver addresses
+    packing: bool = False  # pack long programs, too
 
 
 def answer(
@@ -225,6 +228,7 @@ def answer(
     if question.search:
         done[1:] = ranked(done[1:])
     labels = tuple(edit.label for edit in question.edits)
+    plain = replace(own, roundup_divisions=(0,) * INTERVALS, roundup_bypass_bytes=None)
     _, allocated, reserved = timeline.peaks()
     return Answer(
         file=snapshot.source,
@@ -233,7 +237,8 @@ def answer(
         self_check=check,
         recorded=RecordedPeaks(allocated.size_bytes, reserved.size_bytes, len(timeline.oom_events)),
         runs=tuple(_run(candidate, () if candidate.run.program is program else labels) for candidate in done),
-        lower_bounds=lower_bounds(edited, replace(own, roundup_divisions=(0,) * INTERVALS, roundup_bypass_bytes=None)),
+        lower_bounds=lower_bounds(edited, plain),
+        packing=pack(edited, plain, None) if question.packing else pack(edited, plain),
         notes=tuple(_notes(timeline, program, check.limit, question, first)),
         simulations=tuple(candidate.run for candidate in done),
     )

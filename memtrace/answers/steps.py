@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.analysis import Analysis
+from memtrace.answers.tokens import tokens_of, vector_bytes
 from memtrace.errors import NoAnswerError
 from memtrace.units import format_bytes, format_delta
 
@@ -99,6 +101,29 @@ def from_snapshot_key(steps: Any) -> StepSeries:
         raise NoAnswerError("the recording carries no per-step log; memtrace run --step-log keeps one")
     names = list(steps.get("columns") or [])
     return read_series([dict(zip(names, row, strict=False)) for row in steps["rows"]])
+
+
+def from_recording(analysis: Analysis) -> StepSeries:
+    """The series of a recording whose steps were recognised: what is allocated when a step has ended, its peak, and the
+    tokens of its largest pass. A step that was not recorded to its end is left out. Raises NoAnswerError."""
+    timeline, phases = analysis.timeline, analysis.attribution.facts.phases
+    numbers = sorted({int(step) for step in phases.step if step >= 0})
+    starts = [int(phases.start[:-1][phases.step == number].min()) for number in numbers]
+    if len(numbers) <= MIN_STEPS:
+        raise NoAnswerError(
+            f"{timeline.snapshot.source}: carries no per-step log (memtrace run --step-log keeps one), and "
+            f"{max(len(numbers) - 1, 0)} whole steps are too few to tell growth from noise; {MIN_STEPS} are needed"
+        )
+    vectors = vector_bytes(analysis, starts[0])
+    tokens = [tokens_of(analysis, low, high, vectors) or 0 for low, high in pairwise(starts)]
+    allocated, reserved = timeline.allocated_bytes, timeline.reserved_bytes
+    return StepSeries(
+        step=np.array(numbers[:-1], dtype=np.float64),
+        allocated_bytes=np.array([allocated[high - 1] for high in starts[1:]], dtype=np.float64),
+        reserved_bytes=np.array([reserved[low:high].max() for low, high in pairwise(starts)], dtype=np.float64),
+        peak_allocated_bytes=np.array([allocated[low:high].max() for low, high in pairwise(starts)], dtype=np.float64),
+        tokens=np.array(tokens if all(tokens) else [0] * len(tokens), dtype=np.float64),
+    )
 
 
 def read_log(path: Path) -> StepSeries:

@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="one assumption about driver addresses, no range (several times faster)"
     )
     parser.add_argument(
+        "--packing", action="store_true", help="pack long recordings, too, with all lifetimes known (up to a minute)"
+    )
+    parser.add_argument(
         "--export", metavar="OUT.pickle", help="write a run as a snapshot that memtrace and PyTorch's viewer open"
     )
     parser.add_argument("--run", type=whole_number, metavar="N", help="which run to export (default: the last)")
@@ -69,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
         from memtrace.attribution.classify import attribute
 
         attribution = attribute(timeline, args.rules)
-    question = Question(tuple(args.conf), capacity, args.search, edits, version, addresses=not args.quick)
+    question = Question(
+        tuple(args.conf), capacity, args.search, edits, version, addresses=not args.quick, packing=args.packing
+    )
     with progress("simulating") as on_progress:
         try:
             result = answer(timeline, question, attribution, on_progress)

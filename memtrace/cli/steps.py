@@ -1,6 +1,6 @@
 """Memory over the steps of a long run: does it grow, or do only the sequence lengths vary?
 
-FILE is a recording that carries the light per-step log, or the log itself (.jsonl).
+FILE is a recording whose steps are recognised, or that carries the light per-step log, or the log itself (.jsonl).
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from memtrace.cli.common import add_shared, print_json
+from memtrace.cli.common import add_shared, open_analysis, print_json
 from memtrace.units import printable_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a recording, or a .jsonl step log")
-    add_shared(parser, "json")
+    add_shared(parser, "device no-index json")
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.answers.steps import analyse, from_snapshot_key, read_log, render
+    from memtrace.answers.steps import analyse, from_recording, from_snapshot_key, read_log, render
 
     if Path(args.file).suffix == ".jsonl":
         series = read_log(Path(args.file))
     else:
-        from memtrace.snapshot.load import load
-
-        series = from_snapshot_key(load(args.file).memtrace.get("steps"))
+        args.at = None
+        analysis, _ = open_analysis(args)
+        log = analysis.timeline.snapshot.memtrace.get("steps")
+        series = from_snapshot_key(log) if log is not None else from_recording(analysis)
     found = analyse(series)
     if args.json:
         print_json(asdict(found))

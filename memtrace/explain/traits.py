@@ -12,6 +12,7 @@ from memtrace.allocator.config import AllocatorConfig
 from memtrace.analysis import Analysis
 from memtrace.answers.diff.comparison import RunEnd
 from memtrace.answers.gate import died
+from memtrace.answers.tokens import tokens_of, vector_bytes
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.explain.case import Case
@@ -22,7 +23,6 @@ from memtrace.history.timeline import At
 from memtrace.units import format_bytes
 
 Bool = NDArray[np.bool_]
-_VECTOR_BYTES, _LEAST_VECTORS = (512, 64 << 10), 4
 _PASSING = (Purpose.FORWARD, Purpose.BACKWARD, Purpose.SAVED, Purpose.RECOMPUTE)
 _WEIGHTS = (Purpose.QUANTIZED, Purpose.QUANT_STATE, Purpose.UNQUANTIZED, Purpose.BUFFER)
 
@@ -86,26 +86,12 @@ class RunSide:
     @cached_property
     def tokens(self) -> int | None:
         """Tokens of the pass that the peak lies in."""
-        return self.case.dims.tokens if self.case.dims is not None else self._tokens_by_vectors()
-
-    def _tokens_by_vectors(self) -> int | None:
-        """The embedding's output over the small vectors with most bytes that were there before the first pass and
-        stay: the norms' weights, whatever they were taken for."""
-        case = self.case
-        if case.here is None:
+        here = self.case.here
+        if self.case.dims is not None:
+            return self.case.dims.tokens
+        if here is None:
             return None
-        born, size = case.facts.born, case.size
-        inside = (born >= case.here.start) & (born < case.here.end)
-        embedded = size[inside & (case.module == "embedding")]
-        small = (size >= _VECTOR_BYTES[0]) & (size <= _VECTOR_BYTES[1])
-        frozen = small & ~np.isin(size, np.unique(size[case.kind(Category.LORA)]))  # adapters have such sizes, too
-        small = frozen if frozen.any() else small
-        vectors, counts = np.unique(size[small & case.facts.stays & (born < case.passes[0].start)], return_counts=True)
-        vectors, counts = vectors[counts >= _LEAST_VECTORS], counts[counts >= _LEAST_VECTORS]  # one a layer and more
-        if not len(embedded) or not len(vectors):
-            return None
-        by_bytes = [int(vectors[i]) for i in np.argsort(-vectors * counts, kind="stable")]
-        return next((int(embedded.max()) // vector for vector in by_bytes if int(embedded.max()) % vector == 0), None)
+        return tokens_of(self.analysis, here.start, here.end, vector_bytes(self.analysis, self.case.passes[0].start))
 
     @cached_property
     def trained(self) -> int:

@@ -135,7 +135,7 @@ def _ranges(runs: tuple[Run, ...]) -> list[Text]:
 def _bounds(answer: Answer) -> list[Text]:
     bounds = answer.lower_bounds
     of_edited = " of the edited program" if any(run.edits for run in answer.runs) else ""
-    return [
+    lines = [
         Text(
             f"no setting can go below {format_bytes(bounds.placement_bytes)} reserved: "
             f"live blocks{of_edited} packed without a gap"
@@ -145,3 +145,11 @@ def _bounds(answer: Answer) -> list[Text]:
             f"{format_bytes(bounds.requested_bytes)} asked for"
         ),
     ]
+    packing = answer.packing
+    if packing is not None:
+        least, found = format_bytes(packing.at_least_bytes), format_bytes(packing.found_bytes)
+        more = packing.found_bytes / max(packing.at_least_bytes, 1) - 1
+        lines.append(
+            Text(f"placement that knew the future: between {least} and {found} (a packing found, +{more:.2%})")
+        )
+    return lines

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from allocator_counters import CountingState, statistics_of
 from allocator_recordings import FUZZ, GIB, device, fuzz_truth, manifest, program, recording, replayed
+from hypothesis import given
+from hypothesis import strategies as st
 
-from memtrace.allocator.bounds import lower_bounds
+from memtrace.allocator.bounds import _place_by_size, lower_bounds, pack
 from memtrace.allocator.conf_text import parse_conf
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.export import as_snapshot
@@ -318,3 +320,35 @@ def test_a_limit_read_off_the_trace_predicts_the_trace(name: str) -> None:
     check = settle(program(name), replayed(name), recorded_limit(replayed(name)))
     assert check.predicted, check.predicted_why
     assert check.limit.source == "inferred"
+
+
+# Packing -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tiny-llama_3-steps", *FUZZ[:4]])
+def test_a_packing_lies_between_what_is_live_and_what_the_allocator_reserved(name: str) -> None:
+    code = program(name)
+    packed = pack(code, code.evidence.config)
+    assert packed is not None
+    bounds = lower_bounds(code, code.evidence.config)
+    assert bounds.requested_bytes <= packed.at_least_bytes <= packed.found_bytes
+    assert packed.found_bytes <= simulate(code, code.evidence.config).peak_reserved_bytes
+    assert pack(code, code.evidence.config, most=10) is None
+
+
+def test_a_placement_is_as_low_as_what_is_live_where_lifetimes_nest() -> None:
+    """Of three blocks the first two are never live together, so that they share an address."""
+    size, start, end = (np.array(column, dtype=np.int64) for column in ([8, 8, 4], [0, 5, 2], [5, 9, 7]))
+    assert _place_by_size(size, start, end) == 12
+    together = np.zeros(3, dtype=np.int64)
+    assert _place_by_size(size, together, together + 1) == 20
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20), st.integers(1, 9)), max_size=25))
+def test_a_placement_holds_what_is_live(blocks: list[tuple[int, int, int]]) -> None:
+    size, start, last = (np.array([block[i] for block in blocks], dtype=np.int64) for i in range(3))
+    end = start + last
+    order = np.argsort(-size, kind="stable")
+    found = _place_by_size(size[order], start[order], end[order])
+    live = max((int(size[(start <= t) & (end > t)].sum()) for t in range(30)), default=0)
+    assert live <= found <= int(size.sum())

@@ -10,8 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import analysis, trace_path
 
-from memtrace.answers.steps import StepSeries, analyse, from_snapshot_key, read_log, read_series, render, trend
+from memtrace.answers.steps import (
+    StepSeries,
+    analyse,
+    from_recording,
+    from_snapshot_key,
+    read_log,
+    read_series,
+    render,
+    trend,
+)
 from memtrace.cli import main
 from memtrace.errors import NoAnswerError
 from memtrace.record.steplog import COLUMNS, StepLog
@@ -207,3 +217,25 @@ def test_lengths_explain_the_peaks_from_half_of_their_variance_on(share: float, 
     found = analyse(series(peak=peak, tokens=1000 + 500 * of_tokens, steps=400))
     assert found.verdict == verdict
     assert found.explained_share == pytest.approx(share, abs=0.02)
+
+
+def test_a_recording_with_recognised_steps_is_a_series() -> None:
+    """Lengths of 24 recorded steps vary, and nothing is left behind."""
+    series = from_recording(analysis("llama2-7b_variable-length"))
+    assert len(series) == 24 and series.step[0] == 0
+    assert (series.tokens >= 128).all() and (series.tokens <= 1500).all() and np.ptp(series.tokens) > 500
+    assert (series.peak_allocated_bytes > series.allocated_bytes).all()
+    assert (series.reserved_bytes >= series.peak_allocated_bytes).all()
+    found = analyse(series)
+    assert found.verdict in ("lengths", "fragmentation") and found.explained_share > 0.9
+    assert abs(found.allocated.total_bytes) < 8 * MIB
+
+
+def test_a_recording_with_a_leak_grows_and_a_short_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyse(from_recording(analysis("llama2-7b_kept-graphs"))).verdict == "growth"
+    with pytest.raises(NoAnswerError, match="3 whole steps"):
+        from_recording(analysis("tiny-llama_3-steps"))
+    assert main(["steps", str(trace_path("tiny-llama_3-steps"))]) == 4
+    assert "too few" in capsys.readouterr().err
+    assert main(["steps", str(trace_path("llama2-7b_variable-length"))]) == 0
+    assert "24 steps" in capsys.readouterr().out
