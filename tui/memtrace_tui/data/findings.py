@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memtrace.render.words import clip
+from memtrace.render.words import clip, verdict_meaning, verdict_name
 from memtrace.units import format_bytes, printable
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import BLANK, Line, Span, indented, line, wrap
@@ -13,16 +13,6 @@ from memtrace_tui.data.query import exactly
 if TYPE_CHECKING:
     from memtrace.explain.answer import Explanation, Finding
 
-VERDICTS = {
-    "fragmentation": "FRAGMENTATION: enough was free, but in pieces",
-    "budget": "BUDGET: the program needed more than there was",
-    "limit": "LIMIT: the request fitted and was refused",
-    "not_this_process": "NOT THIS PROCESS: others hold the memory",
-    "not_gpu_memory": "NOT GPU MEMORY",
-    "not_pytorch": "NOT PYTORCH'S MEMORY",
-    "no_oom": "NO REQUEST WAS REFUSED",
-    "unknown": "UNKNOWN: the recording does not tell",
-}
 _PLACES = {
     "variable_length_fragmentation": Goto("segments"), "growth_across_steps": Goto("timeline"),
     "eval_peak": Goto("timeline"), "padding_or_packing": Goto("timeline"), "outside_allocator": Goto("overview"),
@@ -38,9 +28,14 @@ def place_of(finding: Finding, event: int) -> Goto:
     return Goto(found.view, event, found.filter)
 
 
+def verdict_title(verdict: str) -> str:
+    """``FRAGMENTATION: there was room, but in pieces``, in the words of the other outputs."""
+    return f"{verdict_name(verdict).upper()}: {verdict_meaning(verdict)}"
+
+
 def verdict_lines(answer: Explanation, width: int, sentences: int | None = None) -> list[Line]:
     """The verdict and what it rests on."""
-    title = VERDICTS.get(answer.verdict, answer.verdict)
+    title = verdict_title(answer.verdict)
     role = "title" if answer.verdict in ("no_oom", "unknown") else "alarm"
     lines = [line((f" {title} " if role == "alarm" else title, role), (f"  {answer.confidence}", "dim"))]
     for sentence in answer.because[:sentences]:

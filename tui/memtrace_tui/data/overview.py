@@ -9,7 +9,7 @@ from memtrace.attribution.categories import Category
 from memtrace.render.words import bar, clip
 from memtrace.units import format_bytes, format_count, printable
 from memtrace_tui.data.details import event_text
-from memtrace_tui.data.findings import VERDICTS
+from memtrace_tui.data.findings import verdict_title
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import BLANK, Line, Span, line, stacked, wrap
 from memtrace_tui.data.query import site_words
@@ -44,7 +44,7 @@ def banner_lines(provider: Provider, report: Report, width: int, answer: Explana
             fact.append((": too small for the request", "bad"))
         lines += wrap(fact, width, 2)
     if answer is not None and answer.verdict != "no_oom":
-        lines.append(line((VERDICTS.get(answer.verdict, answer.verdict), "warn"), (f"  {answer.confidence}", "dim"),
+        lines.append(line((verdict_title(answer.verdict), "warn"), (f"  {answer.confidence}", "dim"),
                           target=Goto("findings")))  # fmt: skip
     return lines
 

@@ -12,7 +12,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from memtrace.history.layout import Layout
-from memtrace.render.words import clip
+from memtrace.render.words import clip, pool_name, stream_name
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.cells import Cells, packed_cells
 from memtrace_tui.data.coloring import Coloring, coloring
@@ -238,9 +238,9 @@ class SegmentMap(Wheeled):
         members = list(heading.segments)
         total, free = int(layout.total_bytes[members].sum()), int(layout.free_bytes()[members].sum())
         kind = "" if heading.kind == "ordinary" else f" {heading.kind}"
-        stream = f"stream {heading.stream:#x}" if heading.stream else "stream 0"
+        stream = stream_name(heading.stream)
         spans: list[Span] = [
-            (f" {heading.pool}{kind}", "title"), (f"  {stream}  ", "dim"), (format_bytes(total), "strong"),
+            (f" {pool_name(heading.pool)}{kind}", "title"), (f"  {stream}  ", "dim"), (format_bytes(total), "strong"),
             (f" in {format_count(len(members))} segment{'s' if len(members) > 1 else ''}  ", "dim"),
             (format_bytes(free), "bad" if free else "strong"), (f" free ({free / total:.0%})", "dim"),
         ]  # fmt: skip

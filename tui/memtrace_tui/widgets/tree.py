@@ -16,7 +16,7 @@ from memtrace_tui.data.calltree import Node, open_hot, path, visible
 from memtrace_tui.data.lines import Span
 from memtrace_tui.widgets.base import Rows
 
-_LEAST = 24  # cells that a frame has at least, however deep it lies
+_LEAST = 18  # cells that a frame has at least, however deep it lies
 
 
 class CallTree(Rows):
@@ -137,14 +137,15 @@ class CallTree(Rows):
         role = f"cat:{node.category}"
         count = f"  ×{format_count(node.count)}"
         spans: list[Span] = [(f"{format_bytes(node.bytes):>11}", "strong"), (f"{share:>7.1%} ", "dim")]
-        if width >= 60:
+        if width >= 72:
             spans.append((f"{bar(share, 8):<8} ", role))
         if self.look.plain:
             mark += MARKS[node.category].letter + " "
         room = width - sum(len(text) for text, _ in spans) - len(mark) - len(count)
-        deepest = max(self._deepest, 1)  # one indent for all rows: as wide as the deepest leaves room for
-        indent = round((node.depth - self.nodes[0].depth) * max(min(2.0, (width - 60) / deepest), 0.5))
-        indent = max(min(indent, room - _LEAST), 0)
+        # One indent for all rows, as wide as the deepest of them leaves room for.
+        spare = width - (28 if width >= 72 else 19) - 10 - _LEAST
+        step = max(min(2.0, spare / max(self._deepest, 1)), 0.25)
+        indent = max(min(int((node.depth - self.nodes[0].depth) * step), room - _LEAST), 0)
         spans += [(" " * indent, "text"), (mark, role)]
         name, place = _fitted(name, place, room - indent)
         spans += [(name, "text"), (place, "dim"), (count, "dim")]
