@@ -26,6 +26,15 @@ LARGEST = {
     "head_dim": 100_000,
     "vocab_size": 100_000_000,
 }
+# What other architectures call the same, and what they have besides.
+_OTHER_NAMES = {
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"), 1_000),
+    **dict.fromkeys(("n_embd", "d_model", "embedding_size", "hidden_dim"), 1_000_000),
+    **dict.fromkeys(("d_ff", "n_inner", "ffn_dim", "moe_intermediate_size"), 10_000_000),
+    **dict.fromkeys(("n_head", "num_heads", "max_position_embeddings", "n_positions"), 100_000_000),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 100_000),
+}
+_DEEPEST_CONFIG = 8
 _LARGEST_CONFIG_BYTES = 16 << 20
 _MOE_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
 
@@ -190,9 +199,18 @@ def _positive(config: Mapping[str, Any], key: str, where: str, default: int | No
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         what = f"{value!r:.60} is not a whole number above 0" if key in config else "missing"
         raise UsageError(f"{where}: no usable {key!r} in the config: {what}")
-    if value > LARGEST[key]:
-        raise UsageError(f"{where}: {key!r} {value:,} is out of range: no real model has more than {LARGEST[key]:,}")
+    refuse_absurd({key: value}, where)
     return value
+
+
+def refuse_absurd(config: Mapping[str, Any], where: str, depth: int = 0) -> None:
+    """Raise UsageError for a count that no real model of any architecture reaches, also in the parts of a config."""
+    for key, value in config.items():
+        most = LARGEST.get(key) or _OTHER_NAMES.get(key)
+        if most is not None and isinstance(value, (int, float)) and value > most:
+            raise UsageError(f"{where}: {key!r} {value:,} is out of range: no real model has more than {most:,}")
+        if isinstance(value, dict) and depth < _DEEPEST_CONFIG:
+            refuse_absurd(value, where, depth + 1)
 
 
 def _switch(config: Mapping[str, Any], key: str, where: str, default: bool = False) -> bool:

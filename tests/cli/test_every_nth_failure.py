@@ -1,4 +1,4 @@
-"""Every n-th write, flush, fsync, rename, link and allocation fails in turn: a whole file, or the one before, or none."""
+"""Every n-th write, flush, fsync, rename, link and allocation fails in turn: a whole file, the one before, or none."""
 
 from __future__ import annotations
 

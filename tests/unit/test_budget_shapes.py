@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from memtrace.cli import main
 from memtrace.errors import MemtraceError, SnapshotError, UsageError
 from memtrace.estimate.engine.kernels import Device, attention_kernel, fused_4bit_product
 from memtrace.estimate.estimate import estimate
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.presets import gpu_names, gpu_preset, model_names, model_preset, model_shape
-from memtrace.estimate.shapes import shape_from_config
+from memtrace.estimate.shapes import LARGEST, refuse_absurd, shape_from_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -214,3 +215,17 @@ def test_attention_kernels(capability: tuple[int, int], requested: str, width: i
 def test_workspace_by_capability() -> None:
     assert gpu_preset("h100").device.cublas_workspace_bytes == 32 << 20
     assert gpu_preset("rtx4090").device.cublas_workspace_bytes == 8_519_680
+
+
+@pytest.mark.parametrize("key", [*LARGEST, "n_layer", "n_embd", "num_experts", "max_position_embeddings"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_estimate_and_dryrun_refuse_the_same_absurd_numbers(key: str, nested: bool, tmp_path: Path) -> None:
+    change: dict[str, Any] = {key: 10**13}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA | ({"text_config": change} if nested else change)))
+    for verb in ("estimate", "dryrun"):
+        if verb == "estimate" and (nested or key not in LARGEST):
+            continue  # it reads only what it knows
+        assert main([verb, "--model", str(file), "--seq-len", "64", "--batch", "1"]) == 2
+    with pytest.raises(UsageError, match=f"{key}.*out of range"):
+        refuse_absurd(json.loads(file.read_text()), str(file))

@@ -15,7 +15,7 @@ from memtrace.attribution.categories import Purpose
 from memtrace.errors import MissingDependencyError, NoAnswerError, UsageError
 from memtrace.estimate.dryrun.observer import DEVICE, Observer
 from memtrace.estimate.dryrun.sites import Sites, site_of
-from memtrace.estimate.shapes import read_keys
+from memtrace.estimate.shapes import read_keys, refuse_absurd
 from memtrace.record.checkpoint import preset_config
 
 
@@ -32,6 +32,7 @@ def read_architecture(model: str) -> tuple[str, dict[str, Any]]:
     keys = read_keys(file)
     if "model_type" not in keys:
         raise UsageError(f"{file}: not a model configuration: it has no model_type")
+    refuse_absurd(keys, str(file))
     return str(keys.get("_name_or_path") or file.parent.name or file.stem), keys
 
 

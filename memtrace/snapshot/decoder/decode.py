@@ -64,7 +64,7 @@ def without_gc() -> Iterator[None]:
 
 
 def memory_allowance_bytes(size_bytes: int, is_compressed: bool) -> int:
-    """How much memory decoding a file of ``size_bytes`` may take: what its size explains, half of what is free at most."""
+    """How much memory decoding a file of ``size_bytes`` may take: at most half of what is free."""
     per_byte = _MEMORY_PER_COMPRESSED_BYTE if is_compressed else _MEMORY_PER_BYTE
     return min(_MEMORY_FLOOR_BYTES + per_byte * size_bytes, half_of_free_memory_bytes())
 
