@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from memtrace.pytest_recording import Measured
+    from memtrace.pytest_recording import MeasuredTest
 
 MARKER = "limit_gpu_memory"
 _PROPERTY = "memtrace"
@@ -85,7 +85,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     return result
 
 
-def _note(item: pytest.Item, measured: Measured, limit_bytes: int | None) -> bool:
+def _note(item: pytest.Item, measured: MeasuredTest, limit_bytes: int | None) -> bool:
     """Attach the figures (and, where a limit is exceeded or memory ran out, the budget); True if over the limit."""
     facts = {"peak_allocated_bytes": measured.peak_bytes, "largest": measured.largest, "limit_bytes": limit_bytes}
     item.user_properties.append((_PROPERTY, facts))

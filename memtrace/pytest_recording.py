@@ -14,7 +14,7 @@ _MAX_ENTRIES = sys.maxsize  # PyTorch's own default: a ring that overflowed coul
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTest:
     """A test's peak of allocated bytes on the GPU where it was highest, and the budget there as text.
 
     ``largest`` is the category that holds most; ``start_bytes`` were live before the test.
@@ -46,7 +46,7 @@ class GpuMeter:
         self._backend.require()
         self._backend.start("python", _MAX_ENTRIES)
 
-    def finish(self) -> Measured:
+    def finish(self) -> MeasuredTest:
         """Stop recording and measure."""
         try:
             raw = self._backend.snapshot()
@@ -65,7 +65,7 @@ class GpuMeter:
         budget = report(analyse(timeline))
         largest = max(budget.categories, key=lambda name: budget.categories[name])
         size = budget.categories[largest]
-        return Measured(
+        return MeasuredTest(
             peak_bytes=timeline.peaks()[1].size_bytes,
             start_bytes=timeline.curve_at(-1)[1],
             device=timeline.device.device,

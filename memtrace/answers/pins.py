@@ -27,7 +27,7 @@ _MOST_SEGMENTS = 4000  # those with most free bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class PinHolder:
     """A category or call site without which these free bytes would come back, in so many segments."""
 
     category: str
@@ -66,7 +66,7 @@ class Pins:
     """Answers about the segments that are partly free at one event."""
 
     pinned_free_bytes: int
-    held_by: tuple[Holder, ...]
+    held_by: tuple[PinHolder, ...]
     evictable: tuple[Evictable, ...]
     clearing: Clearing
 
@@ -110,7 +110,7 @@ def _site(analysis: Analysis, row: int) -> Site:
     return str(rule.category), rule.subcategory, attribution.sites.label(stack) or "(no stack recorded)"
 
 
-def _dominators(held: dict[int, dict[Site, int]], free: Any) -> tuple[Holder, ...]:
+def _dominators(held: dict[int, dict[Site, int]], free: Any) -> tuple[PinHolder, ...]:
     graph = nx.DiGraph()
     for segment, sites in held.items():
         for site in sites:
@@ -130,7 +130,7 @@ def _dominators(held: dict[int, dict[Site, int]], free: Any) -> tuple[Holder, ..
         if node == _ROOT:
             continue  # several categories share them: none alone would bring them back
         category, sub, frame = node if isinstance(node, tuple) else (node, None, None)
-        found.append(Holder(category, sub, frame, size, count))
+        found.append(PinHolder(category, sub, frame, size, count))
     return tuple(sorted(found, key=lambda holder: -holder.free_bytes))[:_MOST_LISTED]
 
 

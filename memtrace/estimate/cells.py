@@ -23,7 +23,7 @@ from memtrace.estimate.engine.kernels import Device, fused_4bit_product
 from memtrace.estimate.estimate import Source
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.schedule import MicroBatch
-from memtrace.estimate.stream import EMPTY_CACHE, Mark, Stream
+from memtrace.estimate.stream import EMPTY_CACHE, Stream, StreamMark
 from memtrace.snapshot.model import I4, I8
 
 Name = tuple[str, int]
@@ -60,7 +60,7 @@ class Cell:
     kinds: list[int]
     taken: tuple[Name, ...]
     left: tuple[tuple[int, Name], ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[StreamMark, ...]
     start: int
     stream: Stream
     kind_count: int
@@ -267,7 +267,7 @@ def cut(stream: Stream, kinds: Sequence[int]) -> dict[Role, Cell]:
             list(kinds[start : start + count]),
             tuple(names[index] for index in taken),
             tuple(left),
-            tuple(Mark(mark.event - begin, mark.name, mark.step) for mark in marks),
+            tuple(StreamMark(mark.event - begin, mark.name, mark.step) for mark in marks),
             start,
             stream,
             max(kinds) + 1,
@@ -275,11 +275,11 @@ def cut(stream: Stream, kinds: Sequence[int]) -> dict[Role, Cell]:
     return found
 
 
-def _spans(stream: Stream) -> Iterable[tuple[Role, int, int, list[Mark]]]:
+def _spans(stream: Stream) -> Iterable[tuple[Role, int, int, list[StreamMark]]]:
     """Role, begin, end and marks of every cell: one begins where a batch comes in and where the optimizer steps."""
     role, begin, step, micro, evaluates = Role.LOAD, 0, -1, 0, False
-    inside: list[Mark] = []
-    for mark in [*stream.marks, Mark(len(stream.events), "end", 0)]:
+    inside: list[StreamMark] = []
+    for mark in [*stream.marks, StreamMark(len(stream.events), "end", 0)]:
         if mark.name in ("inputs", "optimizer", "end") and mark.event > begin:
             yield role, begin, mark.event, inside
             begin, inside = mark.event, []

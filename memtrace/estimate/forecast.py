@@ -27,7 +27,7 @@ from memtrace.estimate.estimate import Source, kernels_of
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.presets import GpuPreset
 from memtrace.estimate.schedule import MicroBatch, Step
-from memtrace.estimate.walk import Peaks, Refusal, Refused, Walk
+from memtrace.estimate.walk import ForecastRefusal, ForecastRefused, Peaks, Walk
 
 _NEEDS_GRAIN = 2 << 20  # limits are told apart by the size of the smallest segment
 Progress = Callable[[float], None]
@@ -66,7 +66,7 @@ class RunOom:
     step: int
     micro_batch: int
     phase: str
-    refusal: Refusal
+    refusal: ForecastRefusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def _forecast(
                 found.append(_step(plan, step, peaks))
                 if on_progress is not None:
                     on_progress(len(found) / len(plan.steps))
-    except Refused as refused:
+    except ForecastRefused as refused:
         total |= refused.peaks
         oom = RunOom(step, micro, refused.refusal.phase, refused.refusal)
         if step >= 0:

@@ -15,7 +15,7 @@ from memtrace._version import __version__
 from memtrace.estimate.estimate import Estimate, ShapeSource
 from memtrace.estimate.placement import Placement, SegmentEvent
 from memtrace.estimate.presets import GpuPreset
-from memtrace.estimate.stream import EMPTY_CACHE, Mark, Stream, live_at
+from memtrace.estimate.stream import EMPTY_CACHE, Stream, StreamMark, live_at
 from memtrace.writing import whole_file
 
 START_US = 1_700_000_000_000_000  # an arbitrary moment: a predicted run has no clock, its events are 1 µs apart
@@ -108,7 +108,7 @@ class SnapshotWriter:
     def trace(self) -> list[dict[str, Any]]:
         """All entries of the device's trace, oldest first."""
         stream, placement = self.stream, self.placement
-        marks: dict[int, list[Mark]] = {}
+        marks: dict[int, list[StreamMark]] = {}
         for mark in stream.marks:
             marks.setdefault(mark.event, []).append(mark)
         growth: dict[int, list[SegmentEvent]] = {}
@@ -136,7 +136,7 @@ class SnapshotWriter:
                 self._add("free_completed", address, size, frames)
         return self.entries
 
-    def _phase(self, mark: Mark, before: str) -> None:
+    def _phase(self, mark: StreamMark, before: str) -> None:
         """A phase mark; optimizer steps also as the ranges that PyTorch annotates."""
         self.phases.append({"time_us": self._now(), "name": mark.name, "step": mark.step})
         if (mark.name == "optimizer") != (before == "optimizer"):

@@ -18,7 +18,7 @@ EMPTY_CACHE = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class StreamMark:
     """From event position ``event`` on, phase ``name`` of step ``step`` runs (step -1: before the first step)."""
 
     event: int
@@ -50,7 +50,7 @@ class Tape:
         self.ops: list[str] = []
         self.sites: list[str] = []
         self.layers: list[int] = []
-        self.marks: list[Mark] = []
+        self.marks: list[StreamMark] = []
         self.default_label = Purpose.LOADING
         self.site = ""
         self.layer = -1
@@ -58,7 +58,7 @@ class Tape:
 
     def mark(self, name: str) -> None:
         """Begin phase ``name`` here."""
-        self.marks.append(Mark(len(self.events), name, self.step))
+        self.marks.append(StreamMark(len(self.events), name, self.step))
 
     def empty_cache(self) -> None:
         """Record a call of ``torch.cuda.empty_cache()``."""
@@ -98,7 +98,7 @@ class Stream:
     ops: list[str]
     sites: list[str]
     layers: list[int]
-    marks: list[Mark]
+    marks: list[StreamMark]
     managed_bytes: int
     kernel: str
 

@@ -36,7 +36,7 @@ class Peaks:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ForecastRefusal:
     """The request that the limit refused, and what the allocator held then. ``tensor_bytes`` were asked for;
     ``requested_bytes`` is what the allocator asked the driver for, which is what PyTorch's error says.
     ``usable_bytes`` is the largest free block that the request's pool could have used, ``still_needed_bytes`` what the
@@ -60,10 +60,10 @@ class Refusal:
 _PASSES = ("backward", "optimizer")  # marks at which another pass begins
 
 
-class Refused(Exception):
+class ForecastRefused(Exception):
     """A cell ends here."""
 
-    def __init__(self, refusal: Refusal, peaks: Peaks) -> None:
+    def __init__(self, refusal: ForecastRefusal, peaks: Peaks) -> None:
         super().__init__("out of memory")
         self.refusal = refusal
         self.peaks = peaks
@@ -97,7 +97,7 @@ class Walk:
         return self.allocator.state.total_bytes
 
     def cell(self, sized: Sized) -> Peaks:
-        """Run one cell. Raises Refused where the limit is reached."""
+        """Run one cell. Raises ForecastRefused where the limit is reached."""
         cell, sizes = sized
         taken = [self._alive.pop(name) for name in cell.taken]
         bytes_of = (*sizes, *(entry[2] for entry in taken))
@@ -145,7 +145,7 @@ class Walk:
         reserved = self.allocator.state.peak_bytes
         return Peaks(int(live.max(initial=before[0])), int(allocated.max(initial=before[1])), reserved)
 
-    def _refused(self, sized: Sized, number: int, kind_bytes: I8, blocks: Numbers) -> Refused:
+    def _refused(self, sized: Sized, number: int, kind_bytes: I8, blocks: Numbers) -> ForecastRefused:
         cell, sizes = sized
         event = cell.events.index(number)
         changes = kind_bytes[cell.rows[event:]] * cell.sign[event:]
@@ -159,8 +159,8 @@ class Walk:
         rounded = round_size(tensor_bytes, self.config)
         lists = self.allocator.state.lists
         largest = [group[-1] >> SHIFT if group else 0 for group in lists]
-        return Refused(
-            Refusal(
+        return ForecastRefused(
+            ForecastRefusal(
                 event=event,
                 phase=PHASE_OF_MARK.get(names[place], names[place]),
                 tensor_bytes=tensor_bytes,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.phases import Phase, Phases
 from memtrace.attribution.repeats import period
-from memtrace.explain.facts import Progress
+from memtrace.explain.facts import ForwardProgress
 
 I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -125,7 +125,7 @@ def same_points(course: Course, event: int) -> list[SamePoint]:
     return found
 
 
-def forward_progress(course: Course, event: int) -> Progress | None:
+def forward_progress(course: Course, event: int) -> ForwardProgress | None:
     """Progress of the forward pass that ``event`` lies in; None outside of one or where no layer has repeated."""
     span = course.span_at(event)
     if span < 0 or course.phases.phase[span] != Phase.FORWARD:
@@ -139,10 +139,10 @@ def forward_progress(course: Course, event: int) -> Progress | None:
     while (done + 1) * distance <= len(sites) and _alike(sites, distance, done):
         done += 1
     added = int(course.level[events[-1]]) - int(course.level[events[-1 - distance]])
-    return Progress(done, course.layers if course.begins else None, max(0, added))
+    return ForwardProgress(done, course.layers if course.begins else None, max(0, added))
 
 
-def still_needed(course: Course, event: int, progress: Progress | None) -> int | None:
+def still_needed(course: Course, event: int, progress: ForwardProgress | None) -> int | None:
     """Requested bytes to come in the same pass, those refused included: by the earlier pass that is most alike, or by
     the layers that are left. None if nothing tells."""
     points = same_points(course, event)

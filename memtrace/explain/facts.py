@@ -86,7 +86,7 @@ class Refuser(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ForwardProgress:
     """``done`` whole layers of ``total`` (None if unknown, or if the pass began before the recording), each of which
     added ``bytes_per_layer``."""
 
@@ -133,7 +133,7 @@ class OomFacts:
     usable_bytes: int | None = None
     """The largest free block that the request's pool and stream could have used."""
     still_needed_bytes: int | None = None
-    progress: Progress | None = None
+    progress: ForwardProgress | None = None
     other_processes: tuple[tuple[int, int], ...] = ()
     """(pid, bytes) of processes on the card that are not this one, as far as they are named."""
     own_pid: int | None = None

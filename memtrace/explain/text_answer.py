@@ -9,9 +9,9 @@ from memtrace.explain.facts import OomFacts
 from memtrace.explain.setting import RunSetting
 from memtrace.explain.text_facts import facts_of_text
 from memtrace.explain.text_sentences import worth_saying
-from memtrace.explain.traceback_causes import Cause, cause_in
+from memtrace.explain.traceback_causes import TracebackCause, cause_in
 from memtrace.explain.verdict import judge
-from memtrace.oomlog import Kind, MemorySummary, OomMessage
+from memtrace.oomlog import MessageKind, MemorySummary, OomMessage
 from memtrace.snapshot.stacks import Frame
 
 
@@ -27,7 +27,7 @@ class TextAnswer:
     """The message the verdict is about: the first GPU message that ended the run, else the first."""
     facts: OomFacts | None = None
     setting: RunSetting = field(default_factory=RunSetting)
-    cause: Cause | None = None
+    cause: TracebackCause | None = None
     """What the traceback names."""
 
 
@@ -62,4 +62,4 @@ def verdict_from_log(
 def principal(messages: Sequence[OomMessage]) -> OomMessage:
     """The message to judge: one that was not caught, GPU memory before look-alikes, errors before warnings, then the
     first."""
-    return min(messages, key=lambda m: (m.is_caught, not m.is_gpu_oom, m.kind is Kind.WARNING))
+    return min(messages, key=lambda m: (m.is_caught, not m.is_gpu_oom, m.kind is MessageKind.WARNING))

@@ -6,7 +6,7 @@ Differences of printed figures are uncertain by megabytes, often as much as the 
 from __future__ import annotations
 
 from memtrace.explain.facts import OomFacts, Refuser, Source, Span
-from memtrace.oomlog import Kind, OomMessage
+from memtrace.oomlog import MessageKind, OomMessage
 
 _OWN_MEMORY = ("nccl", "bitsandbytes", "vllm-cumem")
 _HALF_DIGIT_BYTES = 0.005 * (1 << 30)
@@ -26,7 +26,7 @@ def facts_of_text(message: OomMessage) -> OomFacts:
         reserved = allocated + slack
     elif allocated is not None and slack is None and reserved is not None:
         slack = (reserved - allocated).floor_zero()
-    if message.kind is Kind.METAL and allocated is not None:
+    if message.kind is MessageKind.METAL and allocated is not None:
         allocated += span("other_allocations") or Span(0, 0)
     own_pid: int | None = None
     if total and free and reserved and process is None:
@@ -59,15 +59,15 @@ def sentence(clause: str) -> str:
 
 def _refuser(message: OomMessage) -> Refuser:
     kind = message.kind
-    if kind in (Kind.PLAN, Kind.FOREIGN):
+    if kind in (MessageKind.PLAN, MessageKind.FOREIGN):
         return Refuser.FRAMEWORK
     if not message.is_gpu_oom:
         return Refuser.KILLED if "SIGKILL" in message.what else Refuser.HOST
-    if kind is Kind.LIBRARY and message.component in _OWN_MEMORY:
+    if kind is MessageKind.LIBRARY and message.component in _OWN_MEMORY:
         return Refuser.LIBRARY
-    if kind is Kind.WARNING:
+    if kind is MessageKind.WARNING:
         return Refuser.RETRY
-    if kind is Kind.METAL and message.tried_bytes is not None and message.limit_bytes is None:
+    if kind is MessageKind.METAL and message.tried_bytes is not None and message.limit_bytes is None:
         return Refuser.SINGLE
     if message.total_bytes is None and message.limit_bytes is None and "preemptively" in message.text:
         return Refuser.FRACTION

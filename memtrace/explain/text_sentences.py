@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from memtrace.explain.facts import OomFacts, Span
 from memtrace.explain.text_facts import sentence
-from memtrace.oomlog import Kind, MemorySummary, OomMessage
+from memtrace.oomlog import MessageKind, MemorySummary, OomMessage
 from memtrace.oomlog.versions import intersect
 from memtrace.units import GIB, MIB, format_bytes
 
@@ -48,9 +48,9 @@ def worth_saying(
     facts += _pieces(message, figures, verdict)
     if message.component in _BY_COMPONENT:
         facts.append(_BY_COMPONENT[message.component])
-    elif message.kind is Kind.LIBRARY:
+    elif message.kind is MessageKind.LIBRARY:
         facts.append(_LIBRARY)
-    elif message.kind is Kind.DRIVER:
+    elif message.kind is MessageKind.DRIVER:
         facts.append(
             "A plain driver error can also be pinned memory of the machine (pin_memory, offloading, WSL's cap on it): "
             "check whether the card had memory free."
@@ -112,7 +112,7 @@ def _outside(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
 
 
 def _pieces(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
-    if f.asked is not None and message.kind is Kind.ALLOCATOR and message.backend in ("cuda", "hip"):
+    if f.asked is not None and message.kind is MessageKind.ALLOCATOR and message.backend in ("cuda", "hip"):
         if message.tried_bytes == 2 * MIB:
             yield "2.00 MiB is what PyTorch asks the driver for when a tensor of up to 1 MiB finds no room."
         elif message.tried_bytes == 20 * MIB:
@@ -148,7 +148,7 @@ def _other_runs(message: OomMessage, messages: Sequence[OomMessage]) -> Iterator
 def _across(message: OomMessage, messages: Sequence[OomMessage]) -> Iterator[str]:
     if message.times_printed > 1:
         yield f"The same message stands in the log {message.times_printed} times; it is counted once."
-    gpu = [m for m in messages if m.is_gpu_oom and m.kind is not Kind.WARNING]
+    gpu = [m for m in messages if m.is_gpu_oom and m.kind is not MessageKind.WARNING]
     if len(gpu) < 2:
         return
     places = {(m.rank, m.device) for m in gpu if m.rank is not None or m.device is not None}

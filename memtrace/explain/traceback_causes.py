@@ -16,7 +16,7 @@ from memtrace.snapshot.stacks import Frame
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class TracebackCause:
     """``what`` completes "the refused request is …"; ``changes`` avoid it."""
 
     id: str
@@ -31,14 +31,14 @@ class Cause:
 
 _GATHER = "preprocess_logits_for_metrics that keeps only what the metrics need, or prediction_loss_only=True"
 CAUSES = (
-    Cause(
+    TracebackCause(
         "failure_while_reporting", "A second failure, while another one was reported",
         r"torch/_tensor_str\.py:|tensor\.py:__(?:repr|format|str)__",
         "a 32-bit copy made to print a tensor while something was being reported or logged: it is not the cause",
         ("look at the error before it in the log; print shapes (tensor.shape), not tensors",),
         is_second=True,
     ),
-    Cause(
+    TracebackCause(
         "eval_peak", "The evaluation joins the outputs of all batches on the GPU",
         r"(?:pad_and_concatenate|nested_concat|nested_gather|pad_across_processes|find_batch_size):?"
         r"|trainer\w*\.py:(?:evaluation_loop|prediction_loop)$",
@@ -46,7 +46,7 @@ CAUSES = (
         ("eval_accumulation_steps=1 moves them to the CPU after every batch", _GATHER),
         anywhere=r"evaluat|predict",
     ),
-    Cause(
+    TracebackCause(
         "fp32_output_cast", "The model's output is copied in 32 bits",
         r"accelerate/utils/operations\.py:(?:_convert_to_fp32|convert_to_fp32|recursively_apply|__call__)"
         r"|loss\w*\.py:\w*|modeling_\w+\.py:forward$",
@@ -56,7 +56,7 @@ CAUSES = (
          "fewer tokens a batch: logits grow with tokens × vocabulary"),
         anywhere=r"operations\.py:_?convert_to_fp32",
     ),
-    Cause(
+    TracebackCause(
         "saving_gathers_weights", "Saving gathers the whole model on one GPU",
         r"(?:state_dict|save_\w+|_save|gather|all_gather\w*|_unshard|summon_full_params|consolidat\w*|16bit_model)",
         "part of a whole state dict, gathered to be saved",
@@ -64,26 +64,26 @@ CAUSES = (
          "stage3_gather_16bit_weights_on_model_save=False", "torch.cuda.empty_cache() before saving"),
         anywhere=r"save_pretrained|save_model|save_checkpoint|_save\b|:save$|state_dict",
     ),
-    Cause(
+    TracebackCause(
         "eval_peak", "Generation runs out of memory",
         r".", "part of a generation: keys and values of every token so far, or the logits of the prompt",
         ("fewer sequences at once, a shorter prompt or a smaller max_new_tokens", "model.eval() and torch.no_grad() "
          "around it; gradient checkpointing switches the key/value cache off"),
         anywhere=r"generation/utils\.py:(?:generate|_sample|_beam_search|_prefill)|:generate$",
     ),
-    Cause(
+    TracebackCause(
         "eval_peak", "The evaluation needs more than training",
         r".", "made in the evaluation's forward pass",
         ("a smaller per_device_eval_batch_size (eval_batch_size), and torch.no_grad() in a loop of your own",),
         anywhere=r"evaluation_loop|prediction_step|:evaluate$|validation_step",
     ),
-    Cause(
+    TracebackCause(
         "data_on_gpu", "The data are kept on the GPU",
         r"(?:dataset|dataloader|data_loader|collat\w*|_utils/fetch|_utils/collate|sampler)\w*\.py:|:__getitem__$",
         "data, put on the GPU by the loader itself",
         ("keep data on the CPU and move one batch at a time: batch.to(device, non_blocking=True)",),
     ),
-    Cause(
+    TracebackCause(
         "reference_model_copy", "A second model is loaded",
         r".", "a second model beside the one that is trained",
         ("DPOTrainer(model, ref_model=None, peft_config=…): the reference is the base with adapters disabled",
@@ -93,7 +93,7 @@ CAUSES = (
 )  # fmt: skip
 
 
-def cause_in(frames: Sequence[Frame]) -> Cause | None:
+def cause_in(frames: Sequence[Frame]) -> TracebackCause | None:
     """The cause that a traceback names; ``frames`` from the outermost in. None if it names none."""
     words = [f"{frame.filename.replace(chr(92), '/')}:{frame.name}" for frame in frames]
     ends, everything = "\n".join(words[-3:]), "\n".join(words)
@@ -104,7 +104,7 @@ def cause_in(frames: Sequence[Frame]) -> Cause | None:
     return None
 
 
-def finding_of(cause: Cause, asked: Span | None) -> Finding:
+def finding_of(cause: TracebackCause, asked: Span | None) -> Finding:
     """What to say of it: the request itself is what each change saves."""
     size_bytes = round(asked.middle) if asked is not None else None
     terms = f"the refused {asked}" if asked is not None else ""

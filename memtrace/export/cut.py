@@ -31,14 +31,14 @@ _STATES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RawRecording:
     """A snapshot in both forms: as recorded, and as columns."""
 
     raw: dict[str, Any]
     snapshot: Snapshot
 
 
-def read_recording(source: str | os.PathLike[str]) -> Recording:
+def read_recording(source: str | os.PathLike[str]) -> RawRecording:
     """Read a snapshot and keep what was recorded. Raises SnapshotError like :func:`memtrace.snapshot.load.load`."""
     with open_stream(source) as opened, without_gc():
         name = opened.name
@@ -51,14 +51,14 @@ def read_recording(source: str | os.PathLike[str]) -> Recording:
             if isinstance(copied, dict) and isinstance(copied.get("device_traces"), list):
                 copied["device_traces"] = [list(t) if isinstance(t, list) else t for t in copied["device_traces"]]
             try:
-                return Recording(raw, from_raw(copied, name))
+                return RawRecording(raw, from_raw(copied, name))
             except SnapshotError as error:
                 raise SnapshotError(f"{name}: {error}") from None
             except MemoryError:
                 raise SnapshotError(f"{name}: needs far more memory than a snapshot of its size; damaged") from None
 
 
-def cut(recording: Recording, timeline: Timeline, first: int, stop: int) -> dict[str, Any]:
+def cut(recording: RawRecording, timeline: Timeline, first: int, stop: int) -> dict[str, Any]:
     """The recording's events ``first`` to ``stop - 1`` of the timeline's device, with the state they led to.
 
     The range is widened where it would cut an operation in two. Other devices are cut to the same span of time, and

@@ -20,7 +20,7 @@ _NO_STACK = "(no stack recorded)"
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class FlameNode:
     """One level of a flame graph. ``file`` and ``line`` are None for categories and for what has no source."""
 
     name: str
@@ -33,7 +33,7 @@ class WeightedStacks:
     """``weights[i]`` bytes belong to the nodes ``stacks[i]`` (numbers into ``nodes``, outermost first)."""
 
     title: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[FlameNode, ...]
     stacks: tuple[tuple[int, ...], ...]
     weights: tuple[int, ...]
 
@@ -42,7 +42,7 @@ class WeightedStacks:
         """Sum of all weights."""
         return sum(self.weights)
 
-    def named(self) -> Iterator[tuple[list[Node], int]]:
+    def named(self) -> Iterator[tuple[list[FlameNode], int]]:
         """(nodes, bytes) of every stack."""
         for stack, weight in zip(self.stacks, self.weights, strict=True):
             yield [self.nodes[i] for i in stack], weight
@@ -58,7 +58,7 @@ def live_stacks(analysis: Analysis, at: At) -> WeightedStacks:
     prefix = f"{Category.FRAGMENTATION}/"
     for key, size in report(analysis, at).subcategories.items():
         if key.startswith(prefix) and size > 0:
-            builder.add([Node(str(Category.FRAGMENTATION)), Node(key.removeprefix(prefix))], size)
+            builder.add([FlameNode(str(Category.FRAGMENTATION)), FlameNode(key.removeprefix(prefix))], size)
     return builder.done(f"reserved bytes at event {at.event} ({at.kind})")
 
 
@@ -76,11 +76,11 @@ class _Builder:
 
     def __init__(self, analysis: Analysis) -> None:
         self._analysis = analysis
-        self._nodes: dict[Node, int] = {}
+        self._nodes: dict[FlameNode, int] = {}
         self._sums: dict[tuple[int, ...], int] = {}
-        self._paths: dict[int, list[Node]] = {}
+        self._paths: dict[int, list[FlameNode]] = {}
 
-    def add(self, path: list[Node], size_bytes: int) -> None:
+    def add(self, path: list[FlameNode], size_bytes: int) -> None:
         key = tuple(self._nodes.setdefault(node, len(self._nodes)) for node in path)
         self._sums[key] = self._sums.get(key, 0) + size_bytes
 
@@ -93,16 +93,17 @@ class _Builder:
         np.add.at(sums, inverse.reshape(-1), table.requested_bytes[rows])
         for (number, stack, is_early), total in zip(groups.tolist(), sums.tolist(), strict=True):
             rule = attribution.rules[number]
-            frames = self._path(stack) or [Node(_EARLY if is_early else _NO_STACK)]
-            self.add([Node(str(rule.category)), Node(rule.subcategory), *frames], total)
+            frames = self._path(stack) or [FlameNode(_EARLY if is_early else _NO_STACK)]
+            self.add([FlameNode(str(rule.category)), FlameNode(rule.subcategory), *frames], total)
 
-    def _path(self, stack: int) -> list[Node]:
+    def _path(self, stack: int) -> list[FlameNode]:
         """Frames of a stack, outermost first."""
         known = self._paths.get(stack)
         if known is None:
             frames = self._analysis.timeline.snapshot.stacks.stack(stack)
             known = self._paths[stack] = [
-                Node(frame.name, short_path(frame.filename) or None, frame.line or None) for frame in reversed(frames)
+                FlameNode(frame.name, short_path(frame.filename) or None, frame.line or None)
+                for frame in reversed(frames)
             ]
         return known
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memtrace._version import __version__
-from memtrace.export.flame import Node, WeightedStacks
+from memtrace.export.flame import FlameNode, WeightedStacks
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
@@ -32,7 +32,7 @@ def to_speedscope(stacks: WeightedStacks, name: str) -> dict[str, Any]:
     }
 
 
-def _frame(node: Node) -> dict[str, Any]:
+def _frame(node: FlameNode) -> dict[str, Any]:
     frame: dict[str, Any] = {"name": node.name}
     if node.file is not None:
         frame["file"] = node.file
@@ -46,6 +46,6 @@ def to_collapsed(stacks: WeightedStacks) -> str:
     return "".join(f"{';'.join(map(_label, nodes))} {weight}\n" for nodes, weight in stacks.named())
 
 
-def _label(node: Node) -> str:
+def _label(node: FlameNode) -> str:
     text = node.name if node.file is None else f"{node.name} ({node.file}:{node.line or 0})"
     return " ".join(text.split()).replace(";", ",") or "?"

@@ -6,15 +6,15 @@ log holds and how much of it was read. The texts and how they are told apart are
 
 from __future__ import annotations
 
-from memtrace.oomlog.message import CONTRACT_KEYS, Kind, OomMessage
+from memtrace.oomlog.message import CONTRACT_KEYS, MessageKind, OomMessage
 from memtrace.oomlog.scan import LogReading, parse_log, read_log
 from memtrace.oomlog.summary_table import MemorySummary
 
 __all__ = [
     "CONTRACT_KEYS",
-    "Kind",
     "LogReading",
     "MemorySummary",
+    "MessageKind",
     "OomMessage",
     "parse_log",
     "read_log",

@@ -16,8 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from memtrace.oomlog.clean import Flow
-from memtrace.oomlog.message import SIZE, Draft, Kind
+from memtrace.oomlog.clean import TextFlow
+from memtrace.oomlog.message import SIZE, MessageDraft, MessageKind
 from memtrace.oomlog.versions import EXCEPTIONS, TAILS, Range
 
 _I = re.IGNORECASE
@@ -73,10 +73,10 @@ _GAP = 500  # characters (white space not counted) that may stand between two pa
 _BODY = 2600  # characters a message may span at most
 _MAX_SPLICED_LINES = 16
 
-Found = tuple[re.Match[str], Draft]
+Found = tuple[re.Match[str], MessageDraft]
 
 
-def allocator_drafts(flow: Flow) -> Iterator[Found]:
+def allocator_drafts(flow: TextFlow) -> Iterator[Found]:
     """Every message of the caching allocator in a flow, with the match of its first words."""
     low = flow.text.lower()
     if "outofmemory" not in low and "triedtoallocate" not in low:
@@ -85,7 +85,7 @@ def allocator_drafts(flow: Flow) -> Iterator[Found]:
     names = [exception_before(flow, head.start()) for head in heads]
     begins = [head.start() - (len(name) + 1 if name else 0) for head, name in zip(heads, names, strict=True)]
     ends = [min(head.end() + _BODY, stop) for head, stop in zip(heads, [*begins[1:], len(flow.text)], strict=False)]
-    ready: dict[int, Draft] = {}  # messages already read together with the one before them
+    ready: dict[int, MessageDraft] = {}  # messages already read together with the one before them
     for index, (head, name) in enumerate(zip(heads, names, strict=True)):
         draft = ready.get(index)
         if draft is None:
@@ -104,7 +104,7 @@ def allocator_drafts(flow: Flow) -> Iterator[Found]:
             yield head, draft
 
 
-def exception_before(flow: Flow, place: int) -> str | None:
+def exception_before(flow: TextFlow, place: int) -> str | None:
     """Name of the exception printed directly before ``place``, if any.
 
     White space is gone, so an unfamiliar name is looked for on the line alone.
@@ -114,19 +114,19 @@ def exception_before(flow: Flow, place: int) -> str | None:
     return found[1] if found else None
 
 
-def is_code(flow: Flow, start: int, end: int) -> bool:
+def is_code(flow: TextFlow, start: int, end: int) -> bool:
     """Whether the words stand in a line of source code that tests for them."""
     return flow.text[max(0, start - 1) : start] in ('"', "'", "`") and bool(_QUOTED_TEST.match(flow.text, end))
 
 
-def _read(head: re.Match[str], body: str, exception: str | None) -> Draft | None:
+def _read(head: re.Match[str], body: str, exception: str | None) -> MessageDraft | None:
     """Read what follows ``head``; ``body`` is the text up to the next message. None if this is not a message.
 
     A head without any of the layout's parts ("CUDA out of memory" in a sentence) gives a draft without figures;
     whether that counts is for the caller, who knows the line it stands on.
     """
     backend = head["backend"]
-    draft = Draft(Kind.ALLOCATOR, backend=backend.lower() if backend else None, exception=exception)
+    draft = MessageDraft(MessageKind.ALLOCATOR, backend=backend.lower() if backend else None, exception=exception)
     if exception in EXCEPTIONS and draft.backend in _TORCH_BACKENDS:
         draft.implies(EXCEPTIONS[exception])
     if _PREEMPTIVE.match(body):
@@ -167,7 +167,7 @@ def _read(head: re.Match[str], body: str, exception: str | None) -> Draft | None
     return draft
 
 
-def _read_preemptive(draft: Draft, body: str) -> Draft:
+def _read_preemptive(draft: MessageDraft, body: str) -> MessageDraft:
     draft.implies(("2.12", None))
     draft.what = "PyTorch rejected the request because it would exceed the per-process memory fraction"
     draft.note("rejected before asking the driver: set_per_process_memory_fraction is in force")
@@ -186,7 +186,7 @@ def _read_preemptive(draft: Draft, body: str) -> Draft:
     return draft
 
 
-def _parts(draft: Draft, body: str, place: int, parts: Parts) -> int:
+def _parts(draft: MessageDraft, body: str, place: int, parts: Parts) -> int:
     """Find the parts in order, noticing when something stood between them; where the last one ended."""
     for pattern, name, slack, versions in parts:
         found = re.compile(pattern, _I).search(body, place, place + _GAP)
@@ -200,7 +200,7 @@ def _parts(draft: Draft, body: str, place: int, parts: Parts) -> int:
     return place
 
 
-def _read_list(draft: Draft, body: str, first: re.Match[str]) -> int:
+def _read_list(draft: MessageDraft, body: str, first: re.Match[str]) -> int:
     draft.put_device(first["device"])
     draft.put("total_bytes", first[2], first[3])
     if draft.backend is None:
@@ -218,7 +218,7 @@ def _read_list(draft: Draft, body: str, first: re.Match[str]) -> int:
     return place
 
 
-def _read_sentences(draft: Draft, body: str, first: re.Match[str]) -> int:
+def _read_sentences(draft: MessageDraft, body: str, first: re.Match[str]) -> int:
     draft.put_device(first["device"])
     if draft.notes:
         draft.implies(("2.3", "2.4"))
@@ -240,7 +240,7 @@ def _read_sentences(draft: Draft, body: str, first: re.Match[str]) -> int:
     return place
 
 
-def _put_process(draft: Draft, process: re.Match[str]) -> None:
+def _put_process(draft: MessageDraft, process: re.Match[str]) -> None:
     figure, unit = process[3], process[4]
     if process["own"]:
         if figure.strip("0.") == "":
@@ -248,7 +248,7 @@ def _put_process(draft: Draft, process: re.Match[str]) -> None:
         else:
             draft.put("process_bytes", figure, unit)
         return
-    probe = Draft(draft.kind)
+    probe = MessageDraft(draft.kind)
     probe.put("process_bytes", figure, unit)
     amount = probe.figures.get("process_bytes") or None
     draft.processes.append((int(process["pid"]), amount))
@@ -257,8 +257,8 @@ def _put_process(draft: Draft, process: re.Match[str]) -> None:
 
 
 def _mixed(
-    heads: list[re.Match[str]], pieces: list[str], following: list[str], exception: str | None, draft: Draft
-) -> tuple[Draft, Draft | None]:
+    heads: list[re.Match[str]], pieces: list[str], following: list[str], exception: str | None, draft: MessageDraft
+) -> tuple[MessageDraft, MessageDraft | None]:
     """Two messages, the first cut by the second: (first, second if it had to be read specially)."""
     body, rest = "".join(pieces), "".join(following)
     doubled = any(len(label.findall(rest)) > 1 for label in _LABELS)
@@ -286,7 +286,9 @@ def _mixed(
     return draft, second
 
 
-def _without_intruders(head: re.Match[str], pieces: list[str], exception: str | None, draft: Draft) -> Draft:
+def _without_intruders(
+    head: re.Match[str], pieces: list[str], exception: str | None, draft: MessageDraft
+) -> MessageDraft:
     """Read again with a line or three left out, in case another writer's lines stand inside the message."""
     best = draft
     count = min(len(pieces), _MAX_SPLICED_LINES)
@@ -299,7 +301,7 @@ def _without_intruders(head: re.Match[str], pieces: list[str], exception: str | 
     return best
 
 
-def _counts(flow: Flow, head: re.Match[str], exception: str | None) -> bool:
+def _counts(flow: TextFlow, head: re.Match[str], exception: str | None) -> bool:
     """Whether "CUDA out of memory" without any figure is a message rather than talk about one."""
     line = flow.line_at(head.start())
     words = re.search(rf"{head['backend']}\s+out\s+of\s+memory", line.text, _I) if head["backend"] else None

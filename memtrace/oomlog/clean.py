@@ -47,7 +47,7 @@ _RANK_IN_PREFIX = re.compile(r"\[?\b(?:local_rank|rank|default)\s?[:=]?\s?(\d{1,
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TextLine:
     """One line: ``text`` without its prefix, ``prefix`` as it stood, ``tag`` naming the process that wrote it."""
 
     number: int
@@ -58,14 +58,14 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Flow:
+class TextFlow:
     """The lines of one process, joined without white space in ``text``; ``starts`` are their places in it."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[TextLine, ...]
     starts: tuple[int, ...]
     text: str
 
-    def line_at(self, place: int) -> Line:
+    def line_at(self, place: int) -> TextLine:
         """The line that character ``place`` of ``text`` came from."""
         return self.lines[self.index_at(place)]
 
@@ -84,10 +84,10 @@ class Flow:
         return [self.text[a:b] for a, b in pairwise(bounds)]
 
 
-def clean_lines(data: bytes, first_line: int) -> list[Line]:
+def clean_lines(data: bytes, first_line: int) -> list[TextLine]:
     """Lines of a stretch of log; empty ones are left out."""
     text = _ANSI.sub("", data.decode("utf-8", "replace"))
-    lines: list[Line] = []
+    lines: list[TextLine] = []
     for offset, physical in enumerate(text.split("\n")):
         for part in physical.split("\r"):
             line = _clean(part, first_line + offset)
@@ -96,7 +96,7 @@ def clean_lines(data: bytes, first_line: int) -> list[Line]:
     return lines
 
 
-def _clean(part: str, number: int) -> Line | None:
+def _clean(part: str, number: int) -> TextLine | None:
     if "%" in part or "it [" in part or "━" in part or "█" in part:
         part = _without_bars(part)
     if not part.isascii():
@@ -117,7 +117,7 @@ def _clean(part: str, number: int) -> Line | None:
     if not text:
         return None
     found = _RANK_IN_PREFIX.search(prefix) if prefix else None
-    return Line(number, text, prefix, " ".join(tags), int(found[1]) if found else None)
+    return TextLine(number, text, prefix, " ".join(tags), int(found[1]) if found else None)
 
 
 def _without_bars(part: str) -> str:
@@ -133,7 +133,7 @@ def _without_bars(part: str) -> str:
     return " ".join(kept)
 
 
-def flows(lines: list[Line]) -> list[Flow]:
+def flows(lines: list[TextLine]) -> list[TextFlow]:
     """The lines of each process joined; a line without a tag continues the tagged line before it.
 
     An untagged line also stays in a flow of its own kind, so that a message of an unmarked process between the
@@ -142,12 +142,12 @@ def flows(lines: list[Line]) -> list[Flow]:
     tags = list(dict.fromkeys(line.tag for line in lines))
     if len(tags) <= 1:
         return [_join(lines)] if lines else []
-    result: list[Flow] = []
+    result: list[TextFlow] = []
     for tag in tags:
         if tag == "":
             result.append(_join([line for line in lines if line.tag == ""]))
             continue
-        chosen: list[Line] = []
+        chosen: list[TextLine] = []
         following = False
         for line in lines:
             if line.tag == tag:
@@ -162,7 +162,7 @@ def flows(lines: list[Line]) -> list[Flow]:
     return result
 
 
-def _join(lines: list[Line]) -> Flow:
+def _join(lines: list[TextLine]) -> TextFlow:
     starts: list[int] = []
     pieces: list[str] = []
     place = 0
@@ -171,4 +171,4 @@ def _join(lines: list[Line]) -> Flow:
         piece = "".join(line.text.split())
         pieces.append(piece)
         place += len(piece)
-    return Flow(tuple(lines), tuple(starts), "".join(pieces))
+    return TextFlow(tuple(lines), tuple(starts), "".join(pieces))

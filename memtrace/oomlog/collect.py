@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from memtrace.oomlog.message import Kind, OomMessage
+from memtrace.oomlog.message import MessageKind, OomMessage
 from memtrace.oomlog.versions import intersect
 
 MAX_MESSAGES = 4_000
@@ -37,7 +37,7 @@ class Collector:
     def add(self, message: OomMessage) -> None:
         """Take the next message; one already seen is counted instead."""
         self._printed += 1
-        is_warning = message.kind is Kind.WARNING
+        is_warning = message.kind is MessageKind.WARNING
         figures = ("tried_bytes",) if is_warning else _FIGURES
         key = (
             message.kind, message.backend, message.component, message.device, message.is_gpu_oom,
@@ -58,16 +58,20 @@ class Collector:
         """The messages, with warnings folded into the error that follows them and bare mentions dropped."""
         kept: list[OomMessage] = []
         for message in self._messages:
-            if message.kind is Kind.ALLOCATOR and message.tried_bytes is not None:
+            if message.kind is MessageKind.ALLOCATOR and message.tried_bytes is not None:
                 message = _with_warnings(message, kept)
             kept.append(message)
-        full = [m.line for m in kept if m.has_figures and m.kind in (Kind.ALLOCATOR, Kind.ASYNC, Kind.METAL)]
+        full = [
+            m.line
+            for m in kept
+            if m.has_figures and m.kind in (MessageKind.ALLOCATOR, MessageKind.ASYNC, MessageKind.METAL)
+        ]
         return tuple(m for m in kept if not _is_mention(m, full))
 
 
 def _merge(known: OomMessage, again: OomMessage) -> OomMessage:
     """The same message printed twice, perhaps the second time with what the first lacked."""
-    if known.kind is Kind.WARNING:  # what was free last counts
+    if known.kind is MessageKind.WARNING:  # what was free last counts
         free = again.free_bytes if again.free_bytes is not None else known.free_bytes
         return replace(known, free_bytes=free, times_printed=known.times_printed + 1)
     fuller = again if again.exception and not known.exception else known
@@ -87,7 +91,9 @@ def _merge(known: OomMessage, again: OomMessage) -> OomMessage:
 
 def _is_mention(message: OomMessage, full: list[int]) -> bool:
     """ "CUDA out of memory" without figures where the full text of it stands close by."""
-    is_bare = message.kind is Kind.ALLOCATOR and message.is_gpu_oom and not message.has_figures and not message.notes
+    is_bare = (
+        message.kind is MessageKind.ALLOCATOR and message.is_gpu_oom and not message.has_figures and not message.notes
+    )
     return is_bare and any(abs(message.line - line) <= NEAR_LINES for line in full)
 
 
@@ -96,7 +102,7 @@ def _with_warnings(message: OomMessage, kept: list[OomMessage]) -> OomMessage:
         warning = kept[index]
         if message.line - warning.line > NEAR_LINES:
             break
-        is_same = warning.kind is Kind.WARNING and warning.device == message.device
+        is_same = warning.kind is MessageKind.WARNING and warning.device == message.device
         is_same &= warning.rank == message.rank or None in (warning.rank, message.rank)
         if is_same and _agrees(message, warning):
             message = _refine(message, warning)

@@ -28,7 +28,7 @@ _BINARY = {"k": KIB, "m": MIB, "g": GIB, "t": TIB}
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
-class Kind(StrEnum):
+class MessageKind(StrEnum):
     """Which family of text a message belongs to."""
 
     ALLOCATOR = "allocator"  # PyTorch's caching allocator (CUDA, HIP, XPU, NPU and relatives)
@@ -67,7 +67,7 @@ class OomMessage:
     """
 
     is_gpu_oom: bool
-    kind: Kind
+    kind: MessageKind
     backend: str | None = None
     device: int | None = None
     tried_bytes: int | None = None
@@ -121,10 +121,10 @@ class OomMessage:
 
 
 @dataclass
-class Draft:
+class MessageDraft:
     """Mutable twin of OomMessage. ``consumed``: characters of the body that belong to the message."""
 
-    kind: Kind
+    kind: MessageKind
     is_gpu_oom: bool = True
     backend: str | None = None
     device: int | None = None

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from memtrace.oomlog.allocator import allocator_drafts, exception_before, is_code
-from memtrace.oomlog.clean import Flow, clean_lines, flows
+from memtrace.oomlog.clean import TextFlow, clean_lines, flows
 from memtrace.oomlog.collect import Collector
-from memtrace.oomlog.message import Draft, Kind, OomMessage
+from memtrace.oomlog.message import MessageDraft, MessageKind, OomMessage
 from memtrace.oomlog.summary_table import MemorySummary, read_summaries
 from memtrace.oomlog.texts import TEXTS
-from memtrace.oomlog.windows import Readable, Tally, Window, windows
+from memtrace.oomlog.windows import Readable, Tally, TextWindow, windows
 
 _RANKS = (
     re.compile(r"\[?\b(?:global_?rank|rank)\W{1,12}(\d{1,5})", re.IGNORECASE),
@@ -65,7 +65,7 @@ def read_log(stream: Readable | bytes | str) -> LogReading:
     return LogReading(*kept)
 
 
-def _read_window(window: Window) -> list[OomMessage]:
+def _read_window(window: TextWindow) -> list[OomMessage]:
     best: dict[tuple[int, int], OomMessage] = {}
     for flow in flows(clean_lines(window.data, window.line)):
         for place, message in _read_flow(flow):
@@ -77,7 +77,7 @@ def _read_window(window: Window) -> list[OomMessage]:
     return [best[spot] for spot in sorted(best)]
 
 
-def _read_flow(flow: Flow) -> Iterator[tuple[int, OomMessage]]:
+def _read_flow(flow: TextFlow) -> Iterator[tuple[int, OomMessage]]:
     taken: list[tuple[int, int]] = []
     for head, draft in allocator_drafts(flow):
         start = head.start() - (len(draft.exception) + 1 if draft.exception else 0)
@@ -115,11 +115,11 @@ def _holds(pattern: re.Pattern[str], line: str) -> bool:
     return pattern.search(line) is not None
 
 
-def _finish(flow: Flow, draft: Draft, start: int, end: int) -> OomMessage:
+def _finish(flow: TextFlow, draft: MessageDraft, start: int, end: int) -> OomMessage:
     first, last = flow.index_at(max(0, start)), flow.index_at(max(0, end - 1))
     line = flow.lines[first]
     is_warning, rank = _said_by(f"{line.prefix}{line.text}")
-    draft.is_caught = draft.kind is not Kind.WARNING and is_warning
+    draft.is_caught = draft.kind is not MessageKind.WARNING and is_warning
     shown = " ".join(flow.lines[i].text for i in range(first, min(last + 1, first + 40)))
     rank = line.rank if line.rank is not None else rank
     return draft.build(line=line.number, rank=rank, text=shown[:_TEXT_LIMIT])

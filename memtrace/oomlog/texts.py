@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memtrace.oomlog.message import Draft, Kind
+from memtrace.oomlog.message import MessageDraft, MessageKind
 
 _FIGURES = {
     "tried": "tried_bytes", "total": "total_bytes", "free": "free_bytes", "allocated": "allocated_bytes",
@@ -27,7 +27,7 @@ class Text:
     line it begins on (white space and all) must contain. ``spare``: how far from any other message a match must stay,
     for names that stand inside longer texts; ``is_alone``: on no other's line."""
 
-    kind: Kind
+    kind: MessageKind
     words: str
     what: str
     pattern: re.Pattern[str]
@@ -44,10 +44,10 @@ class Text:
         """Whether a text in lower case, without white space, is worth searching."""
         return any(word in low for word in self.words.split())
 
-    def draft(self, found: re.Match[str]) -> Draft:
+    def draft(self, found: re.Match[str]) -> MessageDraft:
         """The message a match stands for."""
         groups = found.groupdict()
-        draft = Draft(
+        draft = MessageDraft(
             self.kind,
             is_gpu_oom=self.is_gpu_oom,
             backend=(groups.get("backend") or "").lower() or self.backend,
@@ -55,7 +55,7 @@ class Text:
             what=self.what,
             versions=self.versions,
         )
-        decimal = self.kind is Kind.METAL
+        decimal = self.kind is MessageKind.METAL
         for group, name in _FIGURES.items():
             if groups.get(group):
                 draft.put(name, groups[group], groups.get(f"{group}_unit") or "bytes", decimal_units=decimal)
@@ -79,9 +79,9 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(_PLACE.sub(group, pattern), re.IGNORECASE)
 
 
-def _rows(kind: Kind, rows: tuple[tuple[str, str, str, str, str], ...]) -> Iterator[Text]:
+def _rows(kind: MessageKind, rows: tuple[tuple[str, str, str, str, str], ...]) -> Iterator[Text]:
     """Rows of (component, back end, words, what, pattern)."""
-    is_gpu_oom = kind not in (Kind.HOST, Kind.ON_CHIP, Kind.PLAN)
+    is_gpu_oom = kind not in (MessageKind.HOST, MessageKind.ON_CHIP, MessageKind.PLAN)
     for component, backend, words, what, pattern in rows:
         yield Text(kind, words, what, _compiled(pattern), backend or None, component or None, is_gpu_oom)
 
@@ -89,7 +89,7 @@ def _rows(kind: Kind, rows: tuple[tuple[str, str, str, str, str], ...]) -> Itera
 _RAW_DEVICE = "the text ends at the device number: some PyTorch versions write it as a raw byte, and GPU 0 ends it"
 _PYTORCH = (
     Text(
-        Kind.ASYNC,
+        MessageKind.ASYNC,
         "allocationondevice",
         "PyTorch's cudaMallocAsync back end was refused memory",
         _compiled(
@@ -102,7 +102,7 @@ _PYTORCH = (
         note="backend:cudaMallocAsync keeps no segments, so there is no snapshot to look into",
     ),
     Text(
-        Kind.ASYNC,
+        MessageKind.ASYNC,
         "allocationondevice",
         "PyTorch's cudaMallocAsync back end was refused memory",
         _compiled(r"Allocationondevice(?!\d{1,4}would)"),
@@ -112,7 +112,7 @@ _PYTORCH = (
         line=re.compile(r"(?i)Allocation on device[\s\x00-\x1f\"']*$"),
     ),
     Text(
-        Kind.WARNING,
+        MessageKind.WARNING,
         "withoomondevice",
         "the driver refused one allocation; PyTorch releases its cache and tries again",
         _compiled(
@@ -123,7 +123,7 @@ _PYTORCH = (
         versions=("2.13", None),
     ),
     Text(
-        Kind.WARNING,
+        MessageKind.WARNING,
         "withoomondevice",
         "the driver refused to map more memory into an expandable segment",
         _compiled(
@@ -135,7 +135,7 @@ _PYTORCH = (
         note="expandable segments: the figure is the size of one mapping, not of the tensor",
     ),
     Text(
-        Kind.HIDDEN,
+        MessageKind.HIDDEN,
         "nvml_success==",
         "an NVML query failed while PyTorch was composing an out-of-memory text; the real error is that one",
         _compiled(r"NVML_SUCCESS==.{0,200}?(?:INTERNALASSERTFAILED|$)"),
@@ -144,7 +144,7 @@ _PYTORCH = (
         note="a snapshot dumped after this error has no oom event",
     ),
     *_rows(
-        Kind.METAL,
+        MessageKind.METAL,
         (
             ("", "mps", "mpsbackend", "PyTorch's Metal allocator would have passed its high watermark",
              r"MPSbackendoutofmemory(?:\(MPSallocated:<allocated>(?:,otherallocations:<other>)?(?:,maxallowed:<limit>)?"
@@ -154,7 +154,7 @@ _PYTORCH = (
         ),
     ),
     *_rows(
-        Kind.ALLOCATOR,
+        MessageKind.ALLOCATOR,
         (
             ("", "dml", "gpuvideomemory", "PyTorch's DirectML back end could not get memory",
              r"Couldnotallocatetensorwith<tried:n>bytes\.ThereisnotenoughGPUvideomemoryavailable"),
@@ -165,7 +165,7 @@ _PYTORCH = (
 )  # fmt: skip
 
 _FOREIGN = _rows(
-    Kind.FOREIGN,
+    MessageKind.FOREIGN,
     (
         ("tensorflow", "cuda", "cuda_error_out_of_memory", "TensorFlow or XLA tried to take GPU memory for itself",
          r"failedtoallocate[\d.]+[KMGT]?i?B?\(<tried:n>bytes\)fromdevice:CUDA_ERROR_OUT_OF_MEMORY"),
@@ -184,7 +184,7 @@ _FOREIGN = _rows(
 )  # fmt: skip
 
 _LIBRARIES = _rows(
-    Kind.LIBRARY,
+    MessageKind.LIBRARY,
     (
         ("vllm-cumem", "cuda", "cumem_allocator",
          "vLLM's own memory pool (cumem, used by sleep mode) could not map memory",
@@ -207,7 +207,7 @@ _LIBRARIES = _rows(
     ),
 )  # fmt: skip
 _NO_HANDLE = Text(
-    Kind.LIBRARY,
+    MessageKind.LIBRARY,
     "_not_initialized",
     "a CUDA library could not start, most often because the card had no memory left for its handle",
     _compiled(r"(?P<component>cublas|cudnn|cusolver)_STATUS_NOT_INITIALIZED(?:whencalling`?\w+)?"),
@@ -216,7 +216,7 @@ _NO_HANDLE = Text(
 )
 
 _DRIVER = _rows(
-    Kind.DRIVER,
+    MessageKind.DRIVER,
     (
         ("", "", "outofmemory", "a driver call was refused memory outside PyTorch's allocator",
          r"(?P<backend>CUDA|HIP)(?:driver)?error(?:\(?\d+\)?|:\d+)?:outofmemory"),
@@ -236,7 +236,7 @@ _HOST = "the machine's memory (RAM) ran out, not the GPU's"
 _KILLED = "a process was killed with SIGKILL, which is what the machine's out-of-memory killer sends"
 _LOOK_ALIKES = (
     *_rows(
-        Kind.ON_CHIP,
+        MessageKind.ON_CHIP,
         (
             ("triton", "", "outofresource",
              "a Triton kernel needs more on-chip memory per block than the GPU has; unrelated to VRAM",
@@ -245,7 +245,7 @@ _LOOK_ALIKES = (
         ),
     ),
     *_rows(
-        Kind.HOST,
+        MessageKind.HOST,
         (
             ("host", "", "youtriedtoallocate cannotallocatememory", _HOST,
              r"(?:(?:DefaultCPUAllocator|Torch|THGeneral).{0,60}?)?youtriedtoallocate(?:<tried>)?"
@@ -274,13 +274,13 @@ _LOOK_ALIKES = (
         ),
     ),
     Text(
-        Kind.HOST, "killed", _KILLED, _compiled("Killed"), None, "host", is_gpu_oom=False,
+        MessageKind.HOST, "killed", _KILLED, _compiled("Killed"), None, "host", is_gpu_oom=False,
         line=re.compile(
             r"^(?:\S+: (?:line \d+: )?\s*\d+ )?Killed(?:\s+(?:python|torchrun|accelerate|deepspeed)\b.*)?\s*$"
         ),
     ),
     *_rows(
-        Kind.PLAN,
+        MessageKind.PLAN,
         (
             ("vllm", "", "cacheblocks kvcache",
              "vLLM's plan leaves no memory for its KV cache; nothing was refused by the GPU",
@@ -300,23 +300,23 @@ _TALK = r"\b(?:if|when|avoid|prevent|may|might|could|except|raise|in case)\b"
 _LAST = (
     # Names of the driver's error that stand inside many of the texts above.
     Text(
-        Kind.DRIVER, "out_of_memory cudaerrormemoryallocation failed:outofmemory",
+        MessageKind.DRIVER, "out_of_memory cudaerrormemoryallocation failed:outofmemory",
         "a call of the GPU's driver was refused memory",
         _compiled(r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cudaMalloc(?:Async)?(?:retry)?failed:outofmemory"),
         "cuda", spare=300,
     ),
     Text(
-        Kind.DRIVER, "outofmemory", "a call of the GPU's driver or runtime was refused memory",
+        MessageKind.DRIVER, "outofmemory", "a call of the GPU's driver or runtime was refused memory",
         _compiled(r"(?P<backend>cuda|hip)[^;]{0,20}?(?:error|fail)[^;]{0,90}?outofmemory(?!error)"),
         line=re.compile(rf"(?i)^(?!.*{_TALK}).*(?:error|fail)"), spare=300,
     ),
     Text(
-        Kind.ALLOCATOR, "outofmemoryerror", "PyTorch's out-of-memory exception, its text lost",
+        MessageKind.ALLOCATOR, "outofmemoryerror", "PyTorch's out-of-memory exception, its text lost",
         _compiled(r"torch\.(?:cuda\.)?OutOfMemoryError"),
         line=re.compile(r"^(?!.*\bexcept\b)(?:.*[\s:*\]])?torch\.(?:cuda\.)?OutOfMemoryError:?\s*$"), spare=300,
     ),
     Text(
-        Kind.HOST, "memoryerror", "Python could not get memory of the machine (RAM)",
+        MessageKind.HOST, "memoryerror", "Python could not get memory of the machine (RAM)",
         _compiled(r"(?<!OutOf)MemoryError"),
         None, "host", is_gpu_oom=False,
         line=re.compile(

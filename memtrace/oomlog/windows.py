@@ -56,7 +56,7 @@ class Readable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TextWindow:
     """``data`` begins on line ``line`` (1-based)."""
 
     data: bytes
@@ -108,7 +108,7 @@ def _utf16(head: bytes) -> str | None:
     return None
 
 
-def windows(source: Readable | bytes | str, tally: Tally, enough: Callable[[], bool]) -> Iterator[Window]:
+def windows(source: Readable | bytes | str, tally: Tally, enough: Callable[[], bool]) -> Iterator[TextWindow]:
     """Stretches around every trigger, in order; ``tally`` is kept up to date, and once ``enough()`` is true the rest is
     only counted."""
     buffer = b""
@@ -138,7 +138,7 @@ def windows(source: Readable | bytes | str, tally: Tally, enough: Callable[[], b
                 break
             start = max(taken, _line_start(buffer, group[0]))
             stop = max(start, min(limit, _line_end(buffer, group[-1] + LOOK_AHEAD_BYTES)))
-            yield Window(buffer[start:stop], line + buffer.count(b"\n", 0, start))
+            yield TextWindow(buffer[start:stop], line + buffer.count(b"\n", 0, start))
             taken = stop
             pending = pending[len(group) :]
         keep = max(taken, scanned - LOOK_BACK_BYTES)

@@ -14,13 +14,13 @@ from strategies import modern
 from support import SMALL, trace_path
 
 from memtrace.errors import NoAnswerError
-from memtrace.export.cut import Recording, cut, read_recording, write_snapshot
+from memtrace.export.cut import RawRecording, cut, read_recording, write_snapshot
 from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.load import from_raw
 
 
 @lru_cache(maxsize=3)
-def opened(name: str) -> tuple[Recording, Timeline]:
+def opened(name: str) -> tuple[RawRecording, Timeline]:
     recording = read_recording(trace_path(name))
     return recording, build(recording.snapshot, recording.snapshot.devices[0])
 
@@ -91,7 +91,7 @@ def test_settings_annotations_and_extra_keys_survive() -> None:
         for t, stage in ((1, "START"), (2, "END"), (9, "START"))
     ]
     copied = {**raw, "device_traces": [list(t) for t in raw["device_traces"]]}
-    recording = Recording(raw, from_raw(copied, "x"))
+    recording = RawRecording(raw, from_raw(copied, "x"))
     timeline = build(recording.snapshot, recording.snapshot.devices[0])
     snapshot = cut(recording, timeline, 0, 2)
     assert snapshot["allocator_settings"] == raw["allocator_settings"] and snapshot["memtrace"] == {"version": 1}
@@ -104,7 +104,7 @@ def test_other_devices_are_cut_to_the_same_time() -> None:
     raw["device_traces"].append(second)
     raw["segments"] += [dict(segment, device=1) for segment in raw["segments"]]
     copied = {**raw, "device_traces": [list(t) for t in raw["device_traces"]]}
-    recording = Recording(raw, from_raw(copied, "x"))
+    recording = RawRecording(raw, from_raw(copied, "x"))
     timeline = build(recording.snapshot, recording.snapshot.devices[0])
     snapshot = cut(recording, timeline, 0, 3)
     last = max(event["time_us"] for event in snapshot["device_traces"][0])
@@ -116,7 +116,7 @@ def test_a_recording_that_can_not_be_replayed_is_not_cut() -> None:
     raw = modern()
     raw["segments"] = []  # the trace says otherwise
     copied = {**raw, "device_traces": [list(t) for t in raw["device_traces"]]}
-    recording = Recording(raw, from_raw(copied, "x"))
+    recording = RawRecording(raw, from_raw(copied, "x"))
     timeline = build(recording.snapshot, recording.snapshot.devices[0])
     assert not timeline.replay.exact
     with pytest.raises(NoAnswerError, match="not known"):

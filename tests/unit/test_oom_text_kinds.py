@@ -6,65 +6,67 @@ from __future__ import annotations
 import pytest
 
 from memtrace.explain.text_answer import verdict_from_log
-from memtrace.oomlog import Kind, parse_log
+from memtrace.oomlog import MessageKind, parse_log
 
 MIB, GIB = 1 << 20, 1 << 30
 
 GPU = [
     ("RuntimeError: NPU out of memory. NPUWorkspaceAllocator tried to allocate 1.50 GiB (NPU 3; 60.97 GiB total capacity; 57.45 GiB already allocated; 57.45 GiB current active; 1.25 GiB free; 57.50 GiB reserved in total by PyTorch)",
-     Kind.ALLOCATOR, "npu", None, {"tried_bytes": 1536 * MIB, "device": 3, "free_bytes": 1280 * MIB}),
+     MessageKind.ALLOCATOR, "npu", None, {"tried_bytes": 1536 * MIB, "device": 3, "free_bytes": 1280 * MIB}),
     ("RuntimeError: XPU out of memory. Tried to allocate 896.00 MiB (GPU 0; 15.50 GiB total capacity; 13.00 GiB already allocated; 13.25 GiB reserved in total by PyTorch)",
-     Kind.ALLOCATOR, "xpu", None, {"tried_bytes": 896 * MIB, "device": 0, "free_bytes": None, "reserved_bytes": 13568 * MIB}),
+     MessageKind.ALLOCATOR, "xpu", None, {"tried_bytes": 896 * MIB, "device": 0, "free_bytes": None, "reserved_bytes": 13568 * MIB}),
     ("RuntimeError: Could not allocate tensor with 1207959552 bytes. There is not enough GPU video memory available!",
-     Kind.ALLOCATOR, "dml", None, {"tried_bytes": 1207959552}),
-    ("RuntimeError: Unable to find a valid cuDNN algorithm to run convolution", Kind.LIBRARY, "cuda", "cudnn", {}),
+     MessageKind.ALLOCATOR, "dml", None, {"tried_bytes": 1207959552}),
+    ("RuntimeError: Unable to find a valid cuDNN algorithm to run convolution", MessageKind.LIBRARY, "cuda", "cudnn", {}),
     ("RuntimeError: NVML_SUCCESS == DriverAPI::get()->nvmlDeviceGetHandleByPciBusId_v2_( pci_id, &nvml_device) INTERNAL ASSERT FAILED at \"../c10/cuda/CUDACachingAllocator.cpp\":1154, please report a bug to PyTorch.",
-     Kind.HIDDEN, "cuda", None, {}),
-    ("CUDA error 2 at ggml-cuda.cu:359: out of memory", Kind.FOREIGN, "cuda", "llama.cpp", {}),
-    ("Cuda error in file 'src/gpu.cu' in line 31 : out of memory.", Kind.DRIVER, "cuda", None, {}),
-    ("RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58", Kind.DRIVER,
+     MessageKind.HIDDEN, "cuda", None, {}),
+    ("CUDA error 2 at ggml-cuda.cu:359: out of memory", MessageKind.FOREIGN, "cuda", "llama.cpp", {}),
+    ("Cuda error in file 'src/gpu.cu' in line 31 : out of memory.", MessageKind.DRIVER, "cuda", None, {}),
+    ("RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58", MessageKind.DRIVER,
      "cuda", None, {}),
-    ("torch.AcceleratorError: CUDA error: out of memory", Kind.DRIVER, "cuda", None, {}),
-    ("RuntimeError: HIP error: out of memory", Kind.DRIVER, "hip", None, {}),
-    ("RuntimeError: CUDA driver error: out of memory", Kind.DRIVER, "cuda", None, {}),
-    ("RuntimeError: Triton Error [CUDA]: out of memory", Kind.DRIVER, "cuda", None, {}),
-    ("numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY", Kind.DRIVER,
+    ("torch.AcceleratorError: CUDA error: out of memory", MessageKind.DRIVER, "cuda", None, {}),
+    ("RuntimeError: HIP error: out of memory", MessageKind.DRIVER, "hip", None, {}),
+    ("RuntimeError: CUDA driver error: out of memory", MessageKind.DRIVER, "cuda", None, {}),
+    ("RuntimeError: Triton Error [CUDA]: out of memory", MessageKind.DRIVER, "cuda", None, {}),
+    ("numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY", MessageKind.DRIVER,
      "cuda", None, {}),
-    ("RuntimeError: Native API failed. Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", Kind.DRIVER, "xpu",
+    ("RuntimeError: Native API failed. Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", MessageKind.DRIVER, "xpu",
      None, {}),
-    ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", Kind.LIBRARY, "cuda", "cudnn", {}),
-    ("RuntimeError: CUDA error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`", Kind.LIBRARY,
+    ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", MessageKind.LIBRARY, "cuda", "cudnn", {}),
+    ("RuntimeError: CUDA error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`", MessageKind.LIBRARY,
      "cuda", "cusolver", {}),
-    ("RuntimeError: CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`", Kind.LIBRARY, "cuda",
+    ("RuntimeError: CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`", MessageKind.LIBRARY, "cuda",
      "hipblas", {}),
     ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled cuda error, NCCL version 2.21.5\n"
-     "Last error:\nCuda failure 2 'out of memory'", Kind.LIBRARY, "cuda", "nccl", {}),
-    ("host:12:34 [3] NCCL WARN Cuda failure 'out of memory'", Kind.LIBRARY, "cuda", "nccl", {"rank": 3}),
-    ("Failed to CUDA calloc async 4194304 bytes", Kind.LIBRARY, "cuda", "nccl", {"tried_bytes": 4194304}),
-    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.", Kind.ALLOCATOR, "cuda", None,
+     "Last error:\nCuda failure 2 'out of memory'", MessageKind.LIBRARY, "cuda", "nccl", {}),
+    ("host:12:34 [3] NCCL WARN Cuda failure 'out of memory'", MessageKind.LIBRARY, "cuda", "nccl", {"rank": 3}),
+    ("Failed to CUDA calloc async 4194304 bytes", MessageKind.LIBRARY, "cuda", "nccl", {"tried_bytes": 4194304}),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.", MessageKind.ALLOCATOR, "cuda", None,
      {"tried_bytes": None}),
     ("torch.OutOfMemoryError: CUDA out of memory. Allocation was preemptively rejected because it would exceed "
-     "per_process_memory_fraction limit. Requested size: 512.00 MiB", Kind.ALLOCATOR, "cuda", None,
+     "per_process_memory_fraction limit. Requested size: 512.00 MiB", MessageKind.ALLOCATOR, "cuda", None,
      {"tried_bytes": 512 * MIB, "torch_at_least": "2.12"}),
     ("torch.OutOfMemoryError: XPU out of memory. Tried to allocate 512.00 MiB. GPU 1 has a total capacity of 16.50 GiB. Of "
      "the allocated memory 16.50 GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated. Please "
-     "use `empty_cache` to release all unoccupied cached memory.", Kind.ALLOCATOR, "xpu", None,
+     "use `empty_cache` to release all unoccupied cached memory.", MessageKind.ALLOCATOR, "xpu", None,
      {"device": 1, "reserved_unallocated_bytes": 0, "free_bytes": None}),
-    ("torch.OutOfMemoryError: Allocation on device \n\n2024-09-15 22:48:26,085 - root - ERROR - Got an OOM", Kind.ASYNC,
+    ("torch.OutOfMemoryError: Allocation on device \n\n2024-09-15 22:48:26,085 - root - ERROR - Got an OOM", MessageKind.ASYNC,
      "cuda", None, {"tried_bytes": None}),
-    ("RuntimeError: Invalid buffer size: 7.82 GiB", Kind.METAL, "mps", None, {"tried_bytes": round(7.82 * GIB)}),
-    ("RuntimeError: EL0004: [PID: 12] 2024-01-01 Failed to allocate memory.", Kind.DRIVER, "npu", None, {}),
+    ("RuntimeError: Invalid buffer size: 7.82 GiB", MessageKind.METAL, "mps", None, {"tried_bytes": round(7.82 * GIB)}),
+    ("RuntimeError: EL0004: [PID: 12] 2024-01-01 Failed to allocate memory.", MessageKind.DRIVER, "npu", None, {}),
     ("jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4770354232 bytes.",
-     Kind.FOREIGN, None, "jax", {"tried_bytes": 4770354232}),
+     MessageKind.FOREIGN, None, "jax", {"tried_bytes": 4770354232}),
     ("ggml_backend_cuda_buffer_type_alloc_buffer: allocating 4096.00 MiB on device 0: cudaMalloc failed: out of memory",
-     Kind.FOREIGN, "cuda", "llama.cpp", {"tried_bytes": 4 * GIB, "device": 0}),
+     MessageKind.FOREIGN, "cuda", "llama.cpp", {"tried_bytes": 4 * GIB, "device": 0}),
     ("cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 1,024,000 bytes (allocated so far: 5,000 bytes).",
-     Kind.FOREIGN, "cuda", "cupy", {"tried_bytes": 1024000, "allocated_bytes": 5000}),
+     MessageKind.FOREIGN, "cuda", "cupy", {"tried_bytes": 1024000, "allocated_bytes": 5000}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("log", "kind", "backend", "component", "fields"), GPU, ids=[row[0][:40] for row in GPU])
-def test_gpu_texts(log: str, kind: Kind, backend: str | None, component: str | None, fields: dict[str, object]) -> None:
+def test_gpu_texts(
+    log: str, kind: MessageKind, backend: str | None, component: str | None, fields: dict[str, object]
+) -> None:
     (message,) = parse_log("starting\n" + log + "\n")
     assert message.is_gpu_oom
     assert (message.kind, message.backend, message.component) == (kind, backend, component)

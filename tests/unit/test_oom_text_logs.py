@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from memtrace.oomlog import Kind, parse_log, read_log
+from memtrace.oomlog import MessageKind, parse_log, read_log
 from memtrace.oomlog.collect import MAX_MESSAGES
 
 LIST = (
@@ -80,7 +80,7 @@ def test_warning_lines_give_exact_bytes() -> None:
     )
     text = SENTENCES.replace("expandable_segments:True to avoid fragmentation.", "")
     (message,) = parse_log(warning.format(free=1) + warning.format(free=271780000) + "[rank0]: " + text)
-    assert message.kind is Kind.ALLOCATOR
+    assert message.kind is MessageKind.ALLOCATOR
     assert (message.tried_bytes, message.total_bytes, message.free_bytes) == (1803550720, 85051089879, 271780000)
     assert message.half_unit_bytes["tried_bytes"] == 0
     assert message.torch_at_least == "2.13"
@@ -91,13 +91,13 @@ def test_warning_alone_is_a_warning() -> None:
         "expandable_segments: memory mapping failed with OOM on device 1 while trying to map 20971520 bytes "
         "(free: 20250624, total: 51043958784)"
     )
-    assert (message.kind, message.device, message.free_bytes) == (Kind.WARNING, 1, 20250624)
+    assert (message.kind, message.device, message.free_bytes) == (MessageKind.WARNING, 1, 20250624)
 
 
 def test_warning_of_another_request_stays() -> None:
     warning = "memory allocation failed with OOM on device 0 while trying to allocate 4096 bytes (free: 1, total: 2).\n"
     first, second = parse_log(warning + SENTENCES)
-    assert first.kind is Kind.WARNING
+    assert first.kind is MessageKind.WARNING
     assert second.tried_bytes == round(1.68 * GIB)
 
 

@@ -23,7 +23,7 @@ _CHUNK = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class SimulatedRefusal:
     """A request that the simulated allocator could not serve: its rounded size, and what was held at that moment."""
 
     event: int
@@ -62,7 +62,7 @@ class Simulation:
     end_allocated_bytes: int
     num_alloc_retries: int
     num_flushes: int
-    refused: tuple[Refused, ...]
+    refused: tuple[SimulatedRefusal, ...]
     stopped_at: int | None
     spared: tuple[Spared, ...]
     segment_events: I8
@@ -239,7 +239,7 @@ class _Run:
         self.loop = run_complete if config.gc_active or state is not None else run
         self.address_of = array("q", [-1]) * len(program.requested_bytes)
         self.size_of = array("q", [0]) * len(program.requested_bytes)
-        self.refused: list[Refused] = []
+        self.refused: list[SimulatedRefusal] = []
         self.spared: list[Spared] = []
         rounded = round_sizes(program.requested_bytes, config)
         small = rounded <= SMALL_LIMIT_BYTES
@@ -286,7 +286,7 @@ class _Run:
     # Steps -----------------------------------------------------------------------------------------------
 
     def _refuse(self, event: int, size: int, recorded: bool) -> None:
-        self.refused.append(Refused(event, size, self.state.total_bytes, recorded))
+        self.refused.append(SimulatedRefusal(event, size, self.state.total_bytes, recorded))
 
     def _miss(self, handle: int, number: int, size: int) -> None:
         self.world.event = int(self.program.evidence.life.alloc_event[handle])

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtrace.attribution.categories import Purpose
-from memtrace.estimate.dryrun.stacks import Stacks
+from memtrace.estimate.dryrun.stacks import DryStacks
 from memtrace.estimate.stream import Tape
 
 Where = Callable[[], tuple[str, int]]
@@ -28,7 +28,7 @@ class Observer:
 
     def __init__(self, where: Where) -> None:
         self.tape = Tape()
-        self.stacks = Stacks()
+        self.stacks = DryStacks()
         self.stack_of: list[int] = []
         self.where = where
         self.vocabulary = 0  # rows of the head: tensors that wide belong to logits and loss

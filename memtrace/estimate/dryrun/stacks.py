@@ -18,7 +18,7 @@ _MAX_FRAMES = 80
 _KEPT, _HIDDEN, _END = 0, 1, 2
 
 
-class Stacks:
+class DryStacks:
     """Interns stacks. Frames of the dry run itself and of PyTorch's dispatch are left out.
 
     During backward only what runs inside the autograd engine is kept: on a GPU it runs on a thread of its own.

@@ -48,9 +48,9 @@ class Tensor:
         self.elements = elements
         self.width = width
         self.requires_grad = requires_grad
-        self.node: Node | None = None
+        self.node: GradNode | None = None
         self.grad: Tensor | None = None
-        self.accumulator: weakref.ref[Node] | None = None
+        self.accumulator: weakref.ref[GradNode] | None = None
         self.head_major = False
 
 
@@ -71,12 +71,12 @@ def _released(_grad: Tensor, _saved: list[Storage]) -> Grads:
     raise RuntimeError("this part of the graph was already used by a backward")
 
 
-class Node:
+class GradNode:
     """One backward function, its saved storages and the nodes its gradients go to."""
 
     __slots__ = ("__weakref__", "backward", "edges", "kept", "layer", "saved", "sequence", "site")
 
-    def __init__(self, sequence: int, edges: Sequence[Node | None], site: str, layer: int) -> None:
+    def __init__(self, sequence: int, edges: Sequence[GradNode | None], site: str, layer: int) -> None:
         self.sequence = sequence
         self.edges = edges
         self.site = site
@@ -190,13 +190,13 @@ class Engine:
         """An autocast region ends (a recomputation is one of its own): copies of weights that it cached are dropped."""
 
     # ---- graph ------------------------------------------------------------------------------------------------
-    def edge(self, tensor: Tensor) -> Node | None:
+    def edge(self, tensor: Tensor) -> GradNode | None:
         """The node that takes ``tensor``'s gradient; None if it needs none."""
         if tensor.node is not None:
             return tensor.node
         return self._accumulator(tensor) if tensor.requires_grad else None
 
-    def node(self, *inputs: Tensor) -> Node | None:
+    def node(self, *inputs: Tensor) -> GradNode | None:
         """A new node for an operator on ``inputs``; None if no gradient is wanted."""
         if not self.grad_enabled:
             return None
@@ -207,15 +207,15 @@ class Engine:
             return None
         self._sequence += 1
         tape = self.tape
-        return Node(self._sequence, [self.edge(tensor) for tensor in inputs], tape.site, tape.layer)
+        return GradNode(self._sequence, [self.edge(tensor) for tensor in inputs], tape.site, tape.layer)
 
-    def attach(self, out: Tensor, node: Node, backward: BackwardFunction) -> None:
+    def attach(self, out: Tensor, node: GradNode, backward: BackwardFunction) -> None:
         """Make ``out`` the output of ``node``."""
         node.backward = backward
         out.node = node
         out.requires_grad = True
 
-    def save(self, node: Node, tensor: Tensor) -> None:
+    def save(self, node: GradNode, tensor: Tensor) -> None:
         """Save ``tensor`` for ``node``'s backward (through the pack hook, if one is set)."""
         storage = tensor.storage
         if self.pack is None:
@@ -280,9 +280,9 @@ class Engine:
         state = self.grad_enabled, self.pack, self.thread, tape.default_label, tape.site, tape.layer
         self.grad_enabled, self.pack, self.thread, tape.default_label = False, None, "backward", Purpose.BACKWARD
         pending = self._dependencies(first)
-        buffers: dict[Node, Tensor] = {first: grad}
+        buffers: dict[GradNode, Tensor] = {first: grad}
         del grad
-        ready: list[tuple[int, Node]] = [(-first.sequence, first)]
+        ready: list[tuple[int, GradNode]] = [(-first.sequence, first)]
         while ready:
             node = heappop(ready)[1]
             tape.site, tape.layer = node.site, node.layer
@@ -304,7 +304,7 @@ class Engine:
                 del out
         self.grad_enabled, self.pack, self.thread, tape.default_label, tape.site, tape.layer = state
 
-    def _route(self, buffers: dict[Node, Tensor], target: Node, grad: Tensor) -> None:
+    def _route(self, buffers: dict[GradNode, Tensor], target: GradNode, grad: Tensor) -> None:
         """Add ``grad`` to the input buffer of ``target`` (torch: ``InputBuffer::accumulate``)."""
         held = buffers.get(target)
         if held is None:
@@ -315,9 +315,9 @@ class Engine:
         # else: added in place
 
     @staticmethod
-    def _dependencies(root: Node) -> dict[Node, int]:
+    def _dependencies(root: GradNode) -> dict[GradNode, int]:
         """How many gradients each node waits for."""
-        counts: dict[Node, int] = {}
+        counts: dict[GradNode, int] = {}
         stack = [root]
         while stack:
             for target in stack.pop().edges:
@@ -329,12 +329,12 @@ class Engine:
                         stack.append(target)
         return counts
 
-    def _accumulator(self, leaf: Tensor) -> Node:
+    def _accumulator(self, leaf: Tensor) -> GradNode:
         known = leaf.accumulator() if leaf.accumulator is not None else None
         if known is not None:
             return known
         self._sequence += 1
-        node = Node(_ACCUMULATOR_SEQUENCE + self._sequence, (), self.tape.site, self.tape.layer)
+        node = GradNode(_ACCUMULATOR_SEQUENCE + self._sequence, (), self.tape.site, self.tape.layer)
 
         def backward(grad: Tensor, _saved: list[Storage]) -> Grads:
             if leaf.grad is None:  # torch steals the buffer: .grad is a detached view of it
