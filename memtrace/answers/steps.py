@@ -130,7 +130,7 @@ def read_log(path: Path) -> StepSeries:
     """The series in a ``.jsonl`` step log. Raises NoAnswerError."""
     try:
         return read_series([json.loads(line) for line in path.read_text().splitlines() if line.strip()])
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise NoAnswerError(f"{path}: not a per-step log ({error})") from None
 
 

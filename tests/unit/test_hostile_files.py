@@ -268,3 +268,14 @@ def test_odd_values_in_our_own_key_end_no_verb(value: Any, tmp_path: Path, capsy
         code = main([name, str(path), *more])
         assert code in (0, 1, 3, 4), (verb, code)
         assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["deep.json", "deep.jsonl", "deep.log"])
+@pytest.mark.parametrize("verb", ["report", "explain", "steps", "info", "scrub --check", "check --baseline"])
+def test_json_nested_without_end(name: str, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / name
+    path.write_text('{"segments":' + "[" * 200_000 + "]" * 200_000 + "}\n")
+    word, *more = verb.split()
+    assert main([word, str(path), *more, *([str(path)] if "--baseline" in more else [])]) in (0, 3, 4)
+    err = capsys.readouterr().err
+    assert "Traceback" not in err and err.count("\n") <= 1
