@@ -1,23 +1,59 @@
 """pytest plugin: fail a test by its peak of GPU memory, and print what the memory was for.
 
 ``@pytest.mark.limit_gpu_memory("2 GiB")`` fails a test whose peak of allocated memory, on any GPU and with what was
-live before it, exceeds the limit. ``--memtrace`` records every test and lists the largest peaks at the end. Nothing
-heavy is imported, and nothing is recorded, for tests that use neither.
+live before it, exceeds the limit. ``--memtrace`` records every test and lists the largest peaks at the end. The
+fixture ``gpu_forecast`` fails a test whose run would not fit, without a GPU. Nothing heavy is imported, and nothing is
+recorded, for tests that use none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from memtrace.estimate.forecast import Forecast
     from memtrace.pytest_recording import MeasuredTest
 
 MARKER = "limit_gpu_memory"
 _PROPERTY = "memtrace"
 _LISTED = 10
+
+
+@pytest.fixture
+def gpu_forecast() -> Callable[..., Forecast]:
+    """``gpu_forecast(model, lengths, limit="22 GiB", batch=2, checkpointing=False, …)``: the forecast of that run.
+
+    The test fails if the run would die. Options are those of ``memtrace.estimate.options.RunOptions``.
+    """
+
+    def fits(model: str, lengths: Sequence[int], *, limit: str | int, **options: Any) -> Forecast:
+        from memtrace.allocator.config import AllocatorConfig
+        from memtrace.estimate.estimate import ShapeSource
+        from memtrace.estimate.forecast import RunPlan, forecast
+        from memtrace.estimate.options import RunOptions
+        from memtrace.estimate.presets import model_shape
+        from memtrace.estimate.schedule import steps_of
+        from memtrace.units import format_bytes, parse_size
+
+        asked = RunOptions(**{"sequence": 2, "embeddings_require_grad": options.get("checkpointing", True), **options})
+        steps = steps_of(lengths, batch=asked.batch, accumulation=asked.accumulation)
+        limit_bytes = parse_size(str(limit))
+        found = forecast(
+            RunPlan(ShapeSource(model_shape(model)), asked, steps), AllocatorConfig(limit_bytes=limit_bytes)
+        )
+        if found.oom is not None:
+            refused = format_bytes(found.oom.refusal.requested_bytes)
+            pytest.fail(
+                f"the run would die in step {found.oom.step} ({found.oom.phase}): {refused} refused under a limit of "
+                f"{format_bytes(limit_bytes)}",
+                pytrace=False,
+            )
+        return found
+
+    return fits
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

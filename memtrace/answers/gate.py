@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ PEAKS = ("allocated", "reserved")
 CONDITIONS = ("device", "event", "gpu", "limit", "torch", "packages", "configuration", "model")
 _SAME_WEIGHTS = 0.01  # of the base weights: a model with more or fewer is another one
 _LONGEST = 200
+_LARGEST_FORECAST_BYTES = 256 << 20
 _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*")
 
 
@@ -229,3 +231,23 @@ def _sizes(value: Any, needed: Sequence[str], name: str, what: str, known: Seque
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise SnapshotError(f"{name}: {what}[{key!r}] is not a size in bytes")
     return sizes
+
+
+def read_forecast(file: str) -> dict[str, Any] | None:
+    """What ``memtrace forecast --json`` wrote; None if ``file`` is anything else."""
+    import orjson
+
+    path = Path(file)
+    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > _LARGEST_FORECAST_BYTES:
+        return None
+    try:
+        found = orjson.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(found, dict) or not {"fits", "oom", "basis", "steps"} <= found.keys():
+        return None
+    peak, oom = found.get("peak_reserved_bytes"), found["oom"]
+    whole = isinstance(peak, int) and (oom is None or (isinstance(oom, dict) and isinstance(oom.get("step"), int)))
+    if not whole:
+        raise SnapshotError(f"{file}: not a forecast as memtrace writes it")
+    return found

@@ -1,5 +1,7 @@
 """A gate for continuous integration: fails (exit code 1) when a recording needs more memory than allowed.
 
+FILE may also be a forecast (memtrace forecast --json): then it fails where the run would die, or by --max-peak.
+
 Compare with a stored baseline (--baseline, made with --write or memtrace report --json), with a fixed limit
 (--max-peak), or both.
 """
@@ -26,6 +28,7 @@ from memtrace.answers.gate import (
     parse_growth,
     ran_out,
     read_baseline,
+    read_forecast,
 )  # fmt: skip
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
@@ -70,6 +73,11 @@ def run(args: argparse.Namespace) -> int:
     baseline = _read(args.baseline) if args.baseline is not None else None
     if args.write is not None:
         check_target(Path(args.write), args.force, args.file)
+    forecast = read_forecast(args.file)
+    if forecast is not None:
+        if args.baseline is not None or args.write is not None:
+            raise UsageError(f"{args.file} is a forecast: it is checked by --max-peak, not against a baseline")
+        return _check_forecast(args, forecast, max_peak_bytes)
     analysis, at = open_analysis(args)
     must_have_history(analysis.timeline)
     budget = report(analysis, at)
@@ -107,6 +115,25 @@ def run(args: argparse.Namespace) -> int:
         what = f"baseline written to {args.write}" if passed else "the check failed: no baseline was written"
         print(f"memtrace: {printable(what)}", file=sys.stderr)
     return 0 if passed else 1
+
+
+def _check_forecast(args: argparse.Namespace, forecast: dict[str, Any], max_peak_bytes: int | None) -> int:
+    """A forecast in place of a recording: it must fit, and stay below the limit."""
+    peak = forecast["peak_reserved_bytes"]
+    verdicts = []
+    if max_peak_bytes is not None:
+        verdicts.append(GateResult("peak reserved", None, peak, max_peak_bytes, peak <= max_peak_bytes))
+    oom = forecast["oom"]
+    passed = oom is None and all(verdict.passed for verdict in verdicts)
+    args.exit_code = 0 if passed else 1
+    if args.json:
+        print_json({"file": args.file, "passed": passed, "checks": verdicts, "out_of_memory": oom is not None})
+        return args.exit_code
+    if oom is not None:
+        print(f"the forecast run dies in step {oom['step']}: FAILED")
+    for verdict in verdicts:
+        print(verdict.sentence)
+    return args.exit_code
 
 
 def _limits(texts: list[str]) -> dict[str, Growth]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -247,3 +248,33 @@ def test_a_forecast_like_a_recording_takes_its_configuration(
     found = json.loads(capsys.readouterr().out)
     assert found["peak_reserved_bytes"] == estimate["peak_reserved_bytes"]
     assert found["options"]["optimizer"] == "sgd" and len(found["steps"]) == 2
+
+
+def test_check_takes_a_forecast_as_its_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def written(name: str, limit: str) -> str:
+        command = ["forecast", "--model", "tiny-llama", "--lengths", "100,200,1500", "--limit", limit, "--json"]
+        assert main(command) == 0
+        (tmp_path / name).write_text(capsys.readouterr().out)
+        return str(tmp_path / name)
+
+    fits, dies = written("fits.json", "2GiB"), written("dies.json", "300MiB")
+    assert main(["check", fits, "--max-peak", "2GiB"]) == 0
+    assert main(["check", fits, "--max-peak", "300MiB"]) == 1
+    assert main(["check", dies, "--max-peak", "2GiB"]) == 1
+    assert "dies in step 2: FAILED" in capsys.readouterr().out
+    assert main(["check", fits, "--baseline", fits]) == 3  # a baseline is a report
+
+
+def test_the_fixture_fails_a_test_whose_run_would_die(gpu_forecast: Callable[..., Forecast]) -> None:
+    assert gpu_forecast("tiny-llama", [100, 200, 1500], limit="2 GiB").fits
+    with pytest.raises(pytest.fail.Exception, match="would die in step 2"):
+        gpu_forecast("tiny-llama", [100, 200, 1500], limit="300 MiB")
+
+
+def test_a_forecast_as_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    command = ["forecast", "--model", "tiny-llama", "--lengths", "100,200,1500", "--limit", "300MiB", "--plot"]
+    assert main([*command, str(tmp_path / "run.svg")]) == 0
+    assert (tmp_path / "run.svg").read_text().startswith("<?xml")
+    assert main([*command, str(tmp_path / "run.svg")]) == 2  # not overwritten
+    assert main([*command, str(tmp_path / "run.gif")]) == 2
