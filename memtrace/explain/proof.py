@@ -138,7 +138,7 @@ def with_conf(config: AllocatorConfig, conf: str) -> AllocatorConfig:
 
 
 def proven(bench: Bench, finding: Finding) -> tuple[Finding, list[Proposal]]:
-    """The finding with its proposals tried, and those that hold; what does not hold stands in ``tried``."""
+    """The finding with its proposals tried, and those that hold, the best first; others stand in ``tried``."""
     advice: list[Advice] = []
     tried: list[Advice] = []
     held: list[Proposal] = []
@@ -154,6 +154,8 @@ def proven(bench: Bench, finding: Finding) -> tuple[Finding, list[Proposal]]:
             held.append(one)
         else:
             tried.append(tested)
+    advice.sort(key=lambda one: -(one.saves_bytes or 0))
+    held.sort(key=lambda one: [other.change for other in advice].index(one.change))
     return replace(finding, advice=tuple(advice), tried=tuple(tried)), held
 
 
