@@ -6,7 +6,7 @@ first name wins (tied weights).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,7 +67,8 @@ def contents(model: Any) -> Contents:
 
 def storage_of(tensor: Any, device_type: str) -> tuple[int, int] | None:
     """(address, bytes) of a tensor's storage on the recorded device; ``None`` for anything else."""
-    tensor = getattr(tensor, "_local_tensor", tensor)  # a DTensor's shard of this rank
+    if type(tensor).__name__ == "DTensor":
+        tensor = tensor._local_tensor  # this rank's shard
     try:
         if tensor.device.type != device_type and not getattr(tensor, "is_paged", False):
             return None
@@ -78,18 +79,35 @@ def storage_of(tensor: Any, device_type: str) -> tuple[int, int] | None:
     return (address, size) if address and size else None
 
 
-def _label(tensor: Any, kind: Purpose, name: str, device_type: str) -> Iterator[Label]:
-    found = storage_of(tensor, device_type) if tensor is not None else None
-    if found is not None:
-        yield Label(*found, kind, name, bool(getattr(tensor, "is_paged", False)))
+class _Labels(list[Label]):
+    """Labels of the tensors on one device, in order."""
 
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.device_type = device_type
 
-def _quant_state(state: Any, name: str, device_type: str) -> Iterator[Label]:
-    """The constants of a bitsandbytes ``QuantState``, nested ones included."""
-    while state is not None:
-        for part in ("absmax", "code", "offset"):
-            yield from _label(getattr(state, part, None), Purpose.QUANT_STATE, f"{name}.{part}", device_type)
-        state, name = getattr(state, "state2", None), f"{name}.state2"
+    def add(self, tensor: Any, kind: Purpose, name: str) -> None:
+        found = storage_of(tensor, self.device_type) if tensor is not None else None
+        if found is not None:
+            self.append(Label(found[0], found[1], kind, name, getattr(tensor, "is_paged", False)))
+
+    def add_quant_state(self, state: Any, name: str) -> None:
+        """The constants of a bitsandbytes ``QuantState``, nested ones included."""
+        while state is not None:
+            for part in ("absmax", "code", "offset"):
+                self.add(getattr(state, part, None), Purpose.QUANT_STATE, f"{name}.{part}")
+            state, name = getattr(state, "state2", None), f"{name}.state2"
+
+    def add_nested(self, value: Any, name: str) -> None:
+        """Whatever an optimizer keeps for a parameter."""
+        if isinstance(value, dict):
+            for key, item in value.items():
+                self.add_nested(item, f"{name}.{key}")
+        elif isinstance(value, list | tuple):
+            for index, item in enumerate(value):
+                self.add_nested(item, f"{name}.{index}")
+        else:
+            self.add(value, Purpose.OPTIMIZER_STATE, name)
 
 
 def _is_packed(parameter: Any) -> bool:
@@ -109,52 +127,45 @@ def is_trained(name: str, parameter: Any, trained: frozenset[int] | None) -> boo
     return bool(parameter.requires_grad) if trained is None else id(parameter) in trained
 
 
-def model_labels(found: Contents, device_type: str, trained: frozenset[int] | None = None) -> Iterator[Label]:
+def model_labels(found: Contents, device_type: str, trained: frozenset[int] | None = None) -> list[Label]:
     """Parameters, quantisation constants and buffers of a model; for ``trained`` see :func:`is_trained`."""
+    labels = _Labels(device_type)
     for name, parameter in found.parameters:
-        packed = _is_packed(parameter)
-        kind = Purpose.PARAMS if is_trained(name, parameter, trained) else Purpose.UNQUANTIZED
-        yield from _label(parameter, Purpose.QUANTIZED if packed else kind, name, device_type)
-        if packed:
-            yield from _quant_state(getattr(parameter, "quant_state", None), f"{name}.quant_state", device_type)
-            yield from _label(getattr(parameter, "SCB", None), Purpose.QUANT_STATE, f"{name}.SCB", device_type)
+        if _is_packed(parameter):
+            labels.add(parameter, Purpose.QUANTIZED, name)
+            labels.add_quant_state(getattr(parameter, "quant_state", None), f"{name}.quant_state")
+            labels.add(getattr(parameter, "SCB", None), Purpose.QUANT_STATE, f"{name}.SCB")
+        else:
+            kind = Purpose.PARAMS if is_trained(name, parameter, trained) else Purpose.UNQUANTIZED
+            labels.add(parameter, kind, name)
     for name, module in found.modules:
         plain = module.__dict__  # what is neither parameter, buffer nor module
         if "state" in plain:  # bitsandbytes' Linear8bitLt moves its constants there in the first forward pass
             for part in ("SCB", "SCBt"):
-                tensor = getattr(plain["state"], part, None)
-                yield from _label(tensor, Purpose.QUANT_STATE, f"{name}.state.{part}", device_type)
+                labels.add(getattr(plain["state"], part, None), Purpose.QUANT_STATE, f"{name}.state.{part}")
         if "quant_state" in plain:
-            yield from _quant_state(plain["quant_state"], f"{name}.quant_state", device_type)
+            labels.add_quant_state(plain["quant_state"], f"{name}.quant_state")
         for key, buffer in module._buffers.items():
-            full = f"{name}.{key}" if name else key
-            yield from _label(buffer, _BUFFERS.get(key, Purpose.BUFFER), full, device_type)
+            labels.add(buffer, _BUFFERS.get(key, Purpose.BUFFER), f"{name}.{key}" if name else key)
+    return labels
 
 
-def gradient_labels(named: Iterable[tuple[str, Any]], device_type: str) -> Iterator[Label]:
+def gradient_labels(named: Iterable[tuple[str, Any]], device_type: str) -> list[Label]:
     """The gradients that exist now."""
+    labels = _Labels(device_type)
     for name, parameter in named:
         if parameter.grad is not None:
-            yield from _label(parameter.grad, Purpose.GRADS, f"{name}.grad", device_type)
+            labels.add(parameter.grad, Purpose.GRADS, f"{name}.grad")
+    return labels
 
 
-def optimizer_labels(optimizer: Any, names: dict[int, tuple[str, Any]], device_type: str) -> Iterator[Label]:
+def optimizer_labels(optimizer: Any, names: dict[int, tuple[str, Any]], device_type: str) -> list[Label]:
     """The states that exist now, found in ``optimizer.state`` whatever the optimizer calls them."""
+    labels = _Labels(device_type)
     for position, (parameter, state) in enumerate(list(optimizer.state.items())):
         if isinstance(state, dict):
-            name = names[id(parameter)][0] if id(parameter) in names else f"parameter{position}"
-            yield from _nested_labels(state, name, device_type)
-
-
-def _nested_labels(value: Any, name: str, device_type: str) -> Iterator[Label]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _nested_labels(item, f"{name}.{key}", device_type)
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _nested_labels(item, f"{name}.{index}", device_type)
-    else:
-        yield from _label(value, Purpose.OPTIMIZER_STATE, name, device_type)
+            labels.add_nested(state, names[id(parameter)][0] if id(parameter) in names else f"parameter{position}")
+    return labels
 
 
 def optimizer_parameters(optimizers: Iterable[Any]) -> list[Any]:
