@@ -7,8 +7,8 @@ then loaded with ``from_pretrained`` as a user would, so that a recording holds 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from memtrace.record.losses import CHUNK_TOKENS, loss_and_output
 Mark = Callable[[str], None]
 
 QUANTS = ("nf4-dq", "nf4", "int8", "none")
-TRAINERS = ("loop", "hf", "trl")
 _PHASE_OF = {"zero_grad": phases.BETWEEN, "end": phases.BETWEEN, "eval": phases.EVALUATION}  # the loop's marks
 
 
@@ -51,19 +50,11 @@ class StepConfig:
     loss: str = "full"
     chunk_tokens: int = CHUNK_TOKENS
     packed: bool = False
-    trainer: str = "loop"
-    lengths: tuple[int, int] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.quant not in QUANTS:
             raise UsageError(f"unknown quantisation {self.quant!r}; known: {', '.join(QUANTS)}")
-        if self.trainer not in TRAINERS:
-            raise UsageError(f"unknown trainer {self.trainer!r}; known: {', '.join(TRAINERS)}")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Builtin containers only, for the snapshot's ``config``."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
 
 def load_base(folder: Path | str, cfg: StepConfig, device: str) -> Any:
@@ -145,10 +136,7 @@ def vocabulary(model: Any) -> int:
 def _batch(cfg: StepConfig, vocab: int, device: str, generator: Any) -> Any:
     import torch
 
-    length = cfg.seq_len
-    if cfg.lengths is not None:
-        length = int(torch.randint(cfg.lengths[0], cfg.lengths[1], (1,), generator=generator))
-    return torch.randint(0, vocab, (cfg.batch, length), generator=generator).to(device)
+    return torch.randint(0, vocab, (cfg.batch, cfg.seq_len), generator=generator).to(device)
 
 
 def run_loop(
@@ -229,15 +217,6 @@ def _autocast(cfg: StepConfig, device: str) -> Any:
     if not cfg.autocast:
         return contextlib.nullcontext()
     return torch.autocast(device_type=torch.device(device).type, dtype=torch.bfloat16)
-
-
-def token_lists(cfg: StepConfig, vocab: int, rows: int) -> Iterator[list[int]]:
-    """Random token ids for the trainers."""
-    import torch
-
-    generator = torch.Generator().manual_seed(cfg.seed)
-    for _ in range(rows):
-        yield _batch(cfg, vocab, "cpu", generator)[0].tolist()
 
 
 def step_config(options: RunOptions, steps: int, eval_batches: int = 0, packed: bool = False) -> StepConfig:

@@ -57,7 +57,7 @@ class Checks:
     def note(self, name: str, passed: bool, **figures: Any) -> None:
         """One line, kept for the report."""
         self.results.append({"check": name, "passed": bool(passed), **figures})
-        short = {k: v for k, v in figures.items() if not isinstance(v, list | dict)}
+        short = {k: v for k, v in figures.items() if not passed or not isinstance(v, list | dict)}
         print(f"{'ok  ' if passed else 'FAIL'} {name} {json.dumps(short, default=str)[:900]}", flush=True)
 
 

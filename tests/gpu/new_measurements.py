@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def run_one(name: str, folder: Path, out: Path, device: str) -> None:
 
     cfg = qlora.StepConfig(**step_options(name, device))
     keys = architecture(name, device)
-    row: dict[str, Any] = {"name": name, "config": keys, "arch": CONFIGURATIONS[name][0], "options": cfg.as_dict()}
+    row: dict[str, Any] = {"name": name, "config": keys, "arch": CONFIGURATIONS[name][0], "options": asdict(cfg)}
     row |= {"L": cfg.seq_len, "B": cfg.batch, "rank": cfg.rank, "prepare": cfg.prepare_kbit}
     row |= {"ckpt": cfg.checkpointing, "attn": cfg.attn, "optim": cfg.optim, "dropout": cfg.dropout}
     if device == "cpu":

@@ -103,7 +103,7 @@ def trainer(stage: Stage) -> Iterator[None]:
     yield
     stage.follow(model)
     cfg = stage.cfg
-    rows = list(qlora.token_lists(cfg, qlora.vocabulary(model), cfg.steps * cfg.batch * cfg.accumulate))
+    rows = _ids(stage, cfg.steps * cfg.batch * cfg.accumulate, cfg.seq_len, 0, qlora.vocabulary(model)).tolist()
     options: dict[str, Any] = {
         "output_dir": str(stage.scratch / "trainer"), "per_device_train_batch_size": cfg.batch, "max_steps": cfg.steps,
         "gradient_accumulation_steps": cfg.accumulate, "bf16": cfg.autocast, "optim": cfg.optim, "report_to": [],
@@ -112,7 +112,7 @@ def trainer(stage: Stage) -> Iterator[None]:
     }  # fmt: skip
     if cfg.eval_batches:
         options |= {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": cfg.batch}
-    if cfg.trainer == "trl":
+    if stage.options["trainer"] == "trl":
         from datasets import Dataset
         from trl import SFTConfig, SFTTrainer
 

@@ -24,6 +24,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +248,7 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
     if recorder is not None:
         recorder.end()
     record["log"] = record["log"].as_dict() if record["log"] is not None else None
-    record.update(marks=stage.marks, identity=stage.identity, vocab=_vocabulary(stage.model), cfg=stage.cfg.as_dict())
+    record.update(marks=stage.marks, identity=stage.identity, vocab=_vocabulary(stage.model), cfg=asdict(stage.cfg))
     (work / f"{name}.{mode}.pickle").write_bytes(pickle.dumps(record))
 
 

@@ -58,8 +58,7 @@ class TruthRun:
 
 
 def _plain(arch: str, step: dict[str, Any] | None = None, **rest: Any) -> TruthRun:
-    trainer = (step or {}).get("trainer", "loop") != "loop"
-    return TruthRun("trainer" if trainer else "plain", arch, step or {}, **rest)
+    return TruthRun("plain", arch, step or {}, **rest)
 
 
 _HALF = {"prepare_kbit": False}
@@ -104,8 +103,10 @@ RUNS: dict[str, TruthRun] = {
     "mistral-7b_accumulation-evaluation": _plain(
         "mistral-7b", {"accumulate": 2, "eval_batches": 2, **_HALF, "batch": 2}
     ),
-    "tinyllama_hf-trainer": _plain("tinyllama", {"trainer": "hf", "autocast": True, "batch": 2, "accumulate": 2}),
-    "tinyllama_trl": _plain("tinyllama", {"trainer": "trl", "autocast": True, "batch": 2, "steps": 3}),
+    "tinyllama_hf-trainer": TruthRun(
+        "trainer", "tinyllama", {"autocast": True, "batch": 2, "accumulate": 2}, {"trainer": "hf"}
+    ),
+    "tinyllama_trl": TruthRun("trainer", "tinyllama", {"autocast": True, "batch": 2, "steps": 3}, {"trainer": "trl"}),
     "qwen2-7b_oom-backward": _plain("qwen2-7b", {"batch": 2}, options={"cap_gib": 9.927}),
     "mistral-7b_oom-late-cpp": _plain(
         "mistral-7b",
@@ -136,7 +137,8 @@ RUNS: dict[str, TruthRun] = {
         "trainer-evaluate",
         "trainer",
         "tinyllama-4-layers",
-        _BF16 | {"trainer": "hf", "autocast": True, "batch": 2, "steps": 3, "eval_batches": 2, "optim": "adamw_torch"},
+        _BF16 | {"autocast": True, "batch": 2, "steps": 3, "eval_batches": 2, "optim": "adamw_torch"},
+        trainer="hf",
     ),
     **_both("generate-dynamic", "generation", "mistral-4-layers", {}, cache="dynamic", trains=False),
     **_both("generate-static", "generation", "mistral-4-layers", {}, cache="static", trains=False),
