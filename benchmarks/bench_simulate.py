@@ -3,12 +3,14 @@
     python benchmarks/bench_simulate.py [RECORDING.pickle.xz] [--runs N]
 
 Prints medians of the ratios: each simulation is timed right after a load, so that a machine whose speed drifts does
-not favour either. The last lines run growing parts of the trace, to show that time grows with events.
+not favour either. The garbage collector is off: it would only slow the load. The last lines run growing parts of the
+trace, to show that time grows with events.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import lzma
 import pickle
@@ -52,6 +54,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()
     raw = lzma.decompress(args.recording.read_bytes())
+    gc.disable()
     snapshot = load(args.recording)
     device = max(snapshot.devices, key=lambda dev: len(dev.trace))
     program = extract(gather(device, from_snapshot(snapshot.settings)))

@@ -52,10 +52,12 @@ class AllocatorState:
 
     def __init__(self, config: AllocatorConfig) -> None:
         self.config = config
-        # Compiled containers behave as the builtin ones do, and flat.run is fast on them.
-        self.is_compiled = _COMPILED is not None
-        self._list: Any = _COMPILED.KeyList if _COMPILED else list
-        table: Any = _COMPILED.AddressMap if _COMPILED else dict
+        # Compiled containers behave as the builtin ones do, and flat.run is fast on them. Ages are kept in Python, which
+        # is faster on its own containers.
+        part = None if config.gc_active else _COMPILED
+        self.is_compiled = part is not None
+        self._list: Any = part.KeyList if part else list
+        table: Any = part.AddressMap if part else dict
         self.lists: list[list[int]] = []
         self.ids: list[ListId] = []
         self.index: dict[ListId, int] = {}
@@ -65,7 +67,7 @@ class AllocatorState:
         self.free_end: dict[int, int] = table()  # end -> start
         self.whole: dict[int, int] = {}
         self.owner: dict[int, int] = {}  # ordinary segment or reservation base -> free list
-        self.bounds: set[int] = _COMPILED.AddressSet() if _COMPILED else set()
+        self.bounds: set[int] = part.AddressSet() if part else set()
         self.reservations: dict[int, list[Reservation]] = {}  # free list -> live reservations
         self.unmapped: dict[int, list[int]] = {}  # free list -> sorted starts
         self.unmapped_at: dict[int, int] = table()  # start -> size
