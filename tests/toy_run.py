@@ -147,6 +147,8 @@ class Toy:
     upcast: bool = False
     checkpointing: bool = False
     eager: bool = False
+    matrix: float = 4.0
+    """Attention's matrices are so many times as large as its output."""
     dropout: bool = False
     reference: bool = False
     keep_loss: bool = False
@@ -189,7 +191,7 @@ class Toy:
         attention, mlp = f"{MODEL}:254 forward", f"{MODEL}:175 forward"
         saved = [run.alloc(size, ROTARY, attention, *where), run.alloc(size, attention, *where)]
         if self.eager:
-            matrices = [run.alloc(4 * size, EAGER, attention, *where) for _ in range(2)]
+            matrices = [run.alloc(round(self.matrix * size), EAGER, attention, *where) for _ in range(2)]
             run.free(matrices[0], at=where)
             saved.append(matrices[1])
         if self.dropout:
