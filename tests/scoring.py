@@ -1,4 +1,4 @@
-"""Scores an attribution against the truth labels of a recording."""
+"""Scores an attribution against the truth labels of a recording, by category and by purpose (category/subcategory)."""
 
 from __future__ import annotations
 
@@ -6,24 +6,54 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from memtrace.attribution.categories import Purpose
 from memtrace.attribution.classify import Attribution
 from memtrace.history.timeline import Timeline
+
+P = Purpose
+
+# The labelling's words of before, as purposes. It does not tell 4-bit weights from others, nor inputs of checkpointed
+# blocks from other saved tensors: either is right there.
+WORDS: dict[str, tuple[Purpose, ...]] = {
+    "base_weights/weight": (P.QUANTIZED, P.UNQUANTIZED),
+    "base_weights/quant_const": (P.QUANT_STATE,),
+    "base_weights/load_temp": (P.LOADING,),
+    "lora/param": (P.PARAMS,),
+    "lora/init_temp": (P.PARAMS,),
+    "lora/grad": (P.GRADS,),
+    "lora/optstate": (P.OPTIMIZER_STATE,),
+    "activations/held": (P.SAVED, P.CHECKPOINT_INPUT),
+    "activations/saved": (P.SAVED, P.CHECKPOINT_INPUT),
+    "activations/unfinished": (P.SAVED, P.CHECKPOINT_INPUT),
+    "temporary/loss_grad": (P.LOSS,),
+    "runtime/cublas": (P.CUBLAS_WORKSPACE,),
+}
+
+
+def meant_by(label: str) -> tuple[Purpose, ...]:
+    """What is right where the truth says ``label``."""
+    return WORDS[label] if label in WORDS else (Purpose(label),)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Shares (0 to 1) of bytes whose category is right, at the peak and overall; the peak's confusions in bytes."""
+    """Shares (0 to 1) of bytes whose category, and whose purpose, is right, at the peak and overall; the confusions of
+    purposes in bytes."""
 
     at_peak: float
     overall: float
+    purpose_at_peak: float
+    purpose_overall: float
     unattributed_at_peak: float
     wrong: Counter[tuple[str, str]]
 
 
 def score(timeline: Timeline, attribution: Attribution, truth: dict[str, Any]) -> Score:
-    """Compare categories byte by byte. ``truth`` is a recording's ``labels.json``."""
+    """Compare byte by byte. ``truth`` is a recording's ``labels.json``."""
     table, peak = timeline.allocations, truth["peak_event"]
-    said = attribution.categories()
+    said = [attribution.rules[number].purpose for number in attribution.rule.tolist()]
     size, born, freed = table.requested_bytes, table.alloc_event, table.free_completed_event
     at_peak = (born <= peak) & ((freed < 0) | (freed > peak))
     wanted = dict(zip(truth["event_index"], truth["label"], strict=True))
@@ -34,20 +64,38 @@ def score(timeline: Timeline, attribution: Attribution, truth: dict[str, Any]) -
         label = wanted.get(int(born[row]))
         if label is None:
             continue
-        hit = label.split("/")[0] == said[row]
+        meant, count = meant_by(label), int(size[row])
+        hit, same = said[row].category is meant[0].category, said[row] in meant
         for where in ("all", "peak") if at_peak[row] else ("all",):
-            total[where] += int(size[row])
-            right[where] += int(size[row]) * hit
-        if at_peak[row] and not hit:
-            wrong[label, str(said[row])] += int(size[row])
+            total[where] += count
+            right[where] += count * hit
+            right[where + " purpose"] += count * same
+        if not same:
+            wrong[label, str(said[row])] += count
     # Memory from before the recording has no events: there, the truth is a total for each label.
-    before: Counter[str] = Counter()
+    early: Counter[Purpose] = Counter()
+    for row in np.flatnonzero(at_peak & (born < 0)).tolist():
+        early[said[row]] += int(size[row])
+    categories: Counter[str] = Counter()
+    purposes: Counter[tuple[Purpose, ...]] = Counter()
     for label, count in truth["before_recording"].items():
         if label != "unlabelled":
-            before[label.split("/")[0]] += count
-    early = at_peak & (born < 0)
-    for category, count in before.items():
+            categories[meant_by(label)[0].category] += count
+            purposes[meant_by(label)] += count
+    for category, count in categories.items():
         total["peak"] += count
-        right["peak"] += min(count, int(size[early & (said == category)].sum()))
-    lost = int(size[at_peak & (said == "unattributed")].sum())
-    return Score(right["peak"] / total["peak"], right["all"] / total["all"], lost / total["peak"], wrong)
+        right["peak"] += min(count, sum(n for purpose, n in early.items() if purpose.category == category))
+    for meant, count in purposes.items():
+        found = sum(early[purpose] for purpose in meant)
+        right["peak purpose"] += min(count, found)
+        if found != count:
+            wrong["before the recording", "/".join(meant)] += abs(count - found)
+    lost = int(size[at_peak & attribution.rows_of(Purpose.UNATTRIBUTED)].sum())
+    return Score(
+        at_peak=right["peak"] / total["peak"],
+        overall=right["all"] / total["all"],
+        purpose_at_peak=right["peak purpose"] / total["peak"],
+        purpose_overall=right["all purpose"] / total["all"],
+        unattributed_at_peak=lost / total["peak"],
+        wrong=wrong,
+    )

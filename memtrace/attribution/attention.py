@@ -26,6 +26,8 @@ def outgrown(facts: Facts, others: Bool) -> Bool:
     ``others``: rows that no module makes for itself: copies of weights, workspaces, the head's outputs.
     """
     made = facts.is_kind(Kind.FORWARD, Kind.RECOMPUTE) & ~facts.before_trace & ~others
+    # An adapter's layer makes whole weights beside its thin projections.
+    others = others | facts.has(Tag.LORA)
     levels, own = _scopes(facts.stacks)
     stack, spans = facts.timeline.allocations.stack, len(facts.phases) + 1
     count = int(own.max(initial=-1)) + 2
@@ -41,7 +43,7 @@ def outgrown(facts: Facts, others: Bool) -> Bool:
     largest = projected.max(axis=0, initial=0)
     at = own[stack], facts.span
     is_attention = (projected[at] > 0) & (projected[at] * _OF_LARGEST >= largest[facts.span])
-    return made & is_attention & (facts.size > _LARGER * inside[at])
+    return made & ~others & is_attention & (facts.size > _LARGER * inside[at])
 
 
 def _scopes(facts: StackFacts) -> tuple[list[NDArray[np.int64]], I8]:

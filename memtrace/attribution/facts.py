@@ -215,7 +215,10 @@ def _recomputation_ends(timeline: Timeline, stacks: StackFacts, born: I8) -> I8:
 def _call_ends(trace: DeviceTrace, stacks: StackFacts, born: I8) -> I8:
     """First allocation after each row's that no module makes; the last event if none follows."""
     allocs = np.flatnonzero(trace.action == Action.ALLOC)
-    outside = allocs[~np.isin(stacks.kind[trace.stack[allocs]], [int(Kind.FORWARD), int(Kind.RECOMPUTE)])]
+    stack = trace.stack[allocs]
+    outside = allocs[
+        (stacks.depth[stack] == 0) & ~np.isin(stacks.kind[stack], [int(Kind.FORWARD), int(Kind.RECOMPUTE)])
+    ]
     return np.append(outside, len(trace))[np.searchsorted(outside, born, side="right")]
 
 

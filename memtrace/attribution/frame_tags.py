@@ -29,6 +29,7 @@ class Tag(IntFlag):
     BACKWARD_FN = auto()  # a function called backward (autograd.Function.backward)
     ENGINE = auto()  # the autograd engine runs this
     LOSS = auto()
+    CROSS_ENTROPY = auto()  # PyTorch's own function: what it makes is the loss's, but for a copy in 32 bits
     ATTENTION = auto()
     ATTENTION_EAGER = auto()
     DEQUANT = auto()  # inside a dequantising function: every allocation is a copy of base weights
@@ -97,6 +98,7 @@ FRAME_RULES: tuple[FrameRule, ...] = (
     # What a forward pass is doing
     FrameRule(Tag.LOSS, r"(loss_utils|/loss|losses?/\w+|cross_entropy\w*)\.py$|liger_kernel/", None),
     FrameRule(Tag.LOSS, None, r"(cross_entropy|nll_loss|log_softmax|kl_div|logsumexp|Loss$|^\w*_loss(_\w+)?$)"),
+    FrameRule(Tag.CROSS_ENTROPY, r"torch/nn/functional\.py$", r"^(cross_entropy|nll_loss|log_softmax)$"),
     FrameRule(Tag.ATTENTION, None, r"(scaled_dot_product|sdpa_attention|flash_attn|flash_attention|flex_attention|memory_efficient_attention|eager_attention|_upad_input)"),
     FrameRule(Tag.ATTENTION, r"integrations/\w*attention\.py$|xformers/ops", None),
     FrameRule(Tag.ATTENTION_EAGER, None, r"^eager_attention\w*$"),

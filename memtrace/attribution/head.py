@@ -18,8 +18,11 @@ _DEEPER = 3
 _LIBRARY = {"torch", "peft", "bitsandbytes", "accelerate", "deepspeed"}
 
 
-def head_stacks(facts: StackFacts) -> Bool:
-    """Per stack (plus the entry for "none"): does it allocate inside the head?"""
+def head_stacks(facts: StackFacts, deeper: int = _DEEPER) -> Bool:
+    """Per stack (plus the entry for "none"): does it allocate inside the head?
+
+    Small models are less deep: ``deeper`` of 2 finds their heads, and projections of blocks where there is none.
+    """
     table = facts.python
     result = np.zeros(len(table) + 1, dtype=np.bool_)
     tags = [frame_tags(f.filename, f.name) for f in table.frames]
@@ -43,7 +46,7 @@ def head_stacks(facts: StackFacts) -> Bool:
                 chain = hash((chain, code[frame]))
         if callers and last_nested <= 2 and facts.tags[stack] & int(Tag.LINEAR | Tag.QUANT_MODULE):
             linear.append((stack, callers))
-    heads = {callers[-1] for _, callers in linear if deepest[callers[-1]] >= _DEEPER}
+    heads = {callers[-1] for _, callers in linear if deepest[callers[-1]] >= deeper}
     for stack, callers in linear:
         # Only the outermost such function: a block may call a projection of its own beside its parts.
         result[stack] = callers[-1] in heads and not heads.intersection(callers[:-1])

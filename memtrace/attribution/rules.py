@@ -74,6 +74,8 @@ RULES: tuple[Rule, ...] = (
          "made while weights were quantised, and it stayed: scales, codes, offsets"),
     Rule("loaded-weight", P.UNQUANTIZED, E.FRAME, lambda s: s.load_frames & s.stays,
          "made by code that loads, moves or converts a model, and it stayed"),
+    Rule("offloaded-weight", P.UNQUANTIZED, E.FRAME, lambda s: s.offloaded_weights,
+         "brought in by code that loads a model, inside the call of the module that needs it, and given back"),
     Rule("loading-copy", P.LOADING, E.FRAME, lambda s: s.load_frames,
          "made by code that loads, moves or converts a model, and freed"),
     Rule("weight-copy", P.DEQUANT, E.FRAME, lambda s: s.dequant_frames,
@@ -81,6 +83,8 @@ RULES: tuple[Rule, ...] = (
     Rule("weight-copy-shape", P.DEQUANT, E.SHAPE, lambda s: s.weight_copies,
          "made inside a product with quantised weights, at a call site that only makes sizes of weight copies"),
     # Outputs of the model
+    Rule("logits-in-loss", P.LOGITS, E.SHAPE, lambda s: s.logits_in_loss,
+         "made by a loss function before its own work, and of the size of the head's output in 16 or 32 bits: a copy of the logits"),
     Rule("loss", P.LOSS, E.FRAME, lambda s: s.loss_frames,
          "made by a loss function, not by a module it runs"),
     Rule("logits", P.LOGITS, E.FRAME, lambda s: s.head_frames,

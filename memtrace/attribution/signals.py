@@ -117,6 +117,10 @@ class Signals:
         return self.facts.is_kind(Kind.LOAD)
 
     @cached_property
+    def offloaded_weights(self) -> Bool:
+        return self.load_frames & (self.facts.stacks.depth[self.facts.timeline.allocations.stack] > 0)
+
+    @cached_property
     def _quantizing(self) -> Bool:
         return self.facts.has(Tag.QUANTIZE) & self.facts.is_kind(Kind.LOAD) & self.facts.stays
 
@@ -189,19 +193,45 @@ class Signals:
         f = self.facts
         stack = f.timeline.allocations.stack
         head = head_stacks(f.stacks)[stack] & f.is_kind(Kind.FORWARD)
+        if not head.any():
+            shallow = head_stacks(f.stacks, 2)[stack] & f.is_kind(Kind.FORWARD)
+            head = shallow & self._as_large_as_loss
         followed = np.append(head[1:] & (stack[1:] == stack[:-1]), False)
         return head & ~followed
 
     @cached_property
+    def _as_large_as_loss(self) -> Bool:
+        """As large as the loss's largest tensor in 16 or 32 bits, give or take the token that labels are shifted by."""
+        size = self.facts.size
+        largest = size[self.loss_frames].max(initial=0)
+        fits = np.zeros(len(size), dtype=np.bool_)
+        for wanted in (largest // 2, largest, largest * 2) if largest >= _LARGE_BYTES else ():
+            fits |= np.abs(size - wanted) * 64 <= wanted
+        return fits
+
+    @cached_property
+    def logits_in_loss(self) -> Bool:
+        """Copies of the logits that the loss makes: outside PyTorch's own loss function; or inside it, in 32 bits,
+        before another tensor of that size or after one of half of it."""
+        f = self.facts
+        made = self.loss_frames & self._as_large_as_loss & self.head_frames.any()
+        stack = f.timeline.allocations.stack
+        pair = stack[1:] == stack[:-1]
+        copies = np.append(pair & (f.size[1:] == f.size[:-1]), False)
+        copies[1:] |= pair & (f.size[1:] == 2 * f.size[:-1])
+        return made & (~f.has(Tag.CROSS_ENTROPY) | copies)
+
+    @cached_property
     def head_copies(self) -> Bool:
-        """As large as the head's output in 16 or 32 bits, and made outside the layers."""
+        """As large as the head's output in 16 or 32 bits (or as the loss's tensors), and made outside the layers."""
         f = self.facts
         if not self.head_frames.any():
             return self.head_frames
-        largest = np.unique(f.size[self.head_frames & (f.size > (1 << 20))])
+        largest = np.unique(f.size[self.head_frames & (f.size > _LARGE_BYTES)])
         depth = f.stacks.depth[f.timeline.allocations.stack]
-        outside = depth < np.min(depth[self.head_frames])
-        return outside & self.in_forward & np.isin(f.size, np.concatenate([largest, largest * 2, largest // 2]))
+        outside = (depth < np.min(depth[self.head_frames])) & self.in_forward
+        alike = np.isin(f.size, np.concatenate([largest, largest * 2, largest // 2]))
+        return outside & (alike | self._as_large_as_loss)
 
     @cached_property
     def attention_matrices(self) -> Bool:

@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
-from scoring import score
-from support import LABELLED, analysis, labels
+from scoring import Score, score
+from support import LABELLED, analysis, labels, timeline
 
 from memtrace.answers.report import report
-from memtrace.attribution.categories import SUBCATEGORIES, Category
+from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence
+from memtrace.attribution.classify import attribute
+
+
+def _scored(name: str) -> Score:
+    """Without labels that the recorder stored by identity: they would hide what the rules say."""
+    made = timeline(name)
+    bare = dataclasses.replace(made, snapshot=dataclasses.replace(made.snapshot, memtrace={}))
+    return score(bare, attribute(bare), labels(name))
+
+
+# Where less than nearly all is right, and why. Everything else has to be.
+AT_PEAK = {"llama2-7b_oom-first-step": 0.998}  # what a layer in flight would have kept is known by repetition only
+PURPOSE_AT_PEAK = {"llama_modules-to-save_late": 0.989}  # 16-bit weights are 4-bit ones' scales in number
+PURPOSE_OVERALL = {
+    "llama_optimizer-in-backward": 0.62,  # its truth calls what autograd makes between two updates "other"
+    "llama2-7b_eager": 0.88,  # its truth does not follow attention matrices into the recomputation; nor do the next
+    "llama2-7b_eager-no-checkpointing": 0.95,
+    "mistral-7b_no-checkpointing": 0.95,
+    "mistral-7b_oom-late-cpp": 0.90,
+    "mistral-7b_reentrant": 0.95,
+    "qwen2-7b_baseline": 0.96,
+    "qwen2-7b_large-vocabulary": 0.91,
+    "qwen2-7b_late-cpp": 0.96,
+    "qwen2-7b_oom-backward": 0.95,
+}
 
 
 @pytest.mark.parametrize("name", LABELLED)
 def test_shares_right(name: str) -> None:
-    made = analysis(name)
-    result = score(made.timeline, made.attribution, labels(name))
-    assert result.at_peak >= 0.99, result.wrong.most_common(5)
-    assert result.overall >= 0.97
+    result = _scored(name)
+    assert result.at_peak >= AT_PEAK.get(name, 0.9992), result.wrong.most_common(5)
+    assert result.overall >= 0.996, result.wrong.most_common(5)
+    assert result.purpose_at_peak >= PURPOSE_AT_PEAK.get(name, 0.9984), result.wrong.most_common(5)
+    assert result.purpose_overall >= PURPOSE_OVERALL.get(name, 0.969), result.wrong.most_common(5)
+
+
+def test_labels_of_the_recorder_do_not_make_untrained_weights_trained() -> None:
+    made = analysis("llama_generate_own-recorder")
+    assert any(rule.evidence is Evidence.LABEL for rule in made.attribution.rules)
+    result = score(made.timeline, made.attribution, labels("llama_generate_own-recorder"))
+    assert result.at_peak >= 0.9999 and result.purpose_at_peak >= 0.9999
+    assert not made.attribution.rows_of(Category.LORA).any()
 
 
 @pytest.mark.parametrize("name", LABELLED)

@@ -1,0 +1,69 @@
+"""Who called the program, and when its history was dumped, changes nothing: a sample; all of it is
+``benchmarks/attribution_accuracy.py --wrapped``."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from scoring import score
+from support import analysis, labels, timeline, trace_path
+from wrappers import WRAPPERS, dumped_late, wrapped
+
+from memtrace.analysis import analyse
+from memtrace.attribution.classify import Attribution, attribute
+from memtrace.explain.explain import explain_snapshot
+from memtrace.history.timeline import build
+from memtrace.snapshot.container import open_stream
+from memtrace.snapshot.load import from_raw
+
+SAMPLE = ["tiny-llama_3-steps", "mistral-7b_reentrant", "llama_oom-caught-and-retried", "falcon_sdpa-math"]
+OUT_OF_MEMORY = ["llama2-7b_oom-first-step", "mistral-7b_oom-late-cpp", "qwen2-7b_oom-backward"]
+
+
+def _purposes(attribution: Attribution) -> np.ndarray:
+    return np.array([str(rule.purpose) for rule in attribution.rules])[attribution.rule]
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_callers_change_nothing(name: str) -> None:
+    made = timeline(name)
+    bare = dataclasses.replace(made, snapshot=dataclasses.replace(made.snapshot, memtrace={}))
+    plain = attribute(bare)
+    for wrapper, fix in WRAPPERS.items():
+        inside = attribute(dataclasses.replace(made, snapshot=wrapped(made.snapshot, fix)))
+        assert np.array_equal(_purposes(inside), _purposes(plain)), wrapper
+        for column in ("start", "phase", "step"):
+            ours, theirs = getattr(inside.facts.phases, column), getattr(plain.facts.phases, column)
+            assert np.array_equal(ours, theirs), (wrapper, column)
+
+
+@pytest.mark.parametrize("wrapper", ["accelerate-hooks", "lightning-closure", "deepspeed-linear", "own-closure"])
+def test_callers_change_neither_verdict_nor_findings(wrapper: str) -> None:
+    made = timeline("llama2-7b_oom-first-step")
+    bare = dataclasses.replace(made, snapshot=dataclasses.replace(made.snapshot, memtrace={}))
+    inside = dataclasses.replace(made, snapshot=wrapped(made.snapshot, WRAPPERS[wrapper]))
+    ours, theirs = explain_snapshot(analyse(inside)), explain_snapshot(analyse(bare))
+    assert ours.verdict == theirs.verdict
+    assert [(f.id, f.bytes) for f in ours.findings] == [(f.id, f.bytes) for f in theirs.findings]
+
+
+def _raw(name: str) -> dict[str, Any]:
+    with open_stream(trace_path(name)) as opened:
+        raw = pickle.loads(opened.stream.read())
+    raw.pop("memtrace", None)
+    return raw
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("name", OUT_OF_MEMORY)
+def test_a_dump_after_the_stack_has_unwound_changes_nothing(name: str, interrupted: bool) -> None:
+    snapshot = from_raw(dumped_late(_raw(name), interrupted), name)
+    late = build(snapshot, snapshot.devices[0])
+    result = score(late, attribute(late), labels(name))
+    assert result.at_peak >= 0.998 and result.overall >= 0.999 and result.purpose_at_peak >= 0.998
+    if not interrupted:
+        assert np.array_equal(_purposes(attribute(late)), _purposes(analysis(name).attribution))

@@ -1,0 +1,105 @@
+"""Every rule of the table decides something: without it, a recording or a small made program comes out wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from made_programs import MADE, Program
+from scoring import score
+from support import labels, timeline
+
+from memtrace.attribution import classify
+from memtrace.attribution.categories import Purpose
+from memtrace.attribution.rules import RULES
+from memtrace.history.timeline import build
+from memtrace.snapshot.load import from_raw
+
+# The smallest recording that a rule decides bytes of, for rules that no made program is about.
+DECIDES = {
+    "cublas-frame": "mistral-7b_oom-late-cpp",
+    "cublas-once": "tiny-llama_3-steps",
+    "optimizer-state": "tiny-llama_3-steps",
+    "optimizer-temporary": "tiny-llama_3-steps",
+    "gradient": "tiny-llama_3-steps",
+    "adapter": "mistral-7b_no-checkpointing",
+    "trained-weight": "tinyllama_full",
+    "quant-state": "llama2-7b_oom-first-step",
+    "loaded-weight": "tiny-llama_3-steps",
+    "loading-copy": "tiny-llama_3-steps",
+    "weight-copy": "mistral-7b_no-checkpointing",
+    "weight-copy-shape": "mistral-7b_no-checkpointing",
+    "logits-in-loss": "tinyllama_full",
+    "loss": "tiny-llama_3-steps",
+    "logits": "tiny-llama_3-steps",
+    "logits-copy": "tinyllama_hf-trainer",
+    "attention-matrix": "falcon_sdpa-math",
+    "kv-cache": "llama_generate_own-recorder",
+    "recompute": "mistral-7b_reentrant",
+    "recompute-temporary": "mistral-7b_reentrant",
+    "cast-for-good": "qwen2-7b_baseline",
+    "activation": "tiny-llama_3-steps",
+    "activation-interrupted": "llama_oom-caught-and-retried",
+    "activation-unfinished": "llama2-7b_oom-first-step",
+    "forward-temporary": "tiny-llama_3-steps",
+    "loss-gradient": "tiny-llama_3-steps",
+    "backward": "tiny-llama_3-steps",
+    "early-scales": "llama2-7b_recorded-after-load",
+    "early-trainable": "tinyllama_full-late",
+    "early-adapter": "mistral-7b_oom-late-cpp",
+    "early-weight": "mixtral_lora_late",
+    "other-frames": "llama_generate_own-recorder",
+}
+COMPARED = {"early-quantized": ("llama2-7b_recorded-after-load", "llama2-7b_baseline", Purpose.QUANTIZED)}
+
+
+def _without(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    monkeypatch.setattr(classify, "RULES", tuple(each for each in RULES if each.id != rule))
+
+
+def test_every_rule_has_its_case() -> None:
+    assert {*DECIDES, *MADE, *COMPARED} == {rule.id for rule in RULES}
+
+
+@pytest.mark.parametrize("rule", DECIDES)
+def test_a_recording_is_wrong_without_the_rule(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, truth = timeline(DECIDES[rule]), labels(DECIDES[rule])
+    bare = dataclasses.replace(made, snapshot=dataclasses.replace(made.snapshot, memtrace={}))
+    whole = score(bare, classify.attribute(bare), truth).wrong.total()
+    _without(monkeypatch, rule)
+    assert score(bare, classify.attribute(bare), truth).wrong.total() > whole
+
+
+@pytest.mark.parametrize("rule", MADE)
+def test_a_made_program_is_wrong_without_the_rule(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, purpose = MADE[rule]
+    program = Program()
+    make(program)
+    snapshot = from_raw(program.snapshot(), rule)
+    made = build(snapshot, snapshot.devices[0])
+    row = made.allocations.address.tolist().index(program.places["asked"][0])
+
+    def decided() -> tuple[str, Purpose]:
+        attribution = classify.attribute(made)
+        by = attribution.rules[int(attribution.rule[row])]
+        return by.id, by.purpose
+
+    assert decided() == (rule, purpose)
+    _without(monkeypatch, rule)
+    assert decided()[1] is not purpose
+
+
+@pytest.mark.parametrize("rule", COMPARED)
+def test_a_late_recording_says_what_a_whole_one_of_the_same_model_says(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, whole, purpose = COMPARED[rule]
+
+    def bytes_of(name: str) -> int:
+        made = timeline(name)
+        return int(made.allocations.requested_bytes[classify.attribute(made).rows_of(purpose)].sum())
+
+    expected = bytes_of(whole)
+    assert bytes_of(late) == pytest.approx(expected, rel=1e-3)
+    _without(monkeypatch, rule)
+    assert bytes_of(late) != pytest.approx(expected, rel=1e-3)
