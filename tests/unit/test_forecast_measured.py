@@ -35,7 +35,7 @@ def test_whole_runs(run: dict[str, Any]) -> None:
     both = list(zip(found.steps, run["steps"], strict=False))
     if run["name"] not in ON_THE_EDGE:
         assert (None if found.oom is None else found.oom.step) == real
-        assert all(abs(step.peak_reserved_bytes / measured[2] - 1) < 0.02 for step, measured in both)
+        assert all(abs(step.peak_reserved_bytes / measured[2] - 1) < 0.05 for step, measured in both)
         peak, highest = (max(values) for values in zip(*((s.peak_reserved_bytes, m[2]) for s, m in both), strict=True))
         assert abs(peak / highest - 1) < 0.001
     if found.oom is not None and run["name"] not in ON_THE_EDGE:
