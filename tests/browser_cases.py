@@ -13,7 +13,7 @@ from typing import Any
 
 from memtrace_tui.app import BrowseApp
 from memtrace_tui.main_screen import MainScreen
-from memtrace_tui.provider import Recording
+from memtrace_tui.provider import BrowsedRecording
 from memtrace_tui.settings import Settings
 from support import trace_path
 from textual import events
@@ -81,11 +81,11 @@ MADE_UP: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 @lru_cache(maxsize=len(CASES) + 2)
-def recording(name: str) -> Recording:
+def recording(name: str) -> BrowsedRecording:
     """A recording of ``CASES`` or a bundled one, analysed once a process."""
     if name in MADE_UP:
-        return Recording(from_raw(MADE_UP[name](), f"{name}.pickle"))
-    return Recording.open(trace_path(name))
+        return BrowsedRecording(from_raw(MADE_UP[name](), f"{name}.pickle"))
+    return BrowsedRecording.open(trace_path(name))
 
 
 @asynccontextmanager

@@ -48,11 +48,11 @@ def run(args: argparse.Namespace) -> int:
     # Imports and the first screen make some hundred thousand objects that stay: collecting in between finds nothing.
     gc.disable()
     from memtrace_tui.app import BrowseApp
-    from memtrace_tui.provider import Recording, View
+    from memtrace_tui.provider import BrowsedRecording, StartView
 
     gc.freeze()
     gc.enable()
-    view = View(args.device, args.at, args.events, args.steps)
+    view = StartView(args.device, args.at, args.events, args.steps)
     use_index = not args.no_index
     usual_signals()
     if args.file != "-":
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.cli.common import progress
 
     with progress("reading") as on_progress:
-        recording = Recording.open("-", view, on_progress, args.rules)
+        recording = BrowsedRecording.open("-", view, on_progress, args.rules)
     _keys_from_terminal()
     return _run(BrowseApp("stdin", recording=recording))
 

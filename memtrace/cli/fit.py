@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from memtrace.estimate.estimate import ShapeSource
-    from memtrace.estimate.fit import OPTIONS, Run, Rung, Search, ladder
+    from memtrace.estimate.fit import OPTIONS, FitRun, Rung, Search, ladder
 
     keep = [name.strip() for name in args.keep.split(",") if name.strip()]
     unknown = [name for name in keep if name not in OPTIONS]
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     asked, plan = forecast.plan_from(args)
     config, notes = forecast.limit_from(args, asked)
     with progress("looking for plans") as on_progress:
-        search = Search(Run(plan, config), keep, on_progress)
+        search = Search(FitRun(plan, config), keep, on_progress)
         as_is = search.as_is
         plans = () if as_is.fits else search.plans()
     rungs: tuple[Rung, ...] = ()

@@ -20,7 +20,7 @@ from memtrace.writing import check_target
 
 if TYPE_CHECKING:
     from memtrace.allocator.config import AllocatorConfig
-    from memtrace.estimate.estimate import Source
+    from memtrace.estimate.estimate import StreamSource
     from memtrace.estimate.forecast import OrderOutcome, RunPlan
     from memtrace.estimate.options import RunOptions
     from memtrace.estimate.presets import GpuPreset
@@ -114,7 +114,7 @@ def plan_from(args: argparse.Namespace) -> tuple[Asked, RunPlan]:
 class Asked:
     """A run before its order: ``settings`` and ``limit_bytes`` are those of a recording, where it is like one."""
 
-    source: Source
+    source: StreamSource
     options: RunOptions
     lengths: list[int]
     gpu: GpuPreset | None
@@ -181,7 +181,7 @@ def _like(args: argparse.Namespace, lengths: list[int] | None) -> Asked:
     )
 
 
-def source_of(model: str, dry: bool = False) -> Source:
+def source_of(model: str, dry: bool = False) -> StreamSource:
     """The shape engine where it knows the model, else a dry run. Raises UsageError and MissingDependencyError."""
     from memtrace.estimate.estimate import ShapeSource
     from memtrace.estimate.presets import model_shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from memtrace.estimate.engine.kernels import Device
+from memtrace.estimate.engine.kernels import KernelDevice
 from memtrace.estimate.estimate import Estimate, ShapeSource
 from memtrace.estimate.options import ALL_LINEAR, RunOptions
 from memtrace.estimate.shapes import ModelShape
@@ -158,7 +158,7 @@ def _guess(estimate: Estimate, requested_budget: float) -> int:
 _EXTRAPOLATED = ("inputs", "optimizer", "zero_grad")  # one loop over all layers: only their highest point counts
 
 
-def requested_peak(source: ShapeSource, options: RunOptions, device: Device) -> int:
+def requested_peak(source: ShapeSource, options: RunOptions, device: KernelDevice) -> int:
     """Highest requested bytes of a training step, the second one (loading is left out), exactly, in little time.
 
     Between two models that differ only in depth, each point of the step in the first two layers, the last layer or

@@ -19,8 +19,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.estimate.engine.kernels import Device, fused_4bit_product
-from memtrace.estimate.estimate import Source
+from memtrace.estimate.engine.kernels import KernelDevice, fused_4bit_product
+from memtrace.estimate.estimate import StreamSource
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.schedule import MicroBatch
 from memtrace.estimate.stream import EMPTY_CACHE, Stream, StreamMark
@@ -104,7 +104,7 @@ class _Kind:
 class Cells:
     """The cells of a run of ``source`` under ``options``, once :meth:`prepare` has seen their lengths."""
 
-    def __init__(self, source: Source, options: RunOptions, device: Device) -> None:
+    def __init__(self, source: StreamSource, options: RunOptions, device: KernelDevice) -> None:
         self.source = source
         self.options = replace(options, accumulation=min(options.accumulation, 2))
         self.device = device

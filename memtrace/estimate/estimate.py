@@ -1,6 +1,6 @@
 """The budget before the run: what a predicted stream of allocations makes of the allocator, phases, categories, terms.
 
-Who re-enacted the run, the shape engine or a dry run of the real code, is all the same here: a :class:`Source`.
+Who re-enacted the run, the shape engine or a dry run of the real code, is all the same here: a :class:`StreamSource`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.rounding import round_size
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.estimate.bounds import check_options, check_rank, check_size
-from memtrace.estimate.engine.kernels import Device
+from memtrace.estimate.engine.kernels import KernelDevice
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.placement import Placement, place
@@ -31,7 +31,7 @@ RESERVED_MARGIN_PERCENT = 3.0
 PHASE_OF_MARK = {"inputs": "forward", "zero_grad": "optimizer"}
 
 
-class Source(Protocol):
+class StreamSource(Protocol):
     """Where a stream of allocations comes from."""
 
     @property
@@ -57,7 +57,7 @@ class Source(Protocol):
         """Raise UsageError for options that no real run has."""
         ...
 
-    def stream(self, options: RunOptions, device: Device, layers: int | None = None, steps: int = 2) -> Stream:
+    def stream(self, options: RunOptions, device: KernelDevice, layers: int | None = None, steps: int = 2) -> Stream:
         """Loading and ``steps`` training steps; of a model with fewer ``layers`` where that is asked for."""
         ...
 
@@ -92,7 +92,7 @@ class ShapeSource:
         """Refuse ranks wider than the model."""
         check_rank(options, self.shape)
 
-    def stream(self, options: RunOptions, device: Device, layers: int | None = None, steps: int = 2) -> Stream:
+    def stream(self, options: RunOptions, device: KernelDevice, layers: int | None = None, steps: int = 2) -> Stream:
         """Run the engine."""
         shape = self.shape if layers is None else replace(self.shape, layers=min(self.shape.layers, layers))
         return simulate_run(shape, options, device, steps)
@@ -180,7 +180,7 @@ class Estimate:
     next highest.
     """
 
-    source: Source
+    source: StreamSource
     model: dict[str, Any]
     options: RunOptions
     gpu: GpuPreset
@@ -212,7 +212,7 @@ def kernels_of(gpu: GpuPreset | None) -> GpuPreset:
 
 
 def estimate(
-    source: Source | ModelShape,
+    source: StreamSource | ModelShape,
     options: RunOptions,
     gpu: GpuPreset | None = None,
     capacity_bytes: int | None = None,
@@ -333,7 +333,7 @@ def categories_of(subcategories: dict[str, int]) -> dict[str, int]:
     return sums
 
 
-def _terms(source: Source, stream: Stream, live: list[int]) -> tuple[Term, ...]:
+def _terms(source: StreamSource, stream: Stream, live: list[int]) -> tuple[Term, ...]:
     """Live bytes by term and category, largest first."""
     found: dict[tuple[str, str], list[int]] = {}
     formulas: dict[str, str | None] = {}
@@ -358,7 +358,7 @@ def _sizes_text(sizes: list[int]) -> str:
 
 
 # ---- the affine form -------------------------------------------------------------------------------------------------
-def _affine(source: Source, options: RunOptions, device: Device, stream: Stream, live: list[int]) -> Affine:
+def _affine(source: StreamSource, options: RunOptions, device: KernelDevice, stream: Stream, live: list[int]) -> Affine:
     """The affine form of ``live``: a constant, bytes per token and per token squared, batch size fixed.
 
     The live set of the peak is the same at neighbouring lengths, so each live tensor's size is a polynomial in the
@@ -392,7 +392,7 @@ def _fit(stream: Stream, placement: Placement, card: GpuPreset, capacity: int) -
     return Fit(capacity, device_bytes, margin, margin >= 0, flushed)
 
 
-def _warnings(source: Source, options: RunOptions, gpu: GpuPreset | None, stream: Stream) -> tuple[str, ...]:
+def _warnings(source: StreamSource, options: RunOptions, gpu: GpuPreset | None, stream: Stream) -> tuple[str, ...]:
     """What rests on source code only, or on an assumption: of the card, the data, the source, and outside of it."""
     card, outside = card_notes(gpu), list[str]()
     if options.quant == "int8":

@@ -43,14 +43,14 @@ class FitChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FitRun:
     """A run with its allocator settings, limit included."""
 
     plan: RunPlan
     config: AllocatorConfig
 
 
-Make = Callable[[Run], tuple[Run, str, str] | None]
+Make = Callable[[FitRun], tuple[FitRun, str, str] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ class FitPlan:
 
 def _option(
     name: str, value: Any, word: str | None = None, **also: Any
-) -> Callable[[Run], tuple[Run, str, str] | None]:
+) -> Callable[[FitRun], tuple[FitRun, str, str] | None]:
     """A change of one field of the options, to a value that it does not have yet."""
 
-    def make(run: Run) -> tuple[Run, str, str] | None:
+    def make(run: FitRun) -> tuple[FitRun, str, str] | None:
         options = run.plan.options
         was = getattr(options, name)
         if was == value:
@@ -137,20 +137,20 @@ def _only_if(test: Callable[[RunOptions], bool], make: Make) -> Make:
     return lambda run: make(run) if test(run.plan.options) else None
 
 
-def _expandable(run: Run) -> tuple[Run, str, str] | None:
+def _expandable(run: FitRun) -> tuple[FitRun, str, str] | None:
     if run.config.expandable_segments:
         return None
     return replace(run, config=replace(run.config, expandable_segments=True)), "off", "expandable_segments:True"
 
 
-def _longest_first(run: Run) -> tuple[Run, str, str] | None:
+def _longest_first(run: FitRun) -> tuple[FitRun, str, str] | None:
     steps = tuple(sorted(run.plan.steps, key=lambda step: -max(batch.tokens for batch in step)))
     if steps == run.plan.steps:
         return None
     return replace(run, plan=replace(run.plan, steps=steps)), "given", "longest-first"
 
 
-def _smaller_batches(run: Run) -> tuple[Run, str, str] | None:
+def _smaller_batches(run: FitRun) -> tuple[FitRun, str, str] | None:
     """Micro-batches of half as many sequences, twice as many of them a step: the same training."""
     rows = max(batch.rows for step in run.plan.steps for batch in step)
     if rows < 2:
@@ -167,7 +167,7 @@ def _halves(batch: MicroBatch) -> list[MicroBatch]:
     return [replace(batch, rows=rows) for rows in (first, batch.rows - first) if rows]
 
 
-def _shorter(run: Run) -> tuple[Run, str, str] | None:
+def _shorter(run: FitRun) -> tuple[FitRun, str, str] | None:
     """Sequences cut to three quarters of the longest."""
     longest = max(batch.length for step in run.plan.steps for batch in step)
     most = longest * 3 // 4 // 64 * 64
@@ -180,7 +180,7 @@ def _shorter(run: Run) -> tuple[Run, str, str] | None:
     return replace(run, plan=replace(run.plan, steps=steps, options=options)), f"{longest}", f"{most}"
 
 
-def _half_rank(run: Run) -> tuple[Run, str, str] | None:
+def _half_rank(run: FitRun) -> tuple[FitRun, str, str] | None:
     rank = run.plan.options.rank
     return _option("rank", rank // 2)(run) if rank > 8 else None
 
@@ -224,7 +224,7 @@ OPTIONS = tuple(dict.fromkeys(move.option for move in moves()))
 class Search:
     """Looks for plans under the limit of ``run``. ``keep`` names options that must stay as they are."""
 
-    def __init__(self, run: Run, keep: Sequence[str] = (), on_progress: Progress | None = None) -> None:
+    def __init__(self, run: FitRun, keep: Sequence[str] = (), on_progress: Progress | None = None) -> None:
         assert run.config.limit_bytes is not None
         self.run, self.limit_bytes = run, run.config.limit_bytes
         self._safe = run.config.with_limit(int(run.config.limit_bytes * (1 - SAFETY_SHARE)))
@@ -239,7 +239,7 @@ class Search:
         """The run unchanged."""
         return self._forecast(self.run)
 
-    def _forecast(self, run: Run, steps: tuple[Step, ...] | None = None) -> Forecast:
+    def _forecast(self, run: FitRun, steps: tuple[Step, ...] | None = None) -> Forecast:
         """Of the whole run, or of some of its steps. What is prepared for one is used for all with the same options."""
         plan = run.plan
         key = (plan.options, frozenset(batch for step in plan.steps for batch in step))
@@ -276,7 +276,7 @@ class Search:
                 chosen = without
         return chosen
 
-    def _changed(self, chosen: tuple[int, ...]) -> tuple[Run, tuple[FitChange, ...]] | None:
+    def _changed(self, chosen: tuple[int, ...]) -> tuple[FitRun, tuple[FitChange, ...]] | None:
         """The run with those changes; None if one of them changes nothing."""
         run, changes = replace(self.run, config=self._safe), list[FitChange]()
         for i in chosen:
@@ -304,7 +304,7 @@ class Search:
             self._tried[key] = self._survives(run)
         return self._tried[key]
 
-    def _survives(self, run: Run) -> bool:
+    def _survives(self, run: FitRun) -> bool:
         """What is asked for in the longest batches comes first, since most changes that don't suffice die there."""
         if self._asks_too_much(run):
             return False
@@ -313,7 +313,7 @@ class Search:
             return False
         return self._forecast(run).fits
 
-    def _asks_too_much(self, run: Run) -> bool:
+    def _asks_too_much(self, run: FitRun) -> bool:
         """Whether the batch with most tokens, or with the longest sequence, asks for more than the limit by itself."""
         source, batches = run.plan.source, [batch for step in run.plan.steps for batch in step]
         if not isinstance(source, ShapeSource):

@@ -23,7 +23,7 @@ from typing import Any
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.estimate.bounds import check_options
 from memtrace.estimate.cells import Cells, Role
-from memtrace.estimate.estimate import Source, kernels_of
+from memtrace.estimate.estimate import StreamSource, kernels_of
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.presets import GpuPreset
 from memtrace.estimate.schedule import MicroBatch, Step
@@ -40,7 +40,7 @@ class RunPlan:
     After every ``evaluate_every`` steps ``evaluation`` is run through without gradients.
     """
 
-    source: Source
+    source: StreamSource
     options: RunOptions
     steps: tuple[Step, ...]
     gpu: GpuPreset | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memtrace.errors import UsageError
-from memtrace.estimate.engine.kernels import Device
+from memtrace.estimate.engine.kernels import KernelDevice
 from memtrace.estimate.shapes import ModelShape, read_config
 from memtrace.units import GIB, MIB
 
@@ -52,7 +52,7 @@ class GpuPreset:
 
     name: str
     total_bytes: int
-    device: Device
+    device: KernelDevice
     outside_bytes: int
     outside_measured: bool
 
@@ -124,7 +124,7 @@ def gpu_preset(name: str) -> GpuPreset:
     if row is None:
         raise UsageError(f"no GPU preset {name!r}; {_meant(name, _GPUS)}")
     total_gib, capability, multiprocessors = row
-    device = Device(capability, multiprocessors)
+    device = KernelDevice(capability, multiprocessors)
     return GpuPreset(name.lower(), round(total_gib * GIB), device, _OUTSIDE_BYTES, name.lower() == "h200")
 
 

@@ -20,7 +20,7 @@ from memtrace.explain.facts import OomFacts
 from memtrace.explain.log_moment import frames_in_log, moment_in_log
 from memtrace.explain.setting import setting_of_log
 from memtrace.explain.sizes import asked_at, possibilities, possible_models
-from memtrace.explain.snapshot_facts import Known, device_total_bytes, verdict_at
+from memtrace.explain.snapshot_facts import KnownFigures, device_total_bytes, verdict_at
 from memtrace.explain.text_answer import TextAnswer, principal, verdict_from_log
 from memtrace.explain.text_facts import facts_of_text
 from memtrace.explain.text_findings import findings_of_log
@@ -163,13 +163,13 @@ def _matching(messages: Sequence[OomMessage], refusal: Refusal | None, allocated
     return None
 
 
-def _known(capacity_bytes: int | None, figures: OomFacts | None) -> Known:
+def _known(capacity_bytes: int | None, figures: OomFacts | None) -> KnownFigures:
     if figures is None:
-        return Known(capacity_bytes)
+        return KnownFigures(capacity_bytes)
     limit = figures.limit
     if limit is not None and figures.total is not None and limit.low >= figures.total.high:
         limit = None
-    return Known(capacity_bytes, limit, figures.total, figures.free)
+    return KnownFigures(capacity_bytes, limit, figures.total, figures.free)
 
 
 def _oom(case: Case, refusal: Refusal | None, message: OomMessage | None) -> Mapping[str, object] | None:
@@ -184,7 +184,7 @@ def _oom(case: Case, refusal: Refusal | None, message: OomMessage | None) -> Map
         "backend": text.get("backend") or "cuda",
         "device": case.timeline.device.device,
         "tried_bytes": refusal.need_bytes,
-        "total_bytes": device_total_bytes(case.timeline, Known()) or text.get("total_bytes"),
+        "total_bytes": device_total_bytes(case.timeline, KnownFigures()) or text.get("total_bytes"),
         "free_bytes": refusal.device_free_bytes if refusal.device_free_bytes is not None else text.get("free_bytes"),
         "allocated_bytes": case.allocated_bytes,
         "reserved_bytes": case.reserved_bytes,

@@ -14,14 +14,14 @@ from memtrace.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ByteSpan:
     """Bytes between ``low`` and ``high``."""
 
     low: float
     high: float
 
     @classmethod
-    def exactly(cls, size_bytes: float) -> Span:
+    def exactly(cls, size_bytes: float) -> ByteSpan:
         """A measured amount."""
         return cls(size_bytes, size_bytes)
 
@@ -30,32 +30,32 @@ class Span:
         """The most likely value."""
         return (self.low + self.high) / 2
 
-    def __add__(self, other: Span) -> Span:
-        return Span(self.low + other.low, self.high + other.high)
+    def __add__(self, other: ByteSpan) -> ByteSpan:
+        return ByteSpan(self.low + other.low, self.high + other.high)
 
-    def __sub__(self, other: Span) -> Span:
-        return Span(self.low - other.high, self.high - other.low)
+    def __sub__(self, other: ByteSpan) -> ByteSpan:
+        return ByteSpan(self.low - other.high, self.high - other.low)
 
-    def times(self, factor: float) -> Span:
+    def times(self, factor: float) -> ByteSpan:
         """Scaled by a positive factor."""
-        return Span(self.low * factor, self.high * factor)
+        return ByteSpan(self.low * factor, self.high * factor)
 
-    def floor_zero(self) -> Span:
+    def floor_zero(self) -> ByteSpan:
         """The part that is not negative (a difference known to be a size)."""
-        return Span(max(0.0, self.low), max(0.0, self.high))
+        return ByteSpan(max(0.0, self.low), max(0.0, self.high))
 
     def __str__(self) -> str:
         return format_bytes(round(self.middle))
 
 
-def smaller(one: Span | None, other: Span | None) -> Span | None:
+def smaller(one: ByteSpan | None, other: ByteSpan | None) -> ByteSpan | None:
     """Minimum of two amounts; an unknown one is ignored."""
     if one is None or other is None:
         return one or other
-    return Span(min(one.low, other.low), min(one.high, other.high))
+    return ByteSpan(min(one.low, other.low), min(one.high, other.high))
 
 
-def at_least(one: Span, other: Span) -> bool | None:
+def at_least(one: ByteSpan, other: ByteSpan) -> bool | None:
     """Whether ``one >= other``; None where the intervals leave it open."""
     if one.low >= other.high:
         return True
@@ -64,7 +64,7 @@ def at_least(one: Span, other: Span) -> bool | None:
     return None
 
 
-class Source(Enum):
+class FactSource(Enum):
     """Where facts come from."""
 
     SNAPSHOT = "a recording"
@@ -115,20 +115,20 @@ class OomFacts:
     ``still_needed_bytes``: what the pass would have asked for from here on, this request included.
     """
 
-    source: Source
+    source: FactSource
     refuser: Refuser = Refuser.ALLOCATOR
     what: str = ""
     """A sentence on what was refused by whom, where the refuser is not the allocator."""
-    asked: Span | None = None
-    driver_asked: Span | None = None
-    allocated: Span | None = None
-    reserved: Span | None = None
-    slack: Span | None = None
-    free: Span | None = None
-    total: Span | None = None
-    limit: Span | None = None
-    own_outside: Span | None = None
-    others: Span | None = None
+    asked: ByteSpan | None = None
+    driver_asked: ByteSpan | None = None
+    allocated: ByteSpan | None = None
+    reserved: ByteSpan | None = None
+    slack: ByteSpan | None = None
+    free: ByteSpan | None = None
+    total: ByteSpan | None = None
+    limit: ByteSpan | None = None
+    own_outside: ByteSpan | None = None
+    others: ByteSpan | None = None
     pieces: int | None = None
     usable_bytes: int | None = None
     """The largest free block that the request's pool and stream could have used."""
@@ -142,7 +142,7 @@ class OomFacts:
     """False where the recording could not be reproduced, so that sizes of blocks are estimates."""
 
     @property
-    def need(self) -> Span | None:
+    def need(self) -> ByteSpan | None:
         """What the driver would have had to give."""
         return self.driver_asked or self.asked
 
@@ -154,20 +154,20 @@ class OomFacts:
         return self.free is None or (self.limit - self.reserved).low < self.free.low
 
     @property
-    def capacity(self) -> Span | None:
+    def capacity(self) -> ByteSpan | None:
         """What the process could have had: its limit, or what it held and what the card had left, the smaller; the
         card's size where neither is known. Memory of others can't be had."""
         held = self.reserved + self.free if self.reserved is not None and self.free is not None else self.total
         return smaller(self.limit, held)
 
     @property
-    def room(self) -> Span | None:
+    def room(self) -> ByteSpan | None:
         """What the driver or the limit would still give."""
         left = (self.limit - self.reserved).floor_zero() if self.limit and self.reserved else None
         return smaller(self.free, left)
 
     @property
-    def outside(self) -> Span | None:
+    def outside(self) -> ByteSpan | None:
         """What is neither free nor this allocator's."""
         if self.total is None or self.free is None or self.reserved is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.rounding import round_size
 from memtrace.estimate.forecast import RunOom
-from memtrace.explain.facts import OomFacts, Source, Span
+from memtrace.explain.facts import ByteSpan, FactSource, OomFacts
 from memtrace.explain.verdict import Verdict, judge
 
 
@@ -14,13 +14,13 @@ def judge_forecast(oom: RunOom, config: AllocatorConfig) -> Verdict:
     refusal = oom.refusal
     return judge(
         OomFacts(
-            source=Source.SNAPSHOT,
-            asked=Span.exactly(round_size(refusal.tensor_bytes, config)),
-            driver_asked=Span.exactly(refusal.requested_bytes),
-            allocated=Span.exactly(refusal.allocated_bytes),
-            reserved=Span.exactly(refusal.reserved_bytes),
-            slack=Span.exactly(refusal.free_bytes),
-            limit=Span.exactly(config.limit_bytes) if config.limit_bytes is not None else None,
+            source=FactSource.SNAPSHOT,
+            asked=ByteSpan.exactly(round_size(refusal.tensor_bytes, config)),
+            driver_asked=ByteSpan.exactly(refusal.requested_bytes),
+            allocated=ByteSpan.exactly(refusal.allocated_bytes),
+            reserved=ByteSpan.exactly(refusal.reserved_bytes),
+            slack=ByteSpan.exactly(refusal.free_bytes),
+            limit=ByteSpan.exactly(config.limit_bytes) if config.limit_bytes is not None else None,
             pieces=refusal.pieces,
             usable_bytes=refusal.usable_bytes,
             still_needed_bytes=refusal.still_needed_bytes,

@@ -16,7 +16,7 @@ from memtrace.allocator.config import from_snapshot
 from memtrace.allocator.rounding import round_size, segment_size
 from memtrace.attribution.phases import Phase, Phases
 from memtrace.explain.course import Course, forward_progress, still_needed
-from memtrace.explain.facts import OomFacts, Source, Span
+from memtrace.explain.facts import ByteSpan, FactSource, OomFacts
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _LEAST_LAYERS = 4
@@ -37,15 +37,15 @@ def facts_of_process(
     progress = forward_progress(course, event)
     needed = still_needed(course, event, progress)
     return OomFacts(
-        source=Source.PROCESS,
-        asked=Span.exactly(asked),
-        driver_asked=Span.exactly(segment_size(asked, config)),
-        allocated=Span.exactly(allocated),
-        reserved=Span.exactly(reserved),
-        slack=Span.exactly(reserved - allocated),
-        free=Span.exactly(free) if free is not None else Span(0, segment_size(asked, config)),
-        total=Span.exactly(total) if total is not None else None,
-        limit=Span.exactly(limit) if limit is not None else None,
+        source=FactSource.PROCESS,
+        asked=ByteSpan.exactly(asked),
+        driver_asked=ByteSpan.exactly(segment_size(asked, config)),
+        allocated=ByteSpan.exactly(allocated),
+        reserved=ByteSpan.exactly(reserved),
+        slack=ByteSpan.exactly(reserved - allocated),
+        free=ByteSpan.exactly(free) if free is not None else ByteSpan(0, segment_size(asked, config)),
+        total=ByteSpan.exactly(total) if total is not None else None,
+        limit=ByteSpan.exactly(limit) if limit is not None else None,
         still_needed_bytes=max(needed, asked) if needed is not None else None,
         progress=progress,
     )

@@ -18,7 +18,7 @@ from memtrace.attribution.categories import Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Capacity, Pieces
 from memtrace.explain.course import Course, forward_progress, still_needed
-from memtrace.explain.facts import OomFacts, Source, Span
+from memtrace.explain.facts import ByteSpan, FactSource, OomFacts
 from memtrace.explain.layers import layer_count
 from memtrace.explain.verdict import Verdict, judge
 from memtrace.history.layout import Layout, State, layout_at
@@ -31,13 +31,13 @@ _EXPANDABLE_OVERSHOOT_BYTES = 20 << 20  # the limit is checked before whole page
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownFigures:
     """What other sources say: ``--capacity``, and a log's figures as intervals of bytes."""
 
     given_bytes: int | None = None
-    limit: Span | None = None
-    total: Span | None = None
-    free: Span | None = None
+    limit: ByteSpan | None = None
+    total: ByteSpan | None = None
+    free: ByteSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Refused:
     pieces: Pieces
 
 
-def refused_at(analysis: Analysis, event: int, known: Known) -> Refused | None:
+def refused_at(analysis: Analysis, event: int, known: KnownFigures) -> Refused | None:
     """The refusal at an event; None if nothing was refused there."""
     timeline = analysis.timeline
     refusal = next((r for r in refusals(timeline) if r.event == event), None)
@@ -65,15 +65,15 @@ def refused_at(analysis: Analysis, event: int, known: Known) -> Refused | None:
     needed = needed if needed is not None else _missing_states(analysis, event)
     total = device_total_bytes(timeline, known)
     facts = OomFacts(
-        source=Source.SNAPSHOT,
-        asked=Span.exactly(refusal.asked_bytes),
-        driver_asked=Span.exactly(refusal.need_bytes),
-        allocated=Span.exactly(pieces.allocated_bytes),
-        reserved=Span.exactly(refusal.reserved_bytes),
-        slack=Span.exactly(pieces.slack_bytes),
+        source=FactSource.SNAPSHOT,
+        asked=ByteSpan.exactly(refusal.asked_bytes),
+        driver_asked=ByteSpan.exactly(refusal.need_bytes),
+        allocated=ByteSpan.exactly(pieces.allocated_bytes),
+        reserved=ByteSpan.exactly(refusal.reserved_bytes),
+        slack=ByteSpan.exactly(pieces.slack_bytes),
         # Unknown, but the refusal bounds it.
-        free=Span.exactly(free) if free is not None else Span(0, refusal.need_bytes),
-        total=Span.exactly(total) if total is not None else None,
+        free=ByteSpan.exactly(free) if free is not None else ByteSpan(0, refusal.need_bytes),
+        total=ByteSpan.exactly(total) if total is not None else None,
         limit=limit,
         pieces=pieces.count,
         usable_bytes=pieces.usable_bytes,
@@ -88,7 +88,7 @@ def refused_at(analysis: Analysis, event: int, known: Known) -> Refused | None:
     return Refused(refusal, facts, capacity, pieces)
 
 
-def verdict_at(analysis: Analysis, event: int, known: Known) -> tuple[Verdict, Refused | None]:
+def verdict_at(analysis: Analysis, event: int, known: KnownFigures) -> tuple[Verdict, Refused | None]:
     """Verdict on the snapshot's state at ``event``; ``no_oom`` unless a request was refused there."""
     refused = refused_at(analysis, event, known)
     if refused is not None:
@@ -173,7 +173,7 @@ def _missing_states(analysis: Analysis, event: int) -> int | None:
     return max(0, 2 * int(size[params].sum()) - int(size[full].sum()))
 
 
-def timeline_free(refusal: Refusal, known: Known) -> int | None:
+def timeline_free(refusal: Refusal, known: KnownFigures) -> int | None:
     """Free bytes of the card at the refusal, from the event or else from a log."""
     if refusal.device_free_bytes is not None:
         return refusal.device_free_bytes
@@ -193,7 +193,7 @@ def recorded_limit_bytes(timeline: Timeline) -> int | None:
     return None
 
 
-def device_total_bytes(timeline: Timeline, known: Known) -> int | None:
+def device_total_bytes(timeline: Timeline, known: KnownFigures) -> int | None:
     """The card's memory, where the file or a log says it."""
     total = timeline.snapshot.memtrace.get("device_total_bytes")
     if isinstance(total, int) and total > 0:
@@ -201,22 +201,22 @@ def device_total_bytes(timeline: Timeline, known: Known) -> int | None:
     return round(known.total.middle) if known.total is not None else None
 
 
-def _limit(timeline: Timeline, refusal: Refusal, free: int | None, known: Known) -> tuple[Span | None, str]:
+def _limit(timeline: Timeline, refusal: Refusal, free: int | None, known: KnownFigures) -> tuple[ByteSpan | None, str]:
     """The process's limit and who says so; None where the card was full, or where no limit that never changed can
     explain a refusal although the card had room."""
     if known.given_bytes is not None:
-        return Span.exactly(known.given_bytes), "given"
+        return ByteSpan.exactly(known.given_bytes), "given"
     if (recorded := recorded_limit_bytes(timeline)) is not None:
-        return Span.exactly(recorded), "recorded"
+        return ByteSpan.exactly(recorded), "recorded"
     if known.limit is not None:
-        return Span(round(known.limit.low), round(known.limit.high)), "log"
+        return ByteSpan(round(known.limit.low), round(known.limit.high)), "log"
     if free is None or free < refusal.need_bytes:
         return None, ""
     low = timeline.peaks()[2].size_bytes
     if from_snapshot(timeline.snapshot.settings).expandable_segments:
         low = max(refusal.reserved_bytes, low - _EXPANDABLE_OVERSHOOT_BYTES)
     high = min(r.reserved_bytes + r.need_bytes for r in refusals(timeline) if _card_had_room(r))
-    return (Span(low, high - 1) if low < high else None), "inferred"
+    return (ByteSpan(low, high - 1) if low < high else None), "inferred"
 
 
 def _card_had_room(refusal: Refusal) -> bool:

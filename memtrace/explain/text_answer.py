@@ -11,7 +11,7 @@ from memtrace.explain.text_facts import facts_of_text
 from memtrace.explain.text_sentences import worth_saying
 from memtrace.explain.traceback_causes import TracebackCause, cause_in
 from memtrace.explain.verdict import judge
-from memtrace.oomlog import MessageKind, MemorySummary, OomMessage
+from memtrace.oomlog import MemorySummary, MessageKind, OomMessage
 from memtrace.snapshot.stacks import Frame
 
 

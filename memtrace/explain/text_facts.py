@@ -5,7 +5,7 @@ Differences of printed figures are uncertain by megabytes, often as much as the 
 
 from __future__ import annotations
 
-from memtrace.explain.facts import OomFacts, Refuser, Source, Span
+from memtrace.explain.facts import ByteSpan, FactSource, OomFacts, Refuser
 from memtrace.oomlog import MessageKind, OomMessage
 
 _OWN_MEMORY = ("nccl", "bitsandbytes", "vllm-cumem")
@@ -16,9 +16,9 @@ def facts_of_text(message: OomMessage) -> OomFacts:
     """Intervals of a message's figures and what follows from them: ``reserved`` and ``slack`` from each other and
     ``allocated``, what is this process's and what others' from the process lines."""
 
-    def span(name: str) -> Span | None:
+    def span(name: str) -> ByteSpan | None:
         found = message.interval(f"{name}_bytes")
-        return Span(*found) if found else None
+        return ByteSpan(*found) if found else None
 
     total, free, allocated, limit = span("total"), span("free"), span("allocated"), span("limit")
     reserved, slack, process = span("reserved"), span("reserved_unallocated"), span("process")
@@ -27,12 +27,12 @@ def facts_of_text(message: OomMessage) -> OomFacts:
     elif allocated is not None and slack is None and reserved is not None:
         slack = (reserved - allocated).floor_zero()
     if message.kind is MessageKind.METAL and allocated is not None:
-        allocated += span("other_allocations") or Span(0, 0)
+        allocated += span("other_allocations") or ByteSpan(0, 0)
     own_pid: int | None = None
     if total and free and reserved and process is None:
         own_pid, process = _own_process(message, total - free, reserved)
     return OomFacts(
-        source=Source.TEXT,
+        source=FactSource.TEXT,
         refuser=_refuser(message),
         what=sentence(message.what),
         asked=span("tried"),
@@ -74,7 +74,7 @@ def _refuser(message: OomMessage) -> Refuser:
     return Refuser.ALLOCATOR
 
 
-def _own_process(message: OomMessage, used: Span, reserved: Span) -> tuple[int | None, Span | None]:
+def _own_process(message: OomMessage, used: ByteSpan, reserved: ByteSpan) -> tuple[int | None, ByteSpan | None]:
     """The process line that is this process, if the figures leave no other choice.
 
     Inside a container the failing process appears under a number it does not know. What PyTorch reserved is in use
@@ -89,5 +89,5 @@ def _own_process(message: OomMessage, used: Span, reserved: Span) -> tuple[int |
     fitting = [(pid, amount) for pid, amount in known if amount + _HALF_DIGIT_BYTES >= reserved.low]
     if len(fitting) == 1 and unnamed_high < reserved.low:
         pid, amount = fitting[0]
-        return pid, Span(amount - _HALF_DIGIT_BYTES, amount + _HALF_DIGIT_BYTES)
+        return pid, ByteSpan(amount - _HALF_DIGIT_BYTES, amount + _HALF_DIGIT_BYTES)
     return None, None

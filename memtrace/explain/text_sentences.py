@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memtrace.explain.facts import OomFacts, Span
+from memtrace.explain.facts import ByteSpan, OomFacts
 from memtrace.explain.text_facts import sentence
-from memtrace.oomlog import MessageKind, MemorySummary, OomMessage
+from memtrace.oomlog import MemorySummary, MessageKind, OomMessage
 from memtrace.oomlog.versions import intersect
 from memtrace.units import GIB, MIB, format_bytes
 
@@ -123,7 +123,7 @@ def _pieces(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
         return
     if verdict == "fragmentation":
         full = 100 * f.allocated.middle / f.capacity.middle
-        spare = f.slack + (f.room or Span(0, 0)) - f.asked
+        spare = f.slack + (f.room or ByteSpan(0, 0)) - f.asked
         if full >= 85 or spare.middle < 0.1 * f.asked.middle:
             left = format_bytes(round(max(0.0, spare.middle)))
             yield f"{full:.0f} % of the capacity is allocated; in one piece {left} would be left after this request."

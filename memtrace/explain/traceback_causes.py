@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtrace.explain.answer import Advice, Basis, Finding
-from memtrace.explain.facts import Span
+from memtrace.explain.facts import ByteSpan
 from memtrace.snapshot.stacks import Frame
 
 
@@ -104,7 +104,7 @@ def cause_in(frames: Sequence[Frame]) -> TracebackCause | None:
     return None
 
 
-def finding_of(cause: TracebackCause, asked: Span | None) -> Finding:
+def finding_of(cause: TracebackCause, asked: ByteSpan | None) -> Finding:
     """What to say of it: the request itself is what each change saves."""
     size_bytes = round(asked.middle) if asked is not None else None
     terms = f"the refused {asked}" if asked is not None else ""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memtrace.explain.facts import OomFacts, Refuser, Source, Span, at_least
+from memtrace.explain.facts import ByteSpan, FactSource, OomFacts, Refuser, at_least
 from memtrace.units import counted
 from memtrace.units import format_bytes as size
 
@@ -52,7 +52,7 @@ def judge(facts: OomFacts) -> Verdict:
         verdict, because = "not_this_process", [others, *because]
     if not facts.is_exact:
         because.append("The recording could not be reproduced exactly, so sizes of blocks are estimates.")
-    words = ("derived", "guess") if facts.source is Source.TEXT else ("measured", "derived")
+    words = ("derived", "guess") if facts.source is FactSource.TEXT else ("measured", "derived")
     return Verdict(verdict, words[0 if is_sure and facts.is_exact else 1], tuple(because))
 
 
@@ -98,7 +98,7 @@ def _larger_than_all(f: OomFacts) -> _Ruling | None:
 def _fitted(f: OomFacts) -> _Ruling | None:
     if f.room is None or f.need is None or not at_least(f.room, f.need):
         return None
-    if f.limit is None and f.source is not Source.TEXT:
+    if f.limit is None and f.source is not FactSource.TEXT:
         return "limit", False, [
             f"{f.need} was refused with {f.free} free on the card, after this process had held more than that: no "
             "limit that stays the same explains it.",
@@ -141,7 +141,7 @@ def _elsewhere(f: OomFacts) -> _Ruling | None:
             return "not_pytorch", True, [held, whose]
         if f.others.low > f.own_outside.high:
             return "not_this_process", True, [held, f"{f.others} of that belongs to other processes."]
-    if f.source is not Source.TEXT:
+    if f.source is not FactSource.TEXT:
         return "not_this_process", True, [held, *_state(f)]
     unsaid = "The text does not say whose it is; a process's own memory outside PyTorch is rarely above 2 GiB."
     return "not_this_process", False, [held, unsaid]
@@ -164,7 +164,7 @@ def _too_little(f: OomFacts) -> _Ruling | None:
     """Not even in one piece; where the sum is open, what is more likely, as long as pieces play a part at all."""
     asked, slack, capacity, had = _sums(f)
     enough = at_least(had, asked)
-    proven = had.middle if f.source is Source.TEXT else had.low  # an inferred limit is proven up to its lower bound
+    proven = had.middle if f.source is FactSource.TEXT else had.low  # an inferred limit is proven up to its lower bound
     if enough or (enough is None and (proven >= asked.middle or slack.high <= MATERIAL_SHARE * capacity.low)):
         return None
     because = _state(f)
@@ -218,10 +218,10 @@ def _in_pieces(f: OomFacts) -> _Ruling:
         )
     if f.usable_bytes is not None and f.usable_bytes >= asked.high:
         because.append("A fitting piece came free too late: PyTorch does not search again after its flush.")
-    if f.source is not Source.TEXT:
+    if f.source is not FactSource.TEXT:
         return "fragmentation", True, because
     doubts = []
-    room = f.room or Span(0, 0)
+    room = f.room or ByteSpan(0, 0)
     is_open = at_least(had, asked) is None or slack.low < MATERIAL_SHARE * capacity.high
     if is_open or (room.high > 0 and at_least(room, asked) is None):
         doubts.append(_COARSE)
@@ -241,10 +241,10 @@ _RULES = (
 _COARSE = "The figures are too coarse to decide it."
 
 
-def _sums(f: OomFacts) -> tuple[Span, Span, Span, Span]:
+def _sums(f: OomFacts) -> tuple[ByteSpan, ByteSpan, ByteSpan, ByteSpan]:
     """(asked, slack, capacity, slack and what was still to be had); known once the first rules have passed."""
     assert f.asked is not None and f.slack is not None and f.capacity is not None
-    return f.asked, f.slack, f.capacity, f.slack + (f.room or Span(0, 0))
+    return f.asked, f.slack, f.capacity, f.slack + (f.room or ByteSpan(0, 0))
 
 
 def _state(f: OomFacts) -> list[str]:
@@ -252,7 +252,7 @@ def _state(f: OomFacts) -> list[str]:
         return []
     what = "limit of this process" if f.is_limited else "card"
     low, high = round(f.capacity.low), round(f.capacity.high)
-    if low == high or f.source is Source.TEXT:
+    if low == high or f.source is FactSource.TEXT:
         allows = str(f.capacity)
     else:
         allows = f"less than {size(high)}" if high - low > _WIDE_SHARE * high else f"about {size(low)}"

@@ -19,7 +19,7 @@ from memtrace.snapshot.model import Annotation, Device, Snapshot
 from memtrace.snapshot.segment_columns import read_segments
 from memtrace.snapshot.trace_columns import read_trace
 from memtrace.snapshot.version import release_range
-from memtrace.snapshot.window import WINDOW_BYTES, Window
+from memtrace.snapshot.window import WINDOW_BYTES, ReadWindow
 from memtrace.units import printable, printable_in
 
 _TOP_KEYS = {
@@ -74,7 +74,7 @@ def load_fast(opened: Source, window_bytes: int = WINDOW_BYTES) -> Snapshot | No
     """The snapshot by the fast decoder; None where the file is not for it, or needs a message the other one has."""
     if opened.head[:2] not in _FAST_HEADS:
         return None
-    window = Window(opened.stream, window_bytes, frames_at=2)
+    window = ReadWindow(opened.stream, window_bytes, frames_at=2)
     decoder = FastDecoder(window, StackInterner())
     try:
         return from_raw(decoder.load(), opened.name, contexts=decoder.contexts)

@@ -21,7 +21,7 @@ _FRAME_HEAD_BYTES = 9
 _NEVER = 1 << 62
 
 
-class Window:
+class ReadWindow:
     """``data[:end]`` are the bytes now in sight; ``base`` is where they begin in the whole stream.
 
     With ``frames_at``, the position of the first frame's head, the heads of frames are taken out, since they may stand

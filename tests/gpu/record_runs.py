@@ -128,7 +128,7 @@ def plan(out: Path, only: list[str]) -> None:
     from dataclasses import replace
 
     from memtrace.allocator.conf_text import parse_conf
-    from memtrace.estimate.estimate import ShapeSource, Source
+    from memtrace.estimate.estimate import ShapeSource, StreamSource
     from memtrace.estimate.forecast import RunPlan, forecast, needs_bytes, prepare
     from memtrace.estimate.options import RunOptions
     from memtrace.estimate.schedule import steps_of
@@ -139,7 +139,7 @@ def plan(out: Path, only: list[str]) -> None:
         if spec["name"] in done or (only and not any(word in spec["name"] for word in only)):
             continue
         architecture = MODELS[spec["model"]]
-        source: Source
+        source: StreamSource
         if architecture["model_type"] in FAMILIES:
             source = ShapeSource(shape_from_config(architecture, spec["name"]))
         else:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from memtrace.errors import UsageError
-from memtrace.estimate.engine.kernels import Device, attention_kernel, fused_4bit_product
+from memtrace.estimate.engine.kernels import KernelDevice, attention_kernel, fused_4bit_product
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.shapes import ModelShape
 
@@ -30,7 +30,7 @@ class Symbols:
 
     shape: ModelShape
     options: RunOptions
-    device: Device
+    device: KernelDevice
     h: int
     f: int
     L: int
@@ -91,7 +91,7 @@ class Symbols:
         return plain and not self.options.autocast and not (window is not None and self.s >= window)
 
 
-def symbols(shape: ModelShape, options: RunOptions, device: Device) -> Symbols:
+def symbols(shape: ModelShape, options: RunOptions, device: KernelDevice) -> Symbols:
     """All symbols of one setup."""
     e, width = options.hidden_bytes, options.adapter_bytes
     shared_heads = shape.heads != shape.kv_heads

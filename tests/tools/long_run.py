@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.decoder import Decoder
-from memtrace.estimate.engine.kernels import Device
+from memtrace.estimate.engine.kernels import KernelDevice
 from memtrace.estimate.engine.load import Loader
 from memtrace.estimate.engine.loss import Head
 from memtrace.estimate.engine.ops import Ops
@@ -18,7 +18,7 @@ from memtrace.estimate.forecast import RunPlan
 from memtrace.estimate.stream import Stream, Tape
 
 
-def long_run(plan: RunPlan, device: Device) -> tuple[Stream, list[int]]:
+def long_run(plan: RunPlan, device: KernelDevice) -> tuple[Stream, list[int]]:
     """The stream of loading and all steps, and the event at which each step begins."""
     assert isinstance(plan.source, ShapeSource)
     shape, options = plan.source.shape, plan.options

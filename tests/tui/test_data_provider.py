@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 import pytest
 from browser_cases import CASES, TINY, recording
-from memtrace_tui.provider import Provider, Recording
+from memtrace_tui.provider import Provider, BrowsedRecording
 from support import trace_path
 
 from memtrace.answers.report import report
@@ -49,7 +49,7 @@ def test_the_first_screen_is_what_report_json_prints(name: str, capsysbinary: py
     path = str(trace_path(name))
     assert main(["report", path, "--json"]) == 0
     printed = json.loads(capsysbinary.readouterr().out)
-    provider = Recording.open(path).provider()
+    provider = BrowsedRecording.open(path).provider()
     shown = orjson.loads(orjson.dumps(provider.report(provider.start.event), option=orjson.OPT_SERIALIZE_NUMPY))
     assert shown == {key: printed[key] for key in shown}  # the command may add to it
 
@@ -111,12 +111,12 @@ def test_two_devices() -> None:
 
 def test_a_file_that_is_no_snapshot_says_so(tmp_path: object) -> None:
     with pytest.raises(MemtraceError, match="no such file"):
-        Recording.open(f"{tmp_path}/nothing.pickle")
+        BrowsedRecording.open(f"{tmp_path}/nothing.pickle")
 
 
 def test_progress_goes_up_and_can_stop_the_loading() -> None:
     seen: list[float] = []
-    Recording.open(trace_path(TINY), on_progress=seen.append)
+    BrowsedRecording.open(trace_path(TINY), on_progress=seen.append)
     assert seen == sorted(seen) and seen[-1] == 1.0
 
     class Stop(Exception):
@@ -126,7 +126,7 @@ def test_progress_goes_up_and_can_stop_the_loading() -> None:
         raise Stop
 
     with pytest.raises((Stop, MemtraceError)):
-        Recording.open(trace_path(TINY), on_progress=stop)
+        BrowsedRecording.open(trace_path(TINY), on_progress=stop)
 
 
 def test_the_provider_of_an_empty_recording_answers_everything() -> None:

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from browser_cases import CASES, TINY, recording
-from memtrace_tui.data.calltree import Node, call_tree, icicle, open_hot, visible
+from memtrace_tui.data.calltree import CallNode, call_tree, icicle, open_hot, visible
 from memtrace_tui.data.eventlog import EventLog
 from memtrace_tui.data.query import parse
 from memtrace_tui.data.rows import GROUPS, AllocationTable
@@ -88,7 +88,7 @@ def test_groups_add_up_and_their_filter_shows_their_rows(case: str, by: str) -> 
         assert int(table.table.requested_bytes[inside].sum()) == group.bytes
 
 
-def check(node: Node) -> None:
+def check(node: CallNode) -> None:
     assert node.bytes == node.self_bytes + sum(child.bytes for child in node.children.values())
     assert node.bytes == sum(node.by_category.values())
     for child in node.children.values():

@@ -17,10 +17,10 @@ from memtrace_tui.app import BrowseApp
 from memtrace_tui.dialogs import Ask, Details
 from memtrace_tui.helptext import help_lines
 from memtrace_tui.loading import LoadingScreen
-from memtrace_tui.look import Look
+from memtrace_tui.look import ScreenLook
 from memtrace_tui.main_screen import MainScreen
 from memtrace_tui.palette import PALETTES, PHASE_LETTERS, SIXTEEN, colour
-from memtrace_tui.provider import Recording
+from memtrace_tui.provider import BrowsedRecording
 from memtrace_tui.settings import Settings, config_path
 from support import trace_path
 from textual.binding import Binding
@@ -46,12 +46,12 @@ async def test_loading_shows_progress_then_the_overview() -> None:
 async def test_loading_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
-    def slow(*args: object, on_progress: object = None, **kwargs: object) -> Recording:
+    def slow(*args: object, on_progress: object = None, **kwargs: object) -> BrowsedRecording:
         go_on.wait(10)
         args[3](0.5)  # type: ignore[operator]
         raise AssertionError("the thread went on after it was told to stop")
 
-    monkeypatch.setattr(Recording, "open", slow)
+    monkeypatch.setattr(BrowsedRecording, "open", slow)
     app = BrowseApp("a.pickle", remember=False)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(lambda: isinstance(app.screen, LoadingScreen))
@@ -230,7 +230,7 @@ def test_palettes_know_every_role_and_tell_categories_apart() -> None:
         for role in ("text", "dim", "title", "hole", "unused", "cat:lora", "faded:cat|lora", "shade:ramp|2", "heat:5",
                      "hue:3", "phase:forward", "fill:cat|lora", "select"):  # fmt: skip
             assert len(colour(palette, role)) == 7
-            Look(palette).style(role, "panel")
+            ScreenLook(palette).style(role, "panel")
     ansi = {"00", "55", "aa", "ff"}
     for value in (*SIXTEEN.category.values(), *SIXTEEN.phase.values(), SIXTEEN.background, SIXTEEN.hole):
         assert {value[i : i + 2] for i in (1, 3, 5)} <= ansi

@@ -17,7 +17,7 @@ from memtrace_tui.data.rows import AllocationTable
 from memtrace_tui.data.whatif import whatif_lines
 from memtrace_tui.dialogs import Ask, Details
 from memtrace_tui.helptext import help_lines
-from memtrace_tui.look import Look
+from memtrace_tui.look import ScreenLook
 from memtrace_tui.palette import DARK
 from memtrace_tui.settings import Settings
 from memtrace_tui.views.allocations import AllocationsView
@@ -42,7 +42,7 @@ SIZES = [(80, 24), (160, 48)]
 
 
 def test_spans_that_do_not_fit_end_with_a_sign() -> None:
-    look = Look(DARK)
+    look = ScreenLook(DARK)
     assert look.spans([("abc", "text"), ("def", "dim")], 6).text == "abcdef"
     assert look.spans([("abc", "text"), ("def", "dim")], 5).text == "abcd…"
     assert look.spans([("名前名前", "text")], 4).cell_length == 4

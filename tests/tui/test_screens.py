@@ -13,7 +13,7 @@ from memtrace_tui.widgets.base import Drawn
 from memtrace_tui.widgets.blockmap import BlockMap
 from memtrace_tui.widgets.chart import Chart
 from memtrace_tui.widgets.lines import Lines
-from memtrace_tui.widgets.segmap import SegmentMap
+from memtrace_tui.widgets.segmap import SegmentMapWidget
 from memtrace_tui.widgets.table import Table
 from textual.binding import Binding
 from textual.pilot import Pilot
@@ -199,7 +199,7 @@ async def test_segment_map_selection_and_zoom() -> None:
     async with open_app(TINY, (120, 40)) as pilot:
         screen = main_screen(pilot)
         await hit(pilot, "3")
-        segments = screen.view.query_one(SegmentMap)
+        segments = screen.view.query_one(SegmentMapWidget)
         worst = screen.session.report.fragmentation.pinned_segments[0]
         assert int(segments.layout_now.address[segments.segment]) == worst.address
         await settle(pilot)

@@ -10,7 +10,7 @@ import pytest
 
 from memtrace.cli import main
 from memtrace.errors import MemtraceError, SnapshotError, UsageError
-from memtrace.estimate.engine.kernels import Device, attention_kernel, fused_4bit_product
+from memtrace.estimate.engine.kernels import KernelDevice, attention_kernel, fused_4bit_product
 from memtrace.estimate.estimate import estimate
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.presets import gpu_names, gpu_preset, model_names, model_preset, model_shape
@@ -209,7 +209,7 @@ def test_the_fused_4bit_product_on_an_h200() -> None:
     ],
 )
 def test_attention_kernels(capability: tuple[int, int], requested: str, width: int, shared: bool, kernel: str) -> None:
-    assert attention_kernel(Device(capability, 100), requested, width, shared, 128) == kernel
+    assert attention_kernel(KernelDevice(capability, 100), requested, width, shared, 128) == kernel
 
 
 def test_workspace_by_capability() -> None:

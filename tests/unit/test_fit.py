@@ -14,7 +14,7 @@ from memtrace.allocator.config import AllocatorConfig
 from memtrace.cli import main
 from memtrace.estimate.advice import requested_peak
 from memtrace.estimate.estimate import ShapeSource, kernels_of
-from memtrace.estimate.fit import _LEAST, OPTIONS, SAFETY_SHARE, Run, Search, ladder, moves
+from memtrace.estimate.fit import _LEAST, OPTIONS, SAFETY_SHARE, FitRun, Search, ladder, moves
 from memtrace.estimate.forecast import RunPlan, forecast
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.presets import model_shape
@@ -60,7 +60,7 @@ def test_a_share_is_the_mean_over_all_orders() -> None:
 
 def searched(limit_mib: int, keep: tuple[str, ...] = ()) -> Search:
     plan = RunPlan(TINY, HEAVY, steps_of([500, 2000, 900, 1400], batch=2))
-    return Search(Run(plan, AllocatorConfig(limit_bytes=limit_mib * MIB)), keep)
+    return Search(FitRun(plan, AllocatorConfig(limit_bytes=limit_mib * MIB)), keep)
 
 
 @pytest.mark.parametrize("limit_mib", [2600, 1000, 500])

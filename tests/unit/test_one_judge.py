@@ -9,9 +9,9 @@ import pytest
 from support import analysis, raw_recording
 
 from memtrace.attribution.phases import Phase
-from memtrace.explain.facts import OomFacts, Source, Span
+from memtrace.explain.facts import ByteSpan, FactSource, OomFacts
 from memtrace.explain.process_facts import facts_of_process, layers_by_name
-from memtrace.explain.snapshot_facts import Known, refused_at, verdict_at
+from memtrace.explain.snapshot_facts import KnownFigures, refused_at, verdict_at
 from memtrace.explain.verdict import judge
 
 OOMS = ["llama2-7b_oom-first-step", "llama2-7b_oom-fragmentation", "mistral-7b_oom-late-cpp", "qwen2-7b_oom-backward"]
@@ -25,7 +25,7 @@ def as_the_process_saw_it(name: str) -> tuple[dict[str, Any], list[dict[str, Any
     event = timeline.oom_events[-1]
     raw = raw_recording(name)
     requested, allocated, reserved = timeline.curve_at(event)
-    refused = refused_at(seen, event, Known())
+    refused = refused_at(seen, event, KnownFigures())
     assert refused is not None and refused.capacity is not None and timeline.trace.time_us is not None
     extra = {
         "oom": {"requested_bytes": int(timeline.trace.size[event])},
@@ -50,7 +50,7 @@ def test_the_process_and_its_recording_agree(name: str) -> None:
     seen = analysis(name)
     extra, trace, settings = as_the_process_saw_it(name)
     facts = facts_of_process(extra, trace, settings)
-    limited = Known(given_bytes=extra["limit_bytes"])
+    limited = KnownFigures(given_bytes=extra["limit_bytes"])
     verdict, refused = verdict_at(seen, seen.timeline.oom_events[-1], limited)
     assert refused is not None
     for name in ("asked", "driver_asked", "allocated", "reserved", "slack", "room", "still_needed_bytes"):
@@ -63,13 +63,18 @@ def test_the_process_and_its_recording_agree(name: str) -> None:
 
 def test_facts_decide_not_their_source() -> None:
     card = OomFacts(
-        Source.SNAPSHOT, asked=Span.exactly(GIB), allocated=Span.exactly(18 * GIB), reserved=Span.exactly(23 * GIB),
-        slack=Span.exactly(5 * GIB), free=Span.exactly(GIB // 2), total=Span.exactly(24 * GIB),
+        FactSource.SNAPSHOT, asked=ByteSpan.exactly(GIB), allocated=ByteSpan.exactly(18 * GIB),
+        reserved=ByteSpan.exactly(23 * GIB),
+        slack=ByteSpan.exactly(5 * GIB), free=ByteSpan.exactly(GIB // 2), total=ByteSpan.exactly(24 * GIB),
     )  # fmt: skip
-    assert {judge(replace(card, source=source)).verdict for source in Source} == {"fragmentation"}
+    assert {judge(replace(card, source=source)).verdict for source in FactSource} == {"fragmentation"}
     short = replace(card, still_needed_bytes=20 * GIB)
-    assert {judge(replace(short, source=source)).verdict for source in Source} == {"budget"}
-    assert [judge(replace(card, source=source)).confidence for source in Source] == ["measured", "measured", "derived"]
+    assert {judge(replace(short, source=source)).verdict for source in FactSource} == {"budget"}
+    assert [judge(replace(card, source=source)).confidence for source in FactSource] == [
+        "measured",
+        "measured",
+        "derived",
+    ]
     assert judge(replace(card, is_exact=False)).confidence == "derived"
 
 
@@ -100,7 +105,7 @@ def test_where_each_rule_turns(changes: dict[str, int], verdict: str, sure: bool
         "asked": 1000 * MIB,
         "free": 0,
     } | changes
-    facts = OomFacts(Source.PROCESS, **_spans(given))
+    facts = OomFacts(FactSource.PROCESS, **_spans(given))
     assert (judge(facts).verdict, judge(facts).confidence == "measured") == (verdict, sure)
 
 
@@ -110,23 +115,23 @@ def test_where_each_rule_turns(changes: dict[str, int], verdict: str, sure: bool
 )
 def test_a_text_without_pieces_is_judged_by_how_full_the_card_was(changes: dict[str, Any], verdict: str) -> None:
     given = {"asked": 0, "total": 10000 * MIB, "allocated": 0} | changes
-    assert judge(OomFacts(Source.TEXT, **_spans(given))).verdict == verdict
+    assert judge(OomFacts(FactSource.TEXT, **_spans(given))).verdict == verdict
 
 
 def test_margins_of_drivers_and_small_tensors_make_a_text_a_guess() -> None:
     text = {"asked": 1000 * MIB, "total": 50000 * MIB, "free": 2000 * MIB, "reserved": 48000 * MIB, "slack": 0}
-    assert judge(OomFacts(Source.TEXT, **_spans(text))).confidence == "derived"
-    assert judge(OomFacts(Source.TEXT, **_spans(text | {"free": 1999 * MIB}))).confidence == "guess"
+    assert judge(OomFacts(FactSource.TEXT, **_spans(text))).confidence == "derived"
+    assert judge(OomFacts(FactSource.TEXT, **_spans(text | {"free": 1999 * MIB}))).confidence == "guess"
     pieces = {"asked": 2 * MIB, "total": 10000 * MIB, "free": 0, "allocated": 8000 * MIB, "reserved": 10000 * MIB,
               "slack": 2000 * MIB}  # fmt: skip
-    assert judge(OomFacts(Source.TEXT, **_spans(pieces))).confidence == "guess"
-    assert judge(OomFacts(Source.TEXT, **_spans(pieces | {"asked": 3 * MIB}))).confidence == "derived"
+    assert judge(OomFacts(FactSource.TEXT, **_spans(pieces))).confidence == "guess"
+    assert judge(OomFacts(FactSource.TEXT, **_spans(pieces | {"asked": 3 * MIB}))).confidence == "derived"
 
 
 def _spans(given: dict[str, Any]) -> dict[str, Any]:
     plain = {"still_needed_bytes", "pieces", "usable_bytes"}
     assert given.keys() <= {field.name for field in fields(OomFacts)}
-    return {k: v if k in plain or v is None else Span.exactly(v) for k, v in given.items()}
+    return {k: v if k in plain or v is None else ByteSpan.exactly(v) for k, v in given.items()}
 
 
 def test_layers_are_counted_by_their_names() -> None:

@@ -27,12 +27,12 @@ from memtrace.units import printable
 from memtrace_tui.data.lines import BLANK, line, wrap
 from memtrace_tui.dialogs import Details, text_width
 from memtrace_tui.loading import LoadingScreen
-from memtrace_tui.look import THEMES, Look
+from memtrace_tui.look import THEMES, ScreenLook
 from memtrace_tui.main_screen import MainScreen
 from memtrace_tui.memory import give_back
 from memtrace_tui.messages import Failed
 from memtrace_tui.palette import DARK, PALETTES, SIXTEEN
-from memtrace_tui.provider import Cancelled, Recording, View
+from memtrace_tui.provider import BrowsedRecording, Cancelled, StartView
 from memtrace_tui.session import Session
 from memtrace_tui.settings import Settings
 from memtrace_tui.terminal import Changes, Terminal, speaks_utf8
@@ -59,8 +59,8 @@ class BrowseApp(App[int]):
         self,
         source: str = "",
         other: str | None = None,
-        view: View | None = None,
-        recording: Recording | None = None,
+        view: StartView | None = None,
+        recording: BrowsedRecording | None = None,
         settings: Settings | None = None,
         plain: bool | None = None,
         few_colours: bool | None = None,
@@ -71,7 +71,7 @@ class BrowseApp(App[int]):
         is_plain = bool(os.environ.get("NO_COLOR")) if plain is None else plain
         super().__init__()
         self.source, self.other = source, other
-        self.view = view or View()
+        self.view = view or StartView()
         self.settings = settings or Settings.load()
         self.remember = remember
         self.rules = rules
@@ -82,7 +82,7 @@ class BrowseApp(App[int]):
         self._is_cancelled = False
         self._plain = is_plain
         self._few_colours = few_colours
-        self.look = Look(PALETTES.get(self.settings.theme, DARK), is_plain)
+        self.look = ScreenLook(PALETTES.get(self.settings.theme, DARK), is_plain)
         self.crash: Exception | None = None  # what ended the browser, if anything did
         self._terminal = Terminal(not speaks_utf8())
         self._waiting: deque[events.Key] = deque()  # keys typed while the one before them is under way
@@ -108,7 +108,7 @@ class BrowseApp(App[int]):
     def _load(self) -> None:
         """In the worker thread. Only messages go back to the screen."""
         files = [self.source] + ([self.other] if self.other else [])
-        recordings: list[Recording] = []
+        recordings: list[BrowsedRecording] = []
         shown = time.monotonic()
 
         def progress(share: float) -> None:
@@ -122,8 +122,8 @@ class BrowseApp(App[int]):
 
         try:
             for number, file in enumerate(files):
-                view = self.view if number == 0 else View(self.view.device)
-                recordings.append(Recording.open(file, view, progress, self.rules, self.use_index))
+                view = self.view if number == 0 else StartView(self.view.device)
+                recordings.append(BrowsedRecording.open(file, view, progress, self.rules, self.use_index))
             first, second = recordings[0], recordings[1] if len(recordings) > 1 else None
             if second is None:  # what the first screen needs is worked out here, off the interface's thread
                 first.provider().report(first.provider().start.event)
@@ -151,7 +151,7 @@ class BrowseApp(App[int]):
             self.screen.stop()
         self.push_screen(self._error_dialog(error, "loading"), lambda _: self.exit(code))
 
-    def _start(self, recording: Recording, other: Recording | None) -> None:
+    def _start(self, recording: BrowsedRecording, other: BrowsedRecording | None) -> None:
         session = Session(recording, other, self.settings)
         main = MainScreen(session, VIEWS, "diff" if other is not None else "overview")
         if isinstance(self.screen, LoadingScreen):
@@ -218,7 +218,7 @@ class BrowseApp(App[int]):
 
     def set_look(self, name: str) -> None:
         """Use a palette."""
-        self.look = Look(PALETTES[name], self._plain)
+        self.look = ScreenLook(PALETTES[name], self._plain)
         self.theme = name
         for drawn in self.screen.query(Drawn) if self._screen_stack else ():
             drawn.changed_look()

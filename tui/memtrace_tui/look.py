@@ -16,7 +16,7 @@ from memtrace_tui.palette import PALETTES, Palette, colour
 _BOLD = {"strong", "title", "alarm", "key", "accent"}
 
 
-class Look:
+class ScreenLook:
     """The palette as styles. ``plain`` (NO_COLOR): no colours at all, letters and attributes stand in for them."""
 
     def __init__(self, palette: Palette, plain: bool = False) -> None:

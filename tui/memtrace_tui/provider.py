@@ -48,7 +48,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class StartView:
     """What to open a recording on: ``device``, ``at`` and the ranges are as the command line has them."""
 
     device: int | None = None
@@ -60,9 +60,9 @@ class View:
 class Provider:
     """Everything the browser shows of one device. The cursor is an event; -1 is the state before the first one."""
 
-    def __init__(self, analysis: Analysis, view: View | None = None) -> None:
+    def __init__(self, analysis: Analysis, view: StartView | None = None) -> None:
         self.analysis = analysis
-        view = view or View()
+        view = view or StartView()
         part = analysis.within(view.events, view.steps)
         self.window = part.timeline.span  # what the chart shows at first; the cursor may go anywhere
         self.start = part.at(view.at)
@@ -213,19 +213,19 @@ class Provider:
         return self.analysis.at(where.strip() or None).event
 
 
-class Recording:
+class BrowsedRecording:
     """A file: its snapshot, and one provider a device, built when first asked for."""
 
     def __init__(
         self,
         source: Snapshot | OpenRecording,
-        view: View | None = None,
+        view: StartView | None = None,
         rules: Sequence[UserRule] = (),
     ) -> None:
         self._source = source if isinstance(source, OpenRecording) else OpenRecording(source)
         self.snapshot = snapshot = self._source.snapshot
         self._rules = rules
-        self._view = view or View()
+        self._view = view or StartView()
         chosen, self.why_device = choose_device(snapshot, self._view.device)
         self.device = chosen.device
         self._providers: dict[int, Provider] = {}
@@ -234,11 +234,11 @@ class Recording:
     def open(
         cls,
         source: str | os.PathLike[str],
-        view: View | None = None,
+        view: StartView | None = None,
         on_progress: Callable[[float], None] | None = None,
         rules: Sequence[UserRule] = (),
         use_index: bool = True,
-    ) -> Recording:
+    ) -> BrowsedRecording:
         """Load and analyse a file. ``on_progress`` gets shares 0 to 1 and may raise to cancel. Raises MemtraceError."""
         done = 0.0
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from memtrace.answers.report import Report
 from memtrace_tui.data.eventlog import EventLog
-from memtrace_tui.data.query import Term, parse
+from memtrace_tui.data.query import FilterTerm, parse
 from memtrace_tui.data.rows import AllocationTable, Bool
 from memtrace_tui.lru import Cache
-from memtrace_tui.provider import Provider, Recording, View
+from memtrace_tui.provider import BrowsedRecording, Provider, StartView
 from memtrace_tui.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 class Session:
     """One run of the browser over a file (and, for a diff, a second one)."""
 
-    def __init__(self, recording: Recording, other: Recording | None = None, settings: Settings | None = None) -> None:
+    def __init__(
+        self, recording: BrowsedRecording, other: BrowsedRecording | None = None, settings: Settings | None = None
+    ) -> None:
         self.recording = recording
         self.other = other
         self.settings = settings or Settings()
@@ -48,7 +50,7 @@ class Session:
         self.whatifs: dict[int, Answer] = {}  # the last what-if replays, by id of the provider
         self._explanations: dict[tuple[int, int], Explanation] = {}
         self.filter = ""
-        self.terms: tuple[Term, ...] = ()
+        self.terms: tuple[FilterTerm, ...] = ()
         self._fitting: Cache[tuple[int, str], Bool] = Cache(4)
 
     @property
@@ -155,14 +157,16 @@ class Session:
         question = Question(confs=(conf,) if conf else (), search=not conf, addresses=False)
         return answer(self.provider.timeline, question, progress=on_progress)
 
-    def predicted(self, answer: Answer, number: int) -> Recording:
+    def predicted(self, answer: Answer, number: int) -> BrowsedRecording:
         """A run of a what-if answer as a recording of its own. Takes seconds; safe in a thread."""
         from memtrace.allocator.export import as_snapshot
         from memtrace.snapshot.load import from_raw
 
         snapshot = self.provider.timeline.snapshot
         name = f"what if {answer.runs[number].conf or 'defaults'}"
-        made = Recording(from_raw(as_snapshot(snapshot, answer.simulations[number]), name), View(self.provider.device))
+        made = BrowsedRecording(
+            from_raw(as_snapshot(snapshot, answer.simulations[number]), name), StartView(self.provider.device)
+        )
         made.provider()
         return made
 
@@ -194,7 +198,7 @@ class Session:
         """Event A is where the cursor is; from now on it is compared with where the cursor goes."""
         self.mark = self.event
 
-    def open_other(self, other: Recording, outcome: str = "") -> None:
+    def open_other(self, other: BrowsedRecording, outcome: str = "") -> None:
         """Compare with another recording from now on; ``outcome`` says in one line what it is."""
         if self.swapped:
             self.swap()
@@ -244,7 +248,7 @@ class Session:
         self.explained_event = None
 
 
-def _mask(table: AllocationTable, terms: tuple[Term, ...]) -> Bool:
+def _mask(table: AllocationTable, terms: tuple[FilterTerm, ...]) -> Bool:
     fits = np.zeros(len(table.table), np.bool_)
     fits[table.filtered(np.arange(len(table.table)), terms)] = True
     return fits

@@ -14,7 +14,7 @@ import torch
 from memtrace.attribution.categories import Purpose
 from memtrace.errors import MissingDependencyError, NoAnswerError, UsageError
 from memtrace.estimate.dryrun.observer import DEVICE, Observer
-from memtrace.estimate.dryrun.sites import Sites, site_of
+from memtrace.estimate.dryrun.sites import DrySites, site_of
 from memtrace.estimate.shapes import read_keys, refuse_absurd
 from memtrace.record.checkpoint import preset_config
 
@@ -82,10 +82,10 @@ def quantizer_for(quant: str) -> Any:
     return AutoHfQuantizer.from_config(config, pre_quantized=False)
 
 
-class Loader:
+class ModelLoader:
     """Gives the parameters of a model on ``meta`` their storages, in the loader's order."""
 
-    def __init__(self, observer: Observer, sites: Sites, quantizer: Any) -> None:
+    def __init__(self, observer: Observer, sites: DrySites, quantizer: Any) -> None:
         self.observer = observer
         self.sites = sites
         self.quantizer = quantizer

@@ -16,7 +16,7 @@ from memtrace.estimate.dryrun.observer import DispatchMode, Handler
 from memtrace.estimate.dryrun.stacks import called_by_engine
 from memtrace.estimate.dryrun.values import value_of
 from memtrace.estimate.engine.kernels import (
-    Device,
+    KernelDevice,
     efficient_backward_workspace,
     fused_4bit_product,
     fused_backward_workspace,
@@ -27,7 +27,7 @@ from memtrace.estimate.engine.linears import BLOCK
 class CudaOps:
     """Handlers for one dry run on ``device``; they keep which workspaces exist."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: KernelDevice) -> None:
         self.device = device
         self.products: set[tuple[int, int]] = set()  # (outputs, inputs) of the 4-bit products that ran
         self._workspaces: set[tuple[str, str]] = set()

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from memtrace.estimate.engine.kernels import Device, attention_kernel
+from memtrace.estimate.engine.kernels import KernelDevice, attention_kernel
 
 aten = torch.ops.aten
 
 
 @contextlib.contextmanager
-def cuda_composites(device: Device, attention: str) -> Iterator[None]:
+def cuda_composites(device: KernelDevice, attention: str) -> Iterator[None]:
     """Compose as CUDA does. ``attention`` is the kernel asked for: ``sdpa`` or ``flash``."""
     library = torch.library.Library("aten", "IMPL")
     try:
@@ -45,7 +45,7 @@ def _rms_norm(x: Any, normalized_shape: list[int], weight: Any = None, eps: floa
 class _Attention:
     """``scaled_dot_product_attention``: the kernel that this GPU would run."""
 
-    def __init__(self, device: Device, asked: str) -> None:
+    def __init__(self, device: KernelDevice, asked: str) -> None:
         self.device = device
         self.asked = asked
 

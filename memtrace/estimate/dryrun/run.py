@@ -17,14 +17,20 @@ import torch
 from memtrace.attribution.categories import Purpose
 from memtrace.errors import MemtraceError, NoAnswerError
 from memtrace.estimate.dryrun.autocast import meta_autocast
-from memtrace.estimate.dryrun.build import Loader, empty_model, label_weights, quantizer_for, require_language_model
+from memtrace.estimate.dryrun.build import (
+    ModelLoader,
+    empty_model,
+    label_weights,
+    quantizer_for,
+    require_language_model,
+)
 from memtrace.estimate.dryrun.cuda_ops import CudaOps
 from memtrace.estimate.dryrun.observer import DEVICE, DispatchMode, Observer
 from memtrace.estimate.dryrun.overrides import cuda_composites
 from memtrace.estimate.dryrun.patches import Managed, device_free_libraries, replaced
-from memtrace.estimate.dryrun.sites import Sites, site_of
+from memtrace.estimate.dryrun.sites import DrySites, site_of
 from memtrace.estimate.dryrun.stacks import Frames
-from memtrace.estimate.engine.kernels import Device, attention_kernel
+from memtrace.estimate.engine.kernels import KernelDevice, attention_kernel
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.stream import MICRO_BATCHES, Stream
 from memtrace.record import qlora
@@ -47,7 +53,7 @@ class Recorded:
     products: set[tuple[int, int]]
 
 
-def dry_run(architecture: dict[str, Any], options: RunOptions, device: Device, steps: int = 2) -> Recorded:
+def dry_run(architecture: dict[str, Any], options: RunOptions, device: KernelDevice, steps: int = 2) -> Recorded:
     """Load ``architecture`` and train it for ``steps`` steps without data.
 
     Raises UsageError where Transformers can't build it, NoAnswerError where its code needs values of tensors or fails.
@@ -86,11 +92,11 @@ def _quiet_libraries() -> Iterator[None]:
 
 
 class _Run:
-    def __init__(self, architecture: dict[str, Any], options: RunOptions, device: Device, steps: int) -> None:
+    def __init__(self, architecture: dict[str, Any], options: RunOptions, device: KernelDevice, steps: int) -> None:
         self.architecture, self.options, self.device = architecture, options, device
         simulated = replace(options, accumulation=min(options.accumulation, MICRO_BATCHES))
         self.config = qlora.step_config(simulated, steps)
-        self.sites = Sites()
+        self.sites = DrySites()
         self.sites.on_recompute = self._recompute
         self.observer = Observer(self.sites.where)
         self.tape = self.observer.tape
@@ -156,7 +162,7 @@ class _Run:
         tape.default_label = Purpose.LOADING
         tape.mark("load")
         with self.mode:
-            Loader(self.observer, self.sites, quantizer).load(model)
+            ModelLoader(self.observer, self.sites, quantizer).load(model)
             if quantizer is not None:
                 quantizer._process_model_after_weight_loading(model)
                 model.is_quantized, model.quantization_method = True, quantizer.quantization_config.quant_method

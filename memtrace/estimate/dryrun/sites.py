@@ -29,7 +29,7 @@ def site_of(path: str) -> Site:
     return inner, int(match.group(1))
 
 
-class Sites:
+class DrySites:
     """Keeps the stack of running modules. ``on_recompute(True)`` and ``(False)`` frame a checkpoint's recomputation."""
 
     def __init__(self) -> None:

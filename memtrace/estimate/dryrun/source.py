@@ -9,7 +9,7 @@ from memtrace.errors import NoAnswerError
 from memtrace.estimate.dryrun.build import with_layers
 from memtrace.estimate.dryrun.run import Recorded, dry_run
 from memtrace.estimate.dryrun.stacks import Frames
-from memtrace.estimate.engine.kernels import Device
+from memtrace.estimate.engine.kernels import KernelDevice
 from memtrace.estimate.estimate import Estimate
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.predicted import SnapshotWriter, document, plain
@@ -48,7 +48,7 @@ class DryRunSource:
     def check(self, options: RunOptions) -> None:
         """Transformers and PEFT refuse for themselves."""
 
-    def stream(self, options: RunOptions, device: Device, layers: int | None = None, steps: int = 2) -> Stream:
+    def stream(self, options: RunOptions, device: KernelDevice, layers: int | None = None, steps: int = 2) -> Stream:
         """Load and train. Raises UsageError, NoAnswerError as :func:`dry_run` does."""
         architecture = self.architecture if layers is None else with_layers(self.architecture, layers)
         found = dry_run(architecture, options, device, steps)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.autograd import Grads, Storage, Tensor
-from memtrace.estimate.engine.kernels import Device, efficient_backward_workspace, fused_backward_workspace
+from memtrace.estimate.engine.kernels import KernelDevice, efficient_backward_workspace, fused_backward_workspace
 from memtrace.estimate.engine.ops import Ops
 
 
@@ -20,7 +20,7 @@ from memtrace.estimate.engine.ops import Ops
 class Geometry:
     """One attention call: the card, batch, sequence, heads, key/value heads, head dimension, soft cap in use."""
 
-    device: Device
+    device: KernelDevice
     batch: int
     sequence: int
     heads: int

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from memtrace.estimate.engine.attention import Geometry, apply_rotary, eager, sdpa
 from memtrace.estimate.engine.autograd import Tensor
-from memtrace.estimate.engine.kernels import Device, attention_kernel
+from memtrace.estimate.engine.kernels import KernelDevice, attention_kernel
 from memtrace.estimate.engine.linears import LoraLinear, lora_linear
 from memtrace.estimate.engine.ops import Ops
 from memtrace.estimate.options import RunOptions
@@ -49,7 +49,9 @@ class Context:
 class Decoder:
     """Runs the decoder on byte counts."""
 
-    def __init__(self, ops: Ops, shape: ModelShape, options: RunOptions, device: Device, weights: Weights) -> None:
+    def __init__(
+        self, ops: Ops, shape: ModelShape, options: RunOptions, device: KernelDevice, weights: Weights
+    ) -> None:
         self.ops = ops
         self.shape = shape
         self.options = options

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class KernelDevice:
     """What kernel choice depends on: compute capability (major, minor) and number of multiprocessors.
 
     ``product_rows`` fixes the number of tokens that the 4-bit product's choice is made for (None: the real one),
@@ -32,7 +32,7 @@ class Device:
         return 1_048_576
 
 
-def fused_4bit_product(device: Device, rows: int, outputs: int, inputs: int) -> bool:
+def fused_4bit_product(device: KernelDevice, rows: int, outputs: int, inputs: int) -> bool:
     """Whether ``gemm_4bit`` runs its fused kernel, which needs no 16-bit copy of the weight.
 
     ``rows`` tokens (M), ``outputs`` × ``inputs`` weight (N × K). 16-bit activations, NVIDIA.
@@ -61,7 +61,7 @@ def fused_4bit_product(device: Device, rows: int, outputs: int, inputs: int) -> 
     return _large_weight(device, m, n, k, blocks)
 
 
-def _small_weight(device: Device, m: int, n: int, k: int, blocks: int) -> bool:
+def _small_weight(device: KernelDevice, m: int, n: int, k: int, blocks: int) -> bool:
     """Weights below 4 Mi elements: the dequantisation dominates."""
     major, minor = device.capability
     sms = device.multiprocessors
@@ -88,7 +88,7 @@ def _small_weight(device: Device, m: int, n: int, k: int, blocks: int) -> bool:
     return blocks * 2 <= sms and m <= 16
 
 
-def _few_rows(device: Device, m: int, n: int, k: int, blocks: int) -> bool:
+def _few_rows(device: KernelDevice, m: int, n: int, k: int, blocks: int) -> bool:
     """5 to 7 rows: fused, but for a few shapes on HBM cards."""
     major, minor = device.capability
     sms, sm80, sm90 = device.multiprocessors, (major, minor) == (8, 0), major == 9
@@ -102,7 +102,7 @@ def _few_rows(device: Device, m: int, n: int, k: int, blocks: int) -> bool:
     return True
 
 
-def _large_weight(device: Device, m: int, n: int, k: int, blocks: int) -> bool:
+def _large_weight(device: KernelDevice, m: int, n: int, k: int, blocks: int) -> bool:
     """8 to 512 rows on weights of at least 4 Mi elements."""
     major, minor = device.capability
     sms = device.multiprocessors
@@ -146,7 +146,7 @@ def _large_weight(device: Device, m: int, n: int, k: int, blocks: int) -> bool:
     return m <= (16 if (tall or blocks < 48) else 8)
 
 
-def attention_kernel(device: Device, requested: str, width: int, shared_heads: bool, head_dim: int) -> str:
+def attention_kernel(device: KernelDevice, requested: str, width: int, shared_heads: bool, head_dim: int) -> str:
     """The kernel ``scaled_dot_product_attention`` (or the model) runs without a padding mask.
 
     ``requested`` is ``sdpa``, ``eager`` or ``flash``; ``width`` the bytes of q, k and v. Returns ``eager``,
@@ -162,7 +162,7 @@ def attention_kernel(device: Device, requested: str, width: int, shared_heads: b
     return "math" if shared_heads else "efficient"
 
 
-def efficient_backward_workspace(device: Device, batch_heads: int, sequence: int, head_dim: int) -> int:
+def efficient_backward_workspace(device: KernelDevice, batch_heads: int, sequence: int, head_dim: int) -> int:
     """Bytes of the fp32 tiles in which the memory-efficient kernel sums the gradient of q.
 
     PyTorch ``transformers/cuda/mem_eff_attention``: tiles of ``block`` × 64 numbers and 16 bytes; heads wider than 64

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.autograd import Grads, Storage, Tensor
-from memtrace.estimate.engine.kernels import Device, fused_4bit_product
+from memtrace.estimate.engine.kernels import KernelDevice, fused_4bit_product
 from memtrace.estimate.engine.ops import Ops
 
 COMPUTE_BYTES = 2  # bnb_4bit_compute_dtype bfloat16 (float16 on older cards)
@@ -35,7 +35,7 @@ class BaseLinear:
         return self.inputs * self.outputs
 
 
-def base_linear(ops: Ops, layer: BaseLinear, device: Device, x: Tensor) -> Tensor:
+def base_linear(ops: Ops, layer: BaseLinear, device: KernelDevice, x: Tensor) -> Tensor:
     """The base layer's forward."""
     if layer.scheme == "none":
         return _plain(ops, layer, x)
@@ -44,7 +44,7 @@ def base_linear(ops: Ops, layer: BaseLinear, device: Device, x: Tensor) -> Tenso
     return _linear4bit(ops, layer, device, x)
 
 
-def _linear4bit(ops: Ops, layer: BaseLinear, device: Device, x: Tensor) -> Tensor:
+def _linear4bit(ops: Ops, layer: BaseLinear, device: KernelDevice, x: Tensor) -> Tensor:
     """``Linear4bit.forward``: cast to the compute type, multiply, cast back."""
     input_width = x.width
     x = ops.to(x, COMPUTE_BYTES)
@@ -55,7 +55,7 @@ def _linear4bit(ops: Ops, layer: BaseLinear, device: Device, x: Tensor) -> Tenso
     return ops.to(_matmul_4bit(ops, layer, device, x), input_width)
 
 
-def _matmul_4bit(ops: Ops, layer: BaseLinear, device: Device, x: Tensor) -> Tensor:
+def _matmul_4bit(ops: Ops, layer: BaseLinear, device: KernelDevice, x: Tensor) -> Tensor:
     """``MatMul4Bit``: nothing saved; backward dequantises the weight."""
     node = ops.node(x)
     out = _gemm_4bit(ops, layer, device, x)
@@ -75,7 +75,7 @@ def _matmul_4bit(ops: Ops, layer: BaseLinear, device: Device, x: Tensor) -> Tens
     return out
 
 
-def _gemm_4bit(ops: Ops, layer: BaseLinear, device: Device, x: Tensor) -> Tensor:
+def _gemm_4bit(ops: Ops, layer: BaseLinear, device: KernelDevice, x: Tensor) -> Tensor:
     """``gemm_4bit``: the fused kernel, or dequantise and multiply."""
     rows = x.elements // layer.inputs
     if fused_4bit_product(device, device.product_rows or rows, layer.outputs, layer.inputs):
@@ -144,7 +144,7 @@ class LoraLinear:
     b: Tensor | None = None
 
 
-def lora_linear(ops: Ops, layer: LoraLinear, device: Device, dropout: bool, x: Tensor) -> Tensor:
+def lora_linear(ops: Ops, layer: LoraLinear, device: KernelDevice, dropout: bool, x: Tensor) -> Tensor:
     """The layer's forward: base product, then ``result + lora_B(lora_A(dropout(x))) * scaling``."""
     tape = ops.tape
     outer, tape.site = tape.site, layer.name

@@ -10,7 +10,7 @@ from __future__ import annotations
 from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.autograd import Storage, Tensor
 from memtrace.estimate.engine.decoder import Layer, Weights
-from memtrace.estimate.engine.kernels import Device
+from memtrace.estimate.engine.kernels import KernelDevice
 from memtrace.estimate.engine.linears import ABSMAX_BLOCK, BLOCK, BaseLinear, LoraLinear
 from memtrace.estimate.engine.ops import Ops
 from memtrace.estimate.options import RunOptions
@@ -22,7 +22,7 @@ CHECKPOINT_BYTES = 2  # 16-bit checkpoints
 class Loader:
     """Builds the weights on the tape."""
 
-    def __init__(self, ops: Ops, shape: ModelShape, options: RunOptions, device: Device) -> None:
+    def __init__(self, ops: Ops, shape: ModelShape, options: RunOptions, device: KernelDevice) -> None:
         self.ops = ops
         self.shape = shape
         self.options = options

@@ -7,7 +7,7 @@ import gc
 from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.autograd import Tensor
 from memtrace.estimate.engine.decoder import Decoder
-from memtrace.estimate.engine.kernels import Device
+from memtrace.estimate.engine.kernels import KernelDevice
 from memtrace.estimate.engine.load import Loader
 from memtrace.estimate.engine.loss import Head
 from memtrace.estimate.engine.ops import Ops
@@ -17,7 +17,9 @@ from memtrace.estimate.shapes import ModelShape
 from memtrace.estimate.stream import MICRO_BATCHES, Stream, Tape
 
 
-def simulate_run(shape: ModelShape, options: RunOptions, device: Device, steps: int = 2, warm: bool = False) -> Stream:
+def simulate_run(
+    shape: ModelShape, options: RunOptions, device: KernelDevice, steps: int = 2, warm: bool = False
+) -> Stream:
     """The stream of loading the model and training ``steps`` steps, each of MICRO_BATCHES at most.
 
     ``warm``: the process has trained before, so the workspaces of both threads exist when the first step begins.
@@ -31,7 +33,7 @@ def simulate_run(shape: ModelShape, options: RunOptions, device: Device, steps: 
             gc.enable()
 
 
-def _simulate(shape: ModelShape, options: RunOptions, device: Device, steps: int, warm: bool) -> Stream:
+def _simulate(shape: ModelShape, options: RunOptions, device: KernelDevice, steps: int, warm: bool) -> Stream:
     tape = Tape()
     ops = Ops(tape, device.cublas_workspace_bytes, device.cublaslt_workspace_bytes, options.autocast)
     tape.mark("load")

@@ -15,7 +15,7 @@ from memtrace.snapshot.bounds import CutShort, Foreign, Hostile
 from memtrace.snapshot.container import half_of_free_memory_bytes, is_json, is_pickle
 from memtrace.snapshot.decoder.machine import Machine
 from memtrace.snapshot.plain import Look, look
-from memtrace.snapshot.window import Window
+from memtrace.snapshot.window import ReadWindow
 
 # Python objects take 5 to 10 times the bytes of their pickle; hostile opcodes ask for thousands of times.
 _MEMORY_PER_BYTE = 32
@@ -85,7 +85,7 @@ def _decode_pickle(stream: BinaryIO, name: str) -> Any:
         if found is Look.CUT_SHORT:
             raise CutShort
         if found is Look.OTHER:
-            return Machine(Window(io.BytesIO(data))).load()
+            return Machine(ReadWindow(io.BytesIO(data))).load()
         # Every opcode in it was looked at. From bytes, and only from bytes, the C machine reads what was looked at even
         # where frames overlap.
         return pickle.loads(data)

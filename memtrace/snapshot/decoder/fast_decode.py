@@ -24,7 +24,7 @@ from memtrace.snapshot.decoder.machine import Machine
 from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.model import Action
 from memtrace.snapshot.trace_columns import ACTIONS, pool_id
-from memtrace.snapshot.window import Window
+from memtrace.snapshot.window import ReadWindow
 
 _COMPILED = compiled.part("decoder")
 _MAX_TEMPLATES = 6
@@ -141,7 +141,7 @@ _FIELDS = (
 class FastDecoder(Machine):
     """Decodes one file. In the result, a :class:`TraceColumns` stands for each trace that was read by column."""
 
-    def __init__(self, window: Window, stacks: StackInterner) -> None:
+    def __init__(self, window: ReadWindow, stacks: StackInterner) -> None:
         super().__init__(window)
         self.contexts = Contexts(stacks, self.memo)
         self._traces: list[TraceColumns] = []

@@ -21,7 +21,7 @@ from memtrace.snapshot.bounds import (
     Foreign,
     Hostile,
 )
-from memtrace.snapshot.window import Window
+from memtrace.snapshot.window import ReadWindow
 from memtrace.units import printable
 
 _MARGIN = 16  # more than any opcode with operands of fixed size
@@ -40,7 +40,7 @@ class Machine:
     keep it right. ``regular`` tells that only MEMOIZE was used, so that entries are numbered as they appear.
     """
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: ReadWindow) -> None:
         self.window = window
         self.position = 0
         self.stack: list[Any] = []

@@ -16,7 +16,7 @@ I8 = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Node:
+class CallNode:
     """A frame reached one way. ``frame`` is -1 for the root and for purposes shown where no stack was recorded."""
 
     label: str
@@ -25,7 +25,7 @@ class Node:
     bytes: int = 0
     count: int = 0
     self_bytes: int = 0
-    children: dict[object, Node] = field(default_factory=dict)
+    children: dict[object, CallNode] = field(default_factory=dict)
     by_category: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -33,12 +33,12 @@ class Node:
         """The category with most bytes."""
         return max(self.by_category, key=self.by_category.__getitem__, default="unattributed")
 
-    def ordered(self) -> list[Node]:
+    def ordered(self) -> list[CallNode]:
         """Children, most bytes first."""
         return sorted(self.children.values(), key=lambda node: -node.bytes)
 
 
-def call_tree(provider: Provider, rows: I8, inverted: bool = False, fold: bool = True) -> Node:
+def call_tree(provider: Provider, rows: I8, inverted: bool = False, fold: bool = True) -> CallNode:
     """The tree of some rows. ``fold`` leaves out frames that only pass the call on."""
     table, attribution = provider.timeline.allocations, provider.analysis.attribution
     stacks = provider.timeline.snapshot.stacks
@@ -48,7 +48,7 @@ def call_tree(provider: Provider, rows: I8, inverted: bool = False, fold: bool =
     np.add.at(sums, inverse, table.requested_bytes[rows])
     hidden = [fold and is_library(frame) for frame in stacks.frames]
     labels: dict[int, str] = {}
-    root = Node("all live memory", -1, 0)
+    root = CallNode("all live memory", -1, 0)
     for group, total, count in zip(found.tolist(), sums.tolist(), counts.tolist(), strict=True):
         stack, rule = group // len(attribution.rules) - 1, attribution.rules[group % len(attribution.rules)]
         category = str(rule.category)
@@ -66,22 +66,22 @@ def call_tree(provider: Provider, rows: I8, inverted: bool = False, fold: bool =
         for step, frame, label in path:
             below = node.children.get(step)
             if below is None:
-                below = node.children[step] = Node(label, frame, node.depth + 1)
+                below = node.children[step] = CallNode(label, frame, node.depth + 1)
             node = below
             _add(node, total, count, category)
         node.self_bytes += total
     return root
 
 
-def _add(node: Node, total: int, count: int, category: str) -> None:
+def _add(node: CallNode, total: int, count: int, category: str) -> None:
     node.bytes += total
     node.count += count
     node.by_category[category] = node.by_category.get(category, 0) + total
 
 
-def visible(root: Node, opened: set[int]) -> list[Node]:
+def visible(root: CallNode, opened: set[int]) -> list[CallNode]:
     """The nodes on screen, in order: children of opened ones (by ``id``)."""
-    result: list[Node] = []
+    result: list[CallNode] = []
     stack = [root]
     while stack:
         node = stack.pop()
@@ -91,7 +91,7 @@ def visible(root: Node, opened: set[int]) -> list[Node]:
     return result
 
 
-def path(root: Node, wanted: Node) -> list[Node]:
+def path(root: CallNode, wanted: CallNode) -> list[CallNode]:
     """From the root to a node."""
     pending = [[root]]
     while pending:
@@ -102,7 +102,7 @@ def path(root: Node, wanted: Node) -> list[Node]:
     return []
 
 
-def open_hot(root: Node, limit: int = 24) -> set[int]:
+def open_hot(root: CallNode, limit: int = 24) -> set[int]:
     """Nodes to open at first: the ways that lead to most bytes, until about ``limit`` lines show."""
     opened = {id(root)}
     shown = 1 + len(root.children)
@@ -120,16 +120,16 @@ def open_hot(root: Node, limit: int = 24) -> set[int]:
 class Brick:
     """A node of an icicle: ``x`` and ``width`` in cells on row ``depth``."""
 
-    node: Node
+    node: CallNode
     depth: int
     x: int
     width: int
 
 
-def icicle(root: Node, width: int, height: int) -> list[Brick]:
+def icicle(root: CallNode, width: int, height: int) -> list[Brick]:
     """Rows of bricks under ``root``, each as wide as its share of bytes; what is narrower than a cell is left out."""
     bricks: list[Brick] = []
-    pending: list[tuple[Node, int, float, float]] = [(root, 0, 0.0, float(width))]
+    pending: list[tuple[CallNode, int, float, float]] = [(root, 0, 0.0, float(width))]
     while pending:
         node, depth, left, span = pending.pop()
         x = round(left)

@@ -15,7 +15,7 @@ U1 = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class MapCells:
     """One entry a cell. ``fill``: eighths in use (0 free, 8 full; at least 1 where anything lives, at most 7 where
     anything is free). ``code``: the block code with most bytes in it (of the live ones, if any). ``block``: the block
     with most bytes in it, live ones first. ``odd``: parity of that block among its segment's blocks, for shading.
@@ -30,14 +30,16 @@ class Cells:
         return len(self.fill)
 
 
-def range_cells(layout: Layout, codes: U1, segment: int, start: int, stop: int, count: int) -> Cells:
+def range_cells(layout: Layout, codes: U1, segment: int, start: int, stop: int, count: int) -> MapCells:
     """Cut the addresses ``start:stop`` of one segment into ``count`` equal cells; ``codes`` has one entry a block."""
     number = np.arange(int(layout.first_block[segment]), int(layout.first_block[segment + 1]))
     low = layout.block_address[number] - start
     return _cut(layout, codes, number, low, low + layout.block_bytes[number], (stop - start) / count, count)
 
 
-def packed_cells(layout: Layout, codes: U1, segments: Sequence[int], counts: Sequence[int], cell_bytes: int) -> Cells:
+def packed_cells(
+    layout: Layout, codes: U1, segments: Sequence[int], counts: Sequence[int], cell_bytes: int
+) -> MapCells:
     """The cells of several segments one after another, ``counts[i]`` cells of ``cell_bytes`` for segment ``i``.
 
     What a segment lacks to fill its last cell counts neither as free nor as used.
@@ -53,7 +55,7 @@ def packed_cells(layout: Layout, codes: U1, segments: Sequence[int], counts: Seq
     return _cut(layout, codes, number, low, low + layout.block_bytes[number], float(cell_bytes), int(sum(counts)))
 
 
-def _cut(layout: Layout, codes: U1, number: I8, low: I8, high: I8, width: float, count: int) -> Cells:
+def _cut(layout: Layout, codes: U1, number: I8, low: I8, high: I8, width: float, count: int) -> MapCells:
     """Blocks ``number`` lie at ``low:high`` of a line that is cut into ``count`` cells of ``width`` bytes."""
     inside = np.flatnonzero((high > 0) & (low < width * count))
     number = number[inside]
@@ -86,4 +88,4 @@ def _cut(layout: Layout, codes: U1, number: I8, low: I8, high: I8, width: float,
     block = np.full(count, -1, dtype=np.int64)
     order = np.argsort(weight, kind="stable")
     block[cell[order]] = number[owner[order]]
-    return Cells(fill, code, block, (block & 1).astype(np.bool_))
+    return MapCells(fill, code, block, (block & 1).astype(np.bool_))

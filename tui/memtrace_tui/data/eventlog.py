@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from memtrace.snapshot.model import Action
 from memtrace.units import format_bytes, format_count, printable
-from memtrace_tui.data.query import Term
+from memtrace_tui.data.query import FilterTerm
 from memtrace_tui.data.rows import AllocationTable
 
 Bool = NDArray[np.bool_]
@@ -63,7 +63,7 @@ class EventLog:
         label = self.allocations.site_labels[int(trace.stack[event])]
         return (label, "text") if label else ("no stack" if row >= 0 else "", "dim")
 
-    def fitting(self, terms: tuple[Term, ...]) -> Bool:
+    def fitting(self, terms: tuple[FilterTerm, ...]) -> Bool:
         """Events that every term of a filter fits."""
         fits = np.ones(len(self.trace), np.bool_)
         for term in terms:

@@ -31,7 +31,7 @@ _TOKEN = re.compile(r'-?/(?:[^/\\]|\\.)*/|-?(?:\w+:)?"[^"]*"|\S+')
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class FilterTerm:
     """One condition: ``field`` is "any", "address", a name of ``FIELDS`` or a number's; ``pattern``, or ``operator``
     and ``value`` (bytes, events, or the address)."""
 
@@ -42,31 +42,31 @@ class Term:
     value: int = 0
 
 
-def parse(text: str) -> tuple[Term, ...]:
+def parse(text: str) -> tuple[FilterTerm, ...]:
     """The terms of a filter. Raises UsageError with what is wrong with it, and what may have been meant."""
     return tuple(_term(token) for token in _TOKEN.findall(text))
 
 
-def _term(token: str) -> Term:
+def _term(token: str) -> FilterTerm:
     negated = token.startswith("-") and len(token) > 1
     word = token[1:] if negated else token
     number = _NUMBER.fullmatch(word)
     if number is not None:
-        return Term(number[1], negated, None, number[2], _number(number[1], number[3]))
+        return FilterTerm(number[1], negated, None, number[2], _number(number[1], number[3]))
     if word.lower().startswith("0x"):
         try:
-            return Term("address", negated, None, "", int(word, 16))
+            return FilterTerm("address", negated, None, "", int(word, 16))
         except ValueError:
             raise UsageError(f"not an address: {word}") from None
     name, colon, rest = word.partition(":")
     field = _SHORT.get(name, name)
     if not colon or word.startswith(('"', "/")):
-        return Term("any", negated, _pattern(word))
+        return FilterTerm("any", negated, _pattern(word))
     if field not in FIELDS:
         meant = get_close_matches(name, FIELDS, 1, 0.7)
         if meant:
             raise UsageError(f"no such field: {name}; did you mean {meant[0]}:{rest}?")
-        return Term("any", negated, _pattern(word))  # llama.py:12, at::empty
+        return FilterTerm("any", negated, _pattern(word))  # llama.py:12, at::empty
     if not rest:
         raise UsageError(f"{name}: takes a word or a /regular expression/")
     pattern = _pattern(rest, exact=field in ("step", "stream"))
@@ -75,7 +75,7 @@ def _term(token: str) -> Term:
         meant = get_close_matches(rest.lower(), known, 1, 0.6)
         hint = f"did you mean {meant[0]}?" if meant else f"there are {', '.join(known)}"
         raise UsageError(f"no {field} has {rest} in it; {hint}")
-    return Term(field, negated, pattern)
+    return FilterTerm(field, negated, pattern)
 
 
 def _number(field: str, text: str) -> int:

@@ -15,7 +15,7 @@ from memtrace.attribution.sites import frame_label
 from memtrace.history.timeline import NEVER
 from memtrace.snapshot.model import DEFAULT_POOL, Action
 from memtrace.units import format_bytes, format_count, printable
-from memtrace_tui.data.query import KNOWN, Term, exactly
+from memtrace_tui.data.query import KNOWN, FilterTerm, exactly
 from memtrace_tui.provider import Provider
 
 I8 = NDArray[np.int64]
@@ -81,7 +81,7 @@ class AllocationTable:
         """Rows that are live at the event; all of them for None."""
         return np.arange(len(self.table)) if event is None else self.provider.live(event)
 
-    def filtered(self, rows: I8, terms: tuple[Term, ...]) -> I8:
+    def filtered(self, rows: I8, terms: tuple[FilterTerm, ...]) -> I8:
         """Rows that every term fits."""
         for term in terms:
             rows = rows[self.fits(partial(self._part, rows), term)]
@@ -104,12 +104,12 @@ class AllocationTable:
         }  # fmt: skip
         return columns[name]
 
-    def fits(self, column: Callable[[str], NDArray[Any]], term: Term) -> Bool:
+    def fits(self, column: Callable[[str], NDArray[Any]], term: FilterTerm) -> Bool:
         """Which records of some columns a term fits; ``rule`` is -1 where an event has no allocation."""
         found = self._fits(column, term)
         return ~found if term.negated else found
 
-    def _fits(self, column: Callable[[str], NDArray[Any]], term: Term) -> Bool:
+    def _fits(self, column: Callable[[str], NDArray[Any]], term: FilterTerm) -> Bool:
         if term.field == "address":
             low = column("address")
             return (low <= term.value) & (term.value < low + np.maximum(column("block"), 1))

@@ -22,31 +22,31 @@ from memtrace_tui.messages import Changed
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
 from memtrace_tui.widgets.lines import Lines
-from memtrace_tui.widgets.table import Column, Table
+from memtrace_tui.widgets.table import Table, TableColumn
 
 ROWS = (
-    Column("size", "size", 10, right=True, rank=0),
-    Column("purpose", "purpose", 25, rank=1),
-    Column("site", "call site", 0, keep_end=True),
-    Column("module", "module", 9, rank=8),
-    Column("phase", "born in", 10, rank=4),
-    Column("step", "step", 5, right=True, rank=5),
-    Column("born", "born", 9, right=True, rank=3),
-    Column("freed", "freed", 9, right=True, rank=6),
-    Column("life", "life", 9, right=True, rank=9),
-    Column("block", "block", 10, right=True, rank=10),
-    Column("evidence", "evidence", 10, rank=7),
-    Column("rule", "rule", 20, rank=11),
-    Column("address", "address", 14, rank=12),
-    Column("pool", "pool", 6, rank=13),
-    Column("stream", "stream", 6, rank=14),
+    TableColumn("size", "size", 10, right=True, rank=0),
+    TableColumn("purpose", "purpose", 25, rank=1),
+    TableColumn("site", "call site", 0, keep_end=True),
+    TableColumn("module", "module", 9, rank=8),
+    TableColumn("phase", "born in", 10, rank=4),
+    TableColumn("step", "step", 5, right=True, rank=5),
+    TableColumn("born", "born", 9, right=True, rank=3),
+    TableColumn("freed", "freed", 9, right=True, rank=6),
+    TableColumn("life", "life", 9, right=True, rank=9),
+    TableColumn("block", "block", 10, right=True, rank=10),
+    TableColumn("evidence", "evidence", 10, rank=7),
+    TableColumn("rule", "rule", 20, rank=11),
+    TableColumn("address", "address", 14, rank=12),
+    TableColumn("pool", "pool", 6, rank=13),
+    TableColumn("stream", "stream", 6, rank=14),
 )
 SUMS = (
-    Column("bytes", "bytes", 11, right=True, rank=0),
-    Column("share", "share", 7, right=True, rank=1),
-    Column("count", "count", 9, right=True, rank=2),
-    Column("largest", "largest", 11, right=True, rank=3),
-    Column("label", "group", 0, keep_end=True),
+    TableColumn("bytes", "bytes", 11, right=True, rank=0),
+    TableColumn("share", "share", 7, right=True, rank=1),
+    TableColumn("count", "count", 9, right=True, rank=2),
+    TableColumn("largest", "largest", 11, right=True, rank=3),
+    TableColumn("label", "group", 0, keep_end=True),
 )
 
 

@@ -19,17 +19,17 @@ from memtrace_tui.messages import MoveCursor
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
 from memtrace_tui.widgets.lines import Lines
-from memtrace_tui.widgets.table import Column, Table
+from memtrace_tui.widgets.table import Table, TableColumn
 
 COLUMNS = (
-    Column("event", "event", 9, right=True, rank=0),
-    Column("time", "seconds", 10, right=True, rank=5),
-    Column("action", "action", 14, rank=1),
-    Column("size", "size", 10, right=True, rank=2),
-    Column("address", "address", 14, rank=3),
-    Column("purpose", "purpose", 25, rank=4),
-    Column("site", "call site", 0, keep_end=True, least=12),
-    Column("stream", "stream", 6, rank=6),
+    TableColumn("event", "event", 9, right=True, rank=0),
+    TableColumn("time", "seconds", 10, right=True, rank=5),
+    TableColumn("action", "action", 14, rank=1),
+    TableColumn("size", "size", 10, right=True, rank=2),
+    TableColumn("address", "address", 14, rank=3),
+    TableColumn("purpose", "purpose", 25, rank=4),
+    TableColumn("site", "call site", 0, keep_end=True, least=12),
+    TableColumn("stream", "stream", 6, rank=6),
 )
 
 

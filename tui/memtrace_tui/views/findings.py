@@ -20,7 +20,7 @@ from memtrace_tui.data.whatif import WhatIf, sentence, whatif_lines
 from memtrace_tui.dialogs import Ask
 from memtrace_tui.memory import give_back
 from memtrace_tui.messages import Failed, Open
-from memtrace_tui.provider import Recording
+from memtrace_tui.provider import BrowsedRecording
 from memtrace_tui.session import Session
 from memtrace_tui.views.base import View
 from memtrace_tui.widgets.lines import Lines
@@ -156,7 +156,7 @@ class FindingsView(View):
             return
         self.call_later(self._open, made, sentence(answer, number))
 
-    def _open(self, made: Recording, said: str) -> None:
+    def _open(self, made: BrowsedRecording, said: str) -> None:
         self.session.open_other(made, said)
         self.post_message(Open(Goto("diff")))
 

@@ -22,7 +22,7 @@ from memtrace_tui.views.base import View
 from memtrace_tui.widgets.base import Drawn
 from memtrace_tui.widgets.blockmap import BlockMap
 from memtrace_tui.widgets.lines import Lines
-from memtrace_tui.widgets.segmap import SegmentMap
+from memtrace_tui.widgets.segmap import SegmentMapWidget
 
 
 class Legend(Drawn):
@@ -35,7 +35,7 @@ class Legend(Drawn):
 
     def show(self) -> None:
         """As many lines as it takes; with short names where they save one."""
-        colours, width = self.screen.query_one(SegmentMap).colours, self.size.width
+        colours, width = self.screen.query_one(SegmentMapWidget).colours, self.size.width
         if not width:
             return
         lines = self._wrapped(colours, colours.mode, colours.labels, width)
@@ -88,7 +88,7 @@ class SegmentsView(View):
         with Container(id="segments-split"):
             with Vertical(id="maps"):
                 yield Legend(self.session)
-                yield SegmentMap(self.session)
+                yield SegmentMapWidget(self.session)
                 blocks = BlockMap(self.session)
                 blocks.display = False
                 yield blocks
@@ -99,11 +99,11 @@ class SegmentsView(View):
         """Whether one segment is looked into."""
         return bool(self.query_one(BlockMap).display)
 
-    def main(self) -> SegmentMap | BlockMap:
-        return self.query_one(BlockMap) if self.is_inside else self.query_one(SegmentMap)
+    def main(self) -> SegmentMapWidget | BlockMap:
+        return self.query_one(BlockMap) if self.is_inside else self.query_one(SegmentMapWidget)
 
     def show(self) -> None:
-        segments, blocks = self.query_one(SegmentMap), self.query_one(BlockMap)
+        segments, blocks = self.query_one(SegmentMapWidget), self.query_one(BlockMap)
         if segments.address < 0 and len(segments.layout_now):
             segments.address = self._worst()
         if self.is_inside:
@@ -115,11 +115,11 @@ class SegmentsView(View):
     def _worst(self) -> int:
         """Address of the segment to begin with: the one with most free bytes that something pins, else the first."""
         pinned = self.session.report.fragmentation.pinned_segments
-        return pinned[0].address if pinned else int(self.query_one(SegmentMap).layout_now.address[0])
+        return pinned[0].address if pinned else int(self.query_one(SegmentMapWidget).layout_now.address[0])
 
     def _details(self) -> None:
         details = self.query_one("#details", Lines)
-        segments, blocks = self.query_one(SegmentMap), self.query_one(BlockMap)
+        segments, blocks = self.query_one(SegmentMapWidget), self.query_one(BlockMap)
         layout, provider = segments.layout_now, self.session.provider
         width = max((min(self.app.size.width * 2 // 5, 64) - 1 if self.wide else self.app.size.width) - 3, 20)
         if self.is_inside and blocks.block >= 0:
@@ -154,10 +154,10 @@ class SegmentsView(View):
         at = names.index(session.segment_sort) if session.segment_sort in SORTS else -1
         session.segment_sort = session.settings.segment_sort = names[(at + 1) % len(names)]
         self.show()
-        self.query_one(SegmentMap).choose(self.query_one(SegmentMap).segment)
+        self.query_one(SegmentMapWidget).choose(self.query_one(SegmentMapWidget).segment)
 
     def _look_inside(self, address: int | None = None) -> None:
-        segments, blocks = self.query_one(SegmentMap), self.query_one(BlockMap)
+        segments, blocks = self.query_one(SegmentMapWidget), self.query_one(BlockMap)
         layout, segment = segments.layout_now, segments.segment
         if segment < 0:
             return
@@ -180,14 +180,14 @@ class SegmentsView(View):
         self._details()
 
     def on_block_map_leave(self) -> None:
-        segments, blocks = self.query_one(SegmentMap), self.query_one(BlockMap)
+        segments, blocks = self.query_one(SegmentMapWidget), self.query_one(BlockMap)
         segments.display, blocks.display = True, False
         segments.focus()
         self.show()
 
     def arrive(self, goto: Goto) -> None:
         if goto.address is not None:
-            self.query_one(SegmentMap).address = goto.address
+            self.query_one(SegmentMapWidget).address = goto.address
             self.show()
             self._look_inside(goto.address)
 
@@ -195,7 +195,7 @@ class SegmentsView(View):
         return self.query_one(BlockMap).address if self.is_inside else None
 
     def addresses(self) -> tuple[int, int] | None:
-        segments, blocks = self.query_one(SegmentMap), self.query_one(BlockMap)
+        segments, blocks = self.query_one(SegmentMapWidget), self.query_one(BlockMap)
         layout = segments.layout_now
         if self.is_inside and blocks.block >= 0:
             start, size = int(layout.block_address[blocks.block]), int(layout.block_bytes[blocks.block])

@@ -11,7 +11,7 @@ from textual.containers import Container, Vertical
 
 from memtrace.attribution.sites import frame_label
 from memtrace.units import format_bytes, printable
-from memtrace_tui.data.calltree import Node, call_tree, path
+from memtrace_tui.data.calltree import CallNode, call_tree, path
 from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import Line, line
 from memtrace_tui.data.query import exactly
@@ -46,7 +46,7 @@ class StacksView(View):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self.on_icicle = False
-        self.root: Node | None = None
+        self.root: CallNode | None = None
         self._within: list[int] = []  # frames on the way to the subtree in focus
         self._key: tuple[object, ...] = ()
 
@@ -82,7 +82,7 @@ class StacksView(View):
         )])  # fmt: skip
         self._source(tree.node)
 
-    def _source(self, node: Node | None) -> None:
+    def _source(self, node: CallNode | None) -> None:
         below = self.query_one("#source", Lines)
         room = max(min(self.app.size.height // 3, 12), 5)
         lines: list[Line] = []

@@ -12,7 +12,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
-from memtrace_tui.look import Look
+from memtrace_tui.look import ScreenLook
 from memtrace_tui.messages import Failed
 
 
@@ -20,9 +20,9 @@ class Looking(Widget, can_focus=False):
     """A widget that knows the styles in use."""
 
     @property
-    def look(self) -> Look:
+    def look(self) -> ScreenLook:
         """The application's."""
-        return cast(Look, self.app.look)  # type: ignore[attr-defined]
+        return cast(ScreenLook, self.app.look)  # type: ignore[attr-defined]
 
 
 class Drawn(Looking, can_focus=False):

@@ -13,7 +13,7 @@ from textual.strip import Strip
 
 from memtrace.history.layout import State
 from memtrace.units import format_bytes
-from memtrace_tui.data.cells import Cells, range_cells
+from memtrace_tui.data.cells import MapCells, range_cells
 from memtrace_tui.data.coloring import Coloring, coloring
 from memtrace_tui.session import Session
 from memtrace_tui.widgets.base import Wheeled
@@ -53,7 +53,7 @@ class BlockMap(Wheeled):
         self.segment_address = -1
         self.start, self.stop = 0, 0
         self._key: tuple[object, ...] = ()
-        self._cells: Cells | None = None
+        self._cells: MapCells | None = None
         self._colours: Coloring | None = None
 
     # -- state
@@ -95,7 +95,7 @@ class BlockMap(Wheeled):
             self.segment_address = low
         self.refresh()
 
-    def _prepare(self) -> Cells | None:
+    def _prepare(self) -> MapCells | None:
         session, provider, size = self.session, self.session.provider, self.size
         segment = self.segment
         if segment < 0:

@@ -11,7 +11,7 @@ from memtrace.render.words import MARKS, clip
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.buckets import Columns
 from memtrace_tui.data.lines import Span as Text
-from memtrace_tui.look import Look
+from memtrace_tui.look import ScreenLook
 from memtrace_tui.palette import PHASE_LETTERS
 from memtrace_tui.provider import Provider, Span
 
@@ -26,7 +26,7 @@ def compact(size_bytes: int) -> str:
     return f"{value:.{digits}f}{unit[0] if unit != 'B' else ''}"
 
 
-def legend(look: Look, provider: Provider, event: int, width: int) -> Strip:
+def legend(look: ScreenLook, provider: Provider, event: int, width: int) -> Strip:
     """The categories with their bytes at the cursor, from the same report as everywhere."""
     report = provider.report(event)
     is_short = width < 132
@@ -48,7 +48,7 @@ def legend(look: Look, provider: Provider, event: int, width: int) -> Strip:
     return look.spans(spans[:-1], width)
 
 
-def phase_band(look: Look, provider: Provider, data: Columns, width: int) -> Strip:
+def phase_band(look: ScreenLook, provider: Provider, data: Columns, width: int) -> Strip:
     """The phases in their colours, named where there is room."""
     segments = list(look.spans([("   phase  ", "dim")], AXIS))
     for span, cells in _runs(provider, data, lambda span: span.start):
@@ -60,7 +60,7 @@ def phase_band(look: Look, provider: Provider, data: Columns, width: int) -> Str
     return Strip(segments).adjust_cell_length(width, look.style("text"))
 
 
-def step_band(look: Look, provider: Provider, data: Columns, width: int) -> Strip:
+def step_band(look: ScreenLook, provider: Provider, data: Columns, width: int) -> Strip:
     """The numbers of the steps, on alternating ground."""
     segments = list(look.spans([("    step  ", "dim")], AXIS))
     for span, cells in _runs(provider, data, lambda span: span.step):
@@ -85,7 +85,7 @@ def _runs(provider: Provider, data: Columns, key: Callable[[Span], int]) -> list
     return runs
 
 
-def axis_line(look: Look, provider: Provider, window: tuple[int, int], by_time: bool, width: int) -> Strip:
+def axis_line(look: ScreenLook, provider: Provider, window: tuple[int, int], by_time: bool, width: int) -> Strip:
     """First and last event (or time) of the window, and how many events it has."""
     start, stop = window
     if by_time:

@@ -13,7 +13,7 @@ from textual.strip import Strip
 
 from memtrace.render.words import MARKS, clip
 from memtrace.units import format_bytes
-from memtrace_tui.data.calltree import Brick, Node, icicle
+from memtrace_tui.data.calltree import Brick, CallNode, icicle
 from memtrace_tui.widgets.base import Drawn
 
 
@@ -33,22 +33,22 @@ class Icicle(Drawn, can_focus=True):
     class Chosen(Message):
         """Another brick is selected."""
 
-        node: Node
+        node: CallNode
 
     def __init__(self) -> None:
         super().__init__(id="icicle")
-        self.root: Node | None = None
-        self.trail: list[Node] = []
-        self.node: Node | None = None
+        self.root: CallNode | None = None
+        self.trail: list[CallNode] = []
+        self.node: CallNode | None = None
         self._key: tuple[object, ...] = ()
         self._bricks: list[list[Brick]] = []
 
-    def show(self, root: Node) -> None:
+    def show(self, root: CallNode) -> None:
         self.root, self.trail, self.node = root, [], root
         self._key = ()
         self.refresh()
 
-    def choose(self, node: Node) -> None:
+    def choose(self, node: CallNode) -> None:
         self.node = node
         self.refresh()
 

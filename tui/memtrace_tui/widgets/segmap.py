@@ -14,18 +14,18 @@ from textual.strip import Strip
 from memtrace.history.layout import Layout
 from memtrace.render.words import clip, pool_name, stream_name
 from memtrace.units import format_bytes, format_count
-from memtrace_tui.data.cells import Cells, packed_cells
+from memtrace_tui.data.cells import MapCells, packed_cells
 from memtrace_tui.data.coloring import Coloring, coloring
 from memtrace_tui.data.flow import Flow, Heading, Piece, PoolKey, flow, scales
 from memtrace_tui.data.lines import Span
-from memtrace_tui.look import Look
+from memtrace_tui.look import ScreenLook
 from memtrace_tui.session import Session
 from memtrace_tui.widgets.base import Wheeled
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
-def cell_segment(look: Look, colours: Coloring, fill: int, code: int, odd: bool, behind: str = "") -> Segment:
+def cell_segment(look: ScreenLook, colours: Coloring, fill: int, code: int, odd: bool, behind: str = "") -> Segment:
     """One cell: colour is what most of it is, height is how much of it is in use, the rest is the hole."""
     role = colours.roles[code]
     if look.plain:
@@ -42,7 +42,7 @@ def cell_segment(look: Look, colours: Coloring, fill: int, code: int, odd: bool,
     return Segment(_EIGHTHS[fill], look.style(role, "hole"))
 
 
-class SegmentMap(Wheeled):
+class SegmentMapWidget(Wheeled):
     """Pools as paragraphs, segments as words. Arrows choose a segment, Enter looks inside."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -74,7 +74,7 @@ class SegmentMap(Wheeled):
         self.scale = 0
         self._key: tuple[object, ...] = ()
         self._flow: Flow | None = None
-        self._cells: dict[int, tuple[Cells, int]] = {}  # segment -> its pool's cells, its first one
+        self._cells: dict[int, tuple[MapCells, int]] = {}  # segment -> its pool's cells, its first one
         self._colours: Coloring | None = None
         self._scales: tuple[tuple[int, int, int], dict[PoolKey, int]] | None = None
         self._strips: dict[tuple[int, bool], Strip] = {}

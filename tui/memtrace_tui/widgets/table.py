@@ -13,7 +13,7 @@ from memtrace_tui.widgets.base import Rows
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """``width`` 0 takes what is left; ``rank`` says which columns go first where the screen is narrow (high ones)."""
 
     name: str
@@ -53,7 +53,7 @@ class Table(Rows):
         table: Table
         row: int
 
-    def __init__(self, columns: Sequence[Column], *, id: str | None = None) -> None:
+    def __init__(self, columns: Sequence[TableColumn], *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.columns = columns
         self.cell: Cell = lambda row, column: ("", "text")
@@ -64,13 +64,13 @@ class Table(Rows):
         self.cell = cell
         self.reset(count, keep)
 
-    def set_columns(self, columns: Sequence[Column]) -> None:
+    def set_columns(self, columns: Sequence[TableColumn]) -> None:
         """Other columns."""
         self.columns = columns
         self._strips.clear()
         self.refresh()
 
-    def fitted(self, width: int) -> list[tuple[Column, int]]:
+    def fitted(self, width: int) -> list[tuple[TableColumn, int]]:
         """The columns that fit, in order, with their widths."""
         flexible = sum(column.least for column in self.columns if column.width == 0)
         left = width - flexible

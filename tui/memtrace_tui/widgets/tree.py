@@ -12,7 +12,7 @@ from textual.strip import Strip
 
 from memtrace.render.words import MARKS, bar, clip
 from memtrace.units import format_bytes, format_count
-from memtrace_tui.data.calltree import Node, open_hot, path, visible
+from memtrace_tui.data.calltree import CallNode, open_hot, path, visible
 from memtrace_tui.data.lines import Span
 from memtrace_tui.widgets.base import Rows
 
@@ -33,27 +33,27 @@ class CallTree(Rows):
     class Chosen(Message):
         """Another frame is selected."""
 
-        node: Node
+        node: CallNode
 
     @dataclass
     class Opened(Message):
         """Enter on a frame."""
 
-        node: Node
+        node: CallNode
 
     def __init__(self) -> None:
         super().__init__(id="calltree")
-        self.root: Node | None = None
-        self.nodes: list[Node] = []
+        self.root: CallNode | None = None
+        self.nodes: list[CallNode] = []
         self._open: set[int] = set()
         self._deepest = 0
 
     @property
-    def node(self) -> Node | None:
+    def node(self) -> CallNode | None:
         """The selected frame."""
         return self.nodes[self.selected] if self.selected < len(self.nodes) else None
 
-    def show(self, root: Node) -> None:
+    def show(self, root: CallNode) -> None:
         self.root = root
         self._open = open_hot(root, max(self.app.size.height - 8, 12))
         self._rebuild()
@@ -64,7 +64,7 @@ class CallTree(Rows):
         self._deepest = max(node.depth for node in self.nodes) - self.root.depth
         self.reset(len(self.nodes))
 
-    def choose(self, node: Node) -> None:
+    def choose(self, node: CallNode) -> None:
         """Select a frame, opening what leads to it."""
         way = path(self.root, node) if self.root is not None else []
         self._open |= {id(each) for each in way[:-1]}
