@@ -1,93 +1,97 @@
-"""Draw the documentation's pictures of the browser anew: ``python tests/docs/pictures.py`` (needs Chromium).
+"""Make the pictures of docs/images anew: the screens as PNG, and the map playing until it dies as GIF. Needs Pillow.
 
-The application runs without a terminal on the recording of the tutorial. What it shows becomes an SVG, and Chromium
-makes a PNG of it with a font of this machine, so that it looks the same everywhere. Look before you commit.
+python tests/docs/pictures.py
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-import shutil
-import subprocess
+import os
 import sys
-import tempfile
 from pathlib import Path
 
 from doc_pages import DOCS, ROOT
 
 sys.path.insert(0, str(ROOT / "tests"))
+os.chdir(ROOT)  # so that the pictures name the recording by its path in the repository
 
-from browser_cases import hit, settle, until
+from browser_cases import hit, main_screen, running, until
 from memtrace_tui.app import BrowseApp
-from memtrace_tui.main_screen import MainScreen
+from memtrace_tui.provider import Recording
 from memtrace_tui.settings import Settings
+from PIL import Image, ImageDraw, ImageFont
+from textual.strip import Strip
 
-RECORDING = ROOT / "sample_traces" / "llama2-7b_oom-fragmentation.pickle.xz"
-SIZE = (120, 34)
-SCREENS = {"overview": "1", "timeline": "2", "segments": "3"}
-FONT = "DejaVu Sans Mono"
-_PATIENCE_S = 3.0  # for answers that are worked out in the background (the verdict)
+HERE = DOCS / "images"
+FILE = "sample_traces/llama2-7b_oom-fragmentation.pickle.xz"
+WIDTH, HEIGHT = 9, 19  # pixels of a cell
+LOWER, LEFT = " ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█"
+DARK = (16, 20, 24)
 
 
-async def draw() -> dict[str, str]:
-    """SVG text of each screen."""
-    app = BrowseApp(
-        str(RECORDING), settings=Settings(theme="memtrace-dark"), plain=False, few_colours=False, remember=False
-    )
-    pictures = {}
-    async with app.run_test(size=SIZE) as pilot:
-        await until(lambda: isinstance(app.screen, MainScreen))
-        for name, key in SCREENS.items():
+def font() -> ImageFont.FreeTypeFont:
+    """DejaVu Sans Mono, which matplotlib brings along."""
+    import matplotlib
+
+    return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSansMono.ttf", 15)
+
+
+def draw(strips: list[Strip]) -> Image.Image:
+    """A screen as a picture, cell by cell."""
+    columns = max(strip.cell_length for strip in strips)
+    picture = Image.new("RGB", (columns * WIDTH, len(strips) * HEIGHT), DARK)
+    pen, letters = ImageDraw.Draw(picture), font()
+    for row, strip in enumerate(strips):
+        x, y = 0, row * HEIGHT
+        for text, style, _ in strip:
+            front = style.color.get_truecolor() if style and style.color else (200, 209, 217)
+            back = style.bgcolor.get_truecolor() if style and style.bgcolor else DARK
+            for character in text:
+                pen.rectangle((x, y, x + WIDTH - 1, y + HEIGHT - 1), fill=tuple(back))
+                if character in LOWER:
+                    part = LOWER.index(character) * HEIGHT // 8
+                    if part:
+                        pen.rectangle((x, y + HEIGHT - part, x + WIDTH - 1, y + HEIGHT - 1), fill=tuple(front))
+                elif character in LEFT:
+                    pen.rectangle((x, y, x + LEFT.index(character) * WIDTH // 8 - 1, y + HEIGHT - 1), fill=tuple(front))
+                elif character == "▐":
+                    pen.rectangle((x + WIDTH // 2, y, x + WIDTH - 1, y + HEIGHT - 1), fill=tuple(front))
+                else:
+                    pen.text((x, y), character, font=letters, fill=tuple(front))
+                x += WIDTH
+    return picture
+
+
+async def main() -> None:
+    """Three screens at the refused request, and the last two steps before it."""
+    app = BrowseApp(recording=Recording.open(FILE), settings=Settings(), few_colours=False, remember=False)
+    async with running(app, (120, 36)) as pilot:
+        screen = main_screen(pilot)
+        await until(lambda: screen.session.explanation is not None)
+
+        def take() -> Image.Image:
+            app.screen._on_timer_update()
+            return draw(app.screen._compositor.render_strips())
+
+        for key, name in (("1", "overview"), ("2", "timeline"), ("3", "segments")):
             await hit(pilot, key)
-            await settle(pilot)
-            await asyncio.sleep(_PATIENCE_S)
-            await settle(pilot)
-            pictures[name] = app.export_screenshot(title="memtrace")
-    return pictures
-
-
-def without_seams(svg: str) -> str:
-    """Text of block characters drawn a hair wider, so that no dark lines show between cells of fractional width."""
-    fills = dict(re.findall(r"\.([\w-]+-r\d+) \{ fill: (#\w+)", svg))
-
-    def widened(match: re.Match[str]) -> str:
-        stroke = f'<text style="stroke:{fills.get(match[1], "none")};stroke-width:0.5" '
-        return match[0].replace("<text ", stroke, 1)
-
-    return re.sub(r'<text class="([\w-]+)"[^>]*>(?:&#160;|[\u2580-\u259f\u2500\u2501 ])+</text>', widened, svg)
-
-
-def to_png(svg: str, target: Path) -> None:
-    """Write the picture with a font that is here; the SVG names one on the web."""
-    svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL).replace("Fira Code", FONT)
-    svg = without_seams(svg)
-    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
-    if box is None:
-        raise SystemExit("the SVG has no size")
-    width, height = (round(float(side)) for side in box.groups())
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        raise SystemExit("Chromium is not installed")
-    with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "picture.html"
-        style = "html,body{margin:0;background:transparent}svg{display:block}"
-        page.write_text(f"<meta charset=utf-8><style>{style}</style>{svg}")
-        command = [
-            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--default-background-color=00000000",
-            f"--user-data-dir={folder}/profile", f"--window-size={width},{height}", f"--screenshot={target}", str(page),
-        ]  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True)
-
-
-def main() -> None:
-    """Draw and write all pictures."""
-    for name, svg in asyncio.run(draw()).items():
-        to_png(svg, DOCS / "images" / f"browser-{name}.png")
-        print(f"docs/images/browser-{name}.png")
+            take().save(HERE / f"browser-{name}.png", optimize=True)
+    app = BrowseApp(recording=Recording.open(FILE), settings=Settings(), few_colours=False, remember=False)
+    async with running(app, (100, 30)) as pilot:
+        screen = main_screen(pilot)
+        await hit(pilot, "3")
+        end = screen.session.provider.count - 1
+        start = next(span.start for span in screen.session.provider.spans if span.step == 9)
+        frames = []
+        for number in range(48):
+            screen.go(start + (end - start) * number // 47)
+            await hit(pilot, "down" if number == 0 else "f12")
+            pilot.app.screen._on_timer_update()
+            frames.append(draw(pilot.app.screen._compositor.render_strips()).quantize(64))
+        times = [90] * 47 + [2500]
+        frames[0].save(HERE / "browser-playing.gif", save_all=True, append_images=frames[1:], duration=times, loop=0,
+                       optimize=True)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())
