@@ -13,7 +13,6 @@ from pathlib import Path
 from doc_pages import DOCS, ROOT
 
 sys.path.insert(0, str(ROOT / "tests"))
-os.chdir(ROOT)  # so that the pictures name the recording by its path in the repository
 
 from browser_cases import hit, main_screen, running, until
 from memtrace_tui.app import BrowseApp
@@ -64,6 +63,7 @@ def draw(strips: list[Strip]) -> Image.Image:
 
 async def main() -> None:
     """Three screens at the refused request, and the last two steps before it."""
+    os.chdir(ROOT)  # so that the pictures name the recording by its path in the repository
     app = BrowseApp(recording=Recording.open(FILE), settings=Settings(), few_colours=False, remember=False)
     async with running(app, (120, 36)) as pilot:
         screen = main_screen(pilot)
