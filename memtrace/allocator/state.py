@@ -52,8 +52,8 @@ class AllocatorState:
 
     def __init__(self, config: AllocatorConfig) -> None:
         self.config = config
-        # Compiled containers behave as the builtin ones do, and flat.run is fast on them. Ages are kept in Python, which
-        # is faster on its own containers.
+        # Compiled containers behave as the builtin ones do, and flat.run is fast on them. Ages are kept in Python,
+        # which is faster on its own containers.
         part = None if config.gc_active else _COMPILED
         self.is_compiled = part is not None
         self._list: Any = part.KeyList if part else list

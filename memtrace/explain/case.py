@@ -191,14 +191,15 @@ class Case:
         return max(0, int(level.max()) - round(float((level - share * part[first:stop]).max())))
 
     def frame_of(self, mask: Bool) -> str:
-        """Label of the call site that made most of the rows' bytes; "" if none was recorded."""
+        """Label of the call site that made most of the rows' bytes, of equals the first; "" if none was recorded."""
         rows = np.flatnonzero(mask)
         if not len(rows):
             return ""
-        stacks, inverse = np.unique(self.table.stack[rows], return_inverse=True)
+        stacks, first, inverse = np.unique(self.table.stack[rows], return_index=True, return_inverse=True)
         sums = np.zeros(len(stacks), dtype=np.int64)
         np.add.at(sums, inverse, self.size[rows])
-        return self.attribution.sites.label(int(stacks[np.argmax(sums)]))
+        largest = np.lexsort((first, -sums))[0]  # stacks have other numbers in another decoder
+        return self.attribution.sites.label(int(stacks[largest]))
 
     def made_in(self, part: str, *names: str) -> Bool:
         """Rows whose stack contains a frame of a file whose path has ``part``, in one of the functions if named."""
