@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 import pytest
 from browser_cases import CASES, TINY, recording
-from memtrace_tui.provider import Provider, BrowsedRecording
+from memtrace_tui.provider import BrowsedRecording, Provider
 from support import trace_path
 
 from memtrace.answers.report import report
