@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from memtrace.allocator.replay.evidence import gather
 from memtrace.allocator.whatif.program import extract
 from memtrace.allocator.whatif.whatif import simulate
@@ -27,6 +29,7 @@ from memtrace.units import format_bytes, format_delta
 _LEAST_BYTES, _LEAST_SHARE = 8 << 20, 0.002  # a smaller change of the allocated peak is not the story
 _RATIO = 1.1  # states, logits: a larger change is another optimizer or loss
 _REPLAY_EVENTS = 3_000_000
+_BARS, _COLUMNS = "▁▂▃▄▅▆▇█", 60
 _WORTH_NAMING = 0.25  # of the largest cause
 _CONSEQUENCES = ("moment", "rounding", "fragmentation", "later_steps", "runtime", "copies", "passing")
 
@@ -132,6 +135,7 @@ def _story(first: RunSide, second: RunSide) -> Story:
         was_bytes=was,
         now_bytes=now,
         causes=causes,
+        curves=(_curve(first.analysis, max(allocated)), _curve(second.analysis, max(allocated))),
         sentence=_sentence(first.end, second.end, explains, was, now, causes),
     )
 
@@ -390,6 +394,13 @@ def _sentence(before: RunEnd, after: RunEnd, explains: str, was: int, now: int, 
         return f"{_capital(start or 'no cause found')}: {figures}."
     text = f"{start}: {reasons}; {figures}." if start else f"{reasons}; {figures}."
     return _capital(text)
+
+
+def _curve(analysis: Analysis, highest: int) -> str:
+    """Highest allocated bytes of each sixtieth of a run as a row of bars; "" without history."""
+    level = analysis.timeline.allocated_bytes
+    parts = np.array_split(level, min(_COLUMNS, len(level))) if len(level) else []
+    return "".join(_BARS[min(int(part.max()) * len(_BARS) // max(highest + 1, 1), len(_BARS) - 1)] for part in parts)
 
 
 def _capital(text: str) -> str:

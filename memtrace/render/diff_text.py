@@ -146,7 +146,8 @@ def diff_markdown(answer: Difference, sites: int = 12) -> str:
             for cause in answer.story.causes
             if cause.bytes
         ]
-        lines.append("")
+        before, after = answer.story.curves
+        lines += ["", "Allocated memory over each run:", "```", f"before {before}", f"after  {after}", "```", ""]
     lines += [f"- before: {_escape(_head(answer.before))}", f"- after: {_escape(_head(answer.after))}", ""]
     lines += ["| | before | after | change |", "|---|---:|---:|---:|"]
     for name, before, after, change in _budget_rows(answer):

@@ -48,6 +48,8 @@ def test_markdown_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     text = out_of(capsys, TINY, FIRST_OOM, "--md")
     assert "| | before | after | change |" in text and "| **activations** |" in text
     assert text.count("\n|---") == 3
+    before, after = (line.split()[1] for line in text.splitlines() if line and line[-1] in "▁▂▃▄▅▆▇█")
+    assert len(before) == len(after) == 60 and "█" in after and "█" not in before
 
 
 @pytest.mark.parametrize(("limit", "code"), [("0%", 0), ("2%", 0), ("0", 0)])

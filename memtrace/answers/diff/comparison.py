@@ -83,6 +83,8 @@ class Story:
     was_bytes: int
     now_bytes: int
     causes: tuple[Cause, ...]
+    curves: tuple[str, str]
+    """Allocated memory of each run over its events, one character for a sixtieth, on one scale."""
     sentence: str
 
     @property
