@@ -108,7 +108,8 @@ def test_logs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         b"\x1b[31m[rank1]\x07 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. \xc2\x9b2J GPU 0 "
         b"has a total capacity of 23.65 GiB of which 1.00 GiB is free. \xe2\x80\xae<img src=x> Including non-PyTorch "
         b"memory, this process has 22.00 GiB memory in use.\x1b]0;title\x07 Of the allocated memory 20.00 GiB is "
-        b"allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated.\nPYTORCH_CUDA_ALLOC_CONF=\x1b[2Ja:1\n"
+        b"allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated.\n"
+        b"PYTORCH_CUDA_ALLOC_CONF=\x1b[2Ja:1\n"
     )
     for more in ([], ["--json"], ["--md"]):
         assert main(["explain", str(log), *more]) == 0
