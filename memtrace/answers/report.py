@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from memtrace.analysis import Analysis
 from memtrace.answers.fragmentation import Fragmentation, measure
 from memtrace.attribution.categories import Category, Purpose
-from memtrace.attribution.classify import unattributed_reason
+from memtrace.attribution.reasons import unattributed_reason
 from memtrace.history.timeline import At, Timeline, choose_event
 
 I8 = NDArray[np.int64]

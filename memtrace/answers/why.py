@@ -9,8 +9,8 @@ import numpy as np
 
 from memtrace.analysis import Analysis
 from memtrace.attribution.categories import MEANING, SUBCATEGORIES, Category
-from memtrace.attribution.classify import unattributed_reason
 from memtrace.attribution.phases import Phase
+from memtrace.attribution.reasons import reason
 from memtrace.attribution.stack_facts import Kind
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.history.timeline import NEVER, At
@@ -100,15 +100,12 @@ def _decision(analysis: Analysis, number: int, rows: np.ndarray) -> Decision:
     rule = analysis.attribution.rules[number]
     size = analysis.timeline.allocations.requested_bytes
     largest = rows[np.argsort(-size[rows], kind="stable")[:_EXAMPLES]]
-    why = rule.why
-    if rule.category is Category.UNATTRIBUTED:
-        why = unattributed_reason(analysis.attribution.facts, int(largest[0]))
     return Decision(
         rule=rule.id,
         category=str(rule.category),
         subcategory=rule.subcategory,
         evidence=str(rule.evidence),
-        why=why,
+        why=reason(analysis.attribution.facts, rule, rows),
         bytes=int(size[rows].sum()),
         count=len(rows),
         examples=tuple(facts_of(analysis, int(row)) for row in largest),

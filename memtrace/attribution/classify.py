@@ -17,7 +17,6 @@ from memtrace.attribution.phases import Phases
 from memtrace.attribution.rules import RULES, Rule
 from memtrace.attribution.signals import Signals
 from memtrace.attribution.sites import Sites, find_sites
-from memtrace.attribution.stack_facts import Kind
 from memtrace.attribution.user_rules import UserRule, as_rule, user_mask
 from memtrace.history.timeline import Timeline
 
@@ -105,14 +104,3 @@ def as_known(timeline: Timeline, rule: I2, labelled: Sequence[str], phases: Phas
     """
     rules = (*(label_rule(Purpose(purpose)) for purpose in labelled), *RULES, _UNATTRIBUTED)
     return Attribution(rules, rule, gather(timeline, phases))
-
-
-def unattributed_reason(facts: Facts, row: int) -> str:
-    """Why nothing could be said of a row, in one sentence."""
-    if facts.born[row] < 0:
-        if not len(facts.phases):
-            return "no trace: only the final state was recorded"
-        return "there before the recording began, without a stack, and no training step in the recording tells its use"
-    if facts.kind[row] == Kind.NONE:
-        return "recorded without a stack, outside any recognised phase"
-    return "its stack is not code that memtrace knows, outside any recognised phase"

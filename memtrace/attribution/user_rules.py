@@ -89,7 +89,8 @@ def _pattern(text: str | None, where: str) -> re.Pattern[str] | None:
 
 def as_rule(rule: UserRule) -> Rule:
     """A row of the table that ``user_mask`` applies."""
-    return Rule(rule.id, rule.purpose, Evidence.FRAME, lambda s: s.persistent, rule.why)
+    why = rule.why.replace("{", "{{").replace("}", "}}")  # a rule's sentence is a format of its own
+    return Rule(rule.id, rule.purpose, Evidence.FRAME, lambda s: s.persistent, why)
 
 
 def user_mask(rule: UserRule, timeline: Timeline) -> NDArray[np.bool_]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memtrace.answers.fragmentation import pool_name as segment_pool
-from memtrace.attribution.classify import unattributed_reason
+from memtrace.attribution.reasons import reason
 from memtrace.attribution.sites import frame_label
 from memtrace.history.layout import Layout, State
 from memtrace.history.timeline import Timeline
@@ -62,7 +62,7 @@ def allocation_lines(provider: Provider, row: int, event: int, width: int, fold:
     gone = freed_at(timeline, row)
     stack = int(table.stack[row])
     module = attribution.sites.module[stack] if stack >= 0 else ""
-    why = unattributed_reason(attribution.facts, row) if rule.id == "none" else rule.why
+    why = reason(attribution.facts, rule, np.array([row]))
     here = Goto("segments", max(born, 0) if not born <= event < died else None, address=address)
     lines = [
         field("purpose", (f"{rule.category}/{rule.subcategory}", category_role(rule.category)),
