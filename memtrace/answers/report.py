@@ -65,6 +65,7 @@ class Moment:
 class Report:
     """The budget of one device at one event. ``categories`` sum to ``reserved_bytes``, ``subcategories`` to them.
 
+    ``lora`` says what the category of that key holds: adapters, or, where none are in play, whatever is trained.
     ``peaks`` are those of the events of ``window`` (first, behind the last), of the whole recording where it is None.
     """
 
@@ -77,6 +78,7 @@ class Report:
     reserved_bytes: int
     categories: Mapping[str, int]
     subcategories: Mapping[str, int]
+    lora: Mapping[str, str]
     outside_allocator: Mapping[str, int | None] | None
     peaks: Mapping[str, int]
     window: tuple[int, int] | None
@@ -135,6 +137,7 @@ def report(analysis: Analysis, at: At | None = None) -> Report:
         reserved_bytes=reserved,
         categories=categories,
         subcategories=dict(sorted(by_sub.items(), key=_definition_order)),
+        lora={"meaning": "adapters" if attribution.trains_adapters else "trained"},
         outside_allocator=outside_allocator(timeline, reserved),
         peaks={
             "requested_bytes": peaks[0].size_bytes,

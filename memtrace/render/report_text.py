@@ -67,6 +67,11 @@ def _head(report: Report) -> list[Text]:
     return [head, Text(total)]
 
 
+def _title(report: Report, category: str) -> str:
+    """What people call a category: without adapters, the key ``lora`` holds whatever is trained."""
+    return report.lora["meaning"] if category == Category.LORA and report.lora["meaning"] == "trained" else category
+
+
 def _budget(report: Report, width: int) -> list[Text]:
     reserved = max(report.reserved_bytes, 1)
     room = max(10, min(40, width - 40))
@@ -77,7 +82,7 @@ def _budget(report: Report, width: int) -> list[Text]:
             continue
         lines.append(
             Text.assemble(
-                (f"  {name:<16}", f"bold {STYLE[name]}"),
+                (f"  {_title(report, name):<16}", f"bold {STYLE[name]}"),
                 f"{format_bytes(size):>11}  {size / reserved:6.1%}  ",
                 (bar(size / largest, room), STYLE[name]),
             )
@@ -131,7 +136,7 @@ def _sites(report: Report, width: int, count: int) -> list[Text]:
         return []
     lines = [heading("biggest call sites")]
     for site in report.top[:count]:
-        kind = f"{site.category}/{site.subcategory}"
+        kind = f"{_title(report, site.category)}/{site.subcategory}"
         head = f"  {format_bytes(site.bytes):>10} {site.count:>6}×  "
         module = f"{site.module}: " if site.module else ""
         room = max(20, width - len(head) - 30) - len(module)
