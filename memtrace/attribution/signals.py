@@ -211,15 +211,15 @@ class Signals:
 
     @cached_property
     def logits_in_loss(self) -> Bool:
-        """Copies of the logits that the loss makes: outside PyTorch's own loss function; or inside it, in 32 bits,
-        before another tensor of that size or after one of half of it."""
+        """Copies of the logits that the loss makes: outside PyTorch's own loss function, and not saved; or inside it,
+        in 32 bits, before another tensor of that size or after one of half of it."""
         f = self.facts
         made = self.loss_frames & self._as_large_as_loss & self.head_frames.any()
         stack = f.timeline.allocations.stack
         pair = stack[1:] == stack[:-1]
         copies = np.append(pair & (f.size[1:] == f.size[:-1]), False)
         copies[1:] |= pair & (f.size[1:] == 2 * f.size[:-1])
-        return made & (~f.has(Tag.CROSS_ENTROPY) | copies)
+        return made & np.where(f.has(Tag.CROSS_ENTROPY), copies, ~f.held)
 
     @cached_property
     def head_copies(self) -> Bool:

@@ -73,7 +73,7 @@ def kept_logits(case: Case) -> Finding | None:
     if case.phase is not Phase.BACKWARD:
         return None
     facts = case.facts
-    made = case.kind(Purpose.LOGITS) & (case.size >= _SMALLEST_LOGITS_BYTES)
+    made = case.kind(Purpose.LOGITS) & (case.size >= _SMALLEST_LOGITS_BYTES) & ~facts.is_loss  # whose copies it needs
     begin = int(facts.phases.start[int(facts.phases.span_of(np.array([case.at.event]))[0])])
     kept = made & case.live & facts.in_phase(Phase.FORWARD, Phase.EVALUATION) & (facts.born < begin)
     total = case.total(kept)
