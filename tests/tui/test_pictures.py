@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from browser_cases import TINY, hit, recording, settle, until
+from browser_cases import TINY, hit, settle, until
 from memtrace_tui.app import BrowseApp
 from memtrace_tui.main_screen import MainScreen
+from memtrace_tui.provider import BrowsedRecording
 from memtrace_tui.settings import Settings
+from support import trace_path
 from textual.pilot import Pilot
+
+from memtrace.snapshot.load import load
 
 
 @pytest.mark.parametrize(
@@ -28,7 +33,10 @@ def test_pictures(
     theme: str,
 ) -> None:
     monkeypatch.setattr(MainScreen, "action_explain", lambda self: None)  # findings have tests of their own
-    app = BrowseApp(recording=recording(TINY), settings=Settings(theme=theme), few_colours=False, remember=False)
+    shown = BrowsedRecording(
+        replace(load(trace_path(TINY)), source=f"{TINY}.pickle.xz")
+    )  # the folder is not in the picture
+    app = BrowseApp(recording=shown, settings=Settings(theme=theme), few_colours=False, remember=False)
 
     async def prepare(pilot: Pilot[int]) -> None:
         await until(lambda: isinstance(app.screen, MainScreen))
