@@ -17,7 +17,7 @@ from typing import Any
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.estimate.advice import requested_peak
 from memtrace.estimate.cells import Cells
-from memtrace.estimate.estimate import ShapeSource, kernels_of
+from memtrace.estimate.estimate import ShapeSource, StreamSource, kernels_of
 from memtrace.estimate.forecast import Forecast, RunPlan, forecast, prepare
 from memtrace.estimate.options import ALL_LINEAR, RunOptions
 from memtrace.estimate.schedule import MicroBatch, Step
@@ -185,6 +185,17 @@ def _half_rank(run: FitRun) -> tuple[FitRun, str, str] | None:
     return _option("rank", rank // 2)(run) if rank > 8 else None
 
 
+def _few_targets(source: StreamSource) -> tuple[str, ...]:
+    """Attention's queries and values; where one weight holds them and the keys, that one."""
+    fused = isinstance(source, ShapeSource) and source.shape.fused_projections
+    return ("qkv_proj",) if fused else ("q_proj", "v_proj")
+
+
+def _fewer_targets(run: FitRun) -> tuple[FitRun, str, str] | None:
+    few = _few_targets(run.plan.source)
+    return _option("targets", few)(run) if run.plan.options.targets == (ALL_LINEAR,) else None
+
+
 def moves() -> Iterator[Move]:
     """Every change, cheapest first; what is listed twice can be made twice."""
     yield Move("allocator settings", 0, 0, _expandable, "free pieces join: no more loss to fragmentation")
@@ -205,15 +216,15 @@ def moves() -> Iterator[Move]:
     yield Move("loss", 0.03, 0, chunks, "logits of some tokens at a time, made again in the backward pass")
     bits = _only_if(lambda o: o.quant in ("none", "int8"), _option("quant", "nf4-dq"))
     yield Move("quantization", 0.08, 0, bits, "weights in 4 bits, turned to 16 for each product")
-    yield Move("checkpointing", _RECOMPUTED, 0, _option("checkpointing", True), "each layer's forward pass runs twice")
+    again = _option("checkpointing", True, embeddings_require_grad=True)  # whatever switches one on, does the other
+    yield Move("checkpointing", _RECOMPUTED, 0, again, "each layer's forward pass runs twice")
     for _ in range(6):
         yield Move("micro-batch", 0.05, 0, _smaller_batches, "half as many sequences at once, twice as often")
     half = _only_if(lambda o: o.prepare_kbit, _option("prepare_kbit", False))
     yield Move("precision", 0, 0.1, half, "hidden states, norms and head in 16 bits: less stable")
     for _ in range(3):
         yield Move("rank", 0, 0.2, _half_rank, "half as much is trained")
-    narrow = _only_if(lambda o: o.targets == (ALL_LINEAR,), _option("targets", ("q_proj", "v_proj"), "q_proj,v_proj"))
-    yield Move("targets", 0, 0.3, narrow, "only attention's queries and values get adapters")
+    yield Move("targets", 0, 0.3, _fewer_targets, "only attention's queries and values get adapters")
     for _ in range(8):
         yield Move("length", 0, 0.25, _shorter, "longer sequences are cut")
 
@@ -372,7 +383,8 @@ def ladder(
     estimates of every combination, rounded so that nothing is lost. Source: L. S. Shapley, A value for n-person games,
     1953.
     """
-    least = {name: getattr(_LEAST, name) for names in _THINGS.values() for name in names}
+    smallest = replace(_LEAST, targets=_few_targets(source))
+    least = {name: getattr(smallest, name) for names in _THINGS.values() for name in names}
     bottom = replace(options, **least, accumulation=1)
     things = [name for name, fields in _THINGS.items() if any(getattr(options, f) != least[f] for f in fields)]
     device = kernels_of(gpu).device

@@ -10,10 +10,10 @@ from memtrace.units import format_bytes, format_delta
 
 _BAR = 40
 TRAINERS = ("Trainer", "TRL", "axolotl", "torchtune", "LLaMA-Factory", "plain loop")
-# Option -> the line to change, in the order of TRAINERS; {now} is the new value.
+# Option -> the line to change, in the order of TRAINERS; {now} is the new value, {quoted} its names in quotes.
 _ARGS, _YAML = "per_device_train_batch_size=N/2, gradient_accumulation_steps=2M", "N/2, gradient_accumulation_steps: 2M"
 _4BIT = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)"
-_ATTN, _QV = 'from_pretrained(…, attn_implementation="{now}")', 'LoraConfig(target_modules=["q_proj", "v_proj"])'
+_ATTN, _QV = 'from_pretrained(…, attn_implementation="{now}")', "LoraConfig(target_modules=[{quoted}])"
 _ON, _R = "gradient_checkpointing", "LoraConfig(r={now})"
 LINES: dict[str, tuple[str, ...]] = {
     "allocator settings": ("PYTORCH_CUDA_ALLOC_CONF={now} in the environment",) * 6,
@@ -48,8 +48,7 @@ LINES: dict[str, tuple[str, ...]] = {
     ),
     "rank": (_R, _R, "lora_r: {now}", "lora_rank: {now}", "lora_rank: {now}", _R),
     "targets": (
-        _QV, _QV, "lora_target_modules: [q_proj, v_proj]", "lora_attn_modules: ['q_proj', 'v_proj']",
-        "lora_target: q_proj,v_proj", _QV,
+        _QV, _QV, "lora_target_modules: [{now}]", "lora_attn_modules: ['q_proj', 'v_proj']", "lora_target: {now}", _QV,
     ),
     "length": (
         "truncate to {now} tokens in the tokenizer", "max_length={now}", "sequence_len: {now}", "max_seq_len: {now}",
@@ -84,8 +83,9 @@ def _plan(number: int, plan: FitPlan) -> list[str]:
     ]
     for change in plan.changes:
         lines.append(f"  {change.option}: {change.was} → {change.now}  ({change.why})")
+        quoted = ", ".join(f'"{name}"' for name in change.now.split(","))
         for trainer, line in zip(TRAINERS, LINES[change.option], strict=True):
-            lines.append(f"    {trainer:<14} {line.format(now=change.now)}")
+            lines.append(f"    {trainer:<14} {line.format(now=change.now, quoted=quoted)}")
     return lines
 
 

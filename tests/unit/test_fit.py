@@ -128,3 +128,15 @@ def test_the_waterfall_is_drawn(suffix: str, tmp_path: Path, capsys: pytest.Capt
 def test_names_that_are_no_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ARGS, "--limit", "8GiB", "--keep", "speed"]) == 2
     assert "NAMES are" in capsys.readouterr().err
+
+
+def test_a_model_whose_projections_are_one_weight_gets_plans_and_a_ladder() -> None:
+    """Phi-3 has no ``q_proj`` to name as a target."""
+    shape = model_shape("phi3-mini")
+    source = ShapeSource(replace(shape, layers=2))
+    options = RunOptions(sequence=1024, checkpointing=False, embeddings_require_grad=False)
+    assert sum(rung.adds_bytes for rung in ladder(source, options)) == requested_peak(source, options, DEVICE)
+    plan = RunPlan(source, options, steps_of([1024, 512], batch=1, accumulation=1))
+    needed = forecast(plan, AllocatorConfig()).peak_reserved_bytes
+    found = Search(FitRun(plan, AllocatorConfig(limit_bytes=needed * 3 // 5))).plans()
+    assert found and all(plan.forecast.fits for plan in found)
