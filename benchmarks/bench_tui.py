@@ -62,6 +62,7 @@ class Terminal:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         os.kill(self.pid, signal.SIGWINCH)
         self.text = b""
+        self.sent_bytes = 0  # to the terminal, since the start
 
     def read(self, timeout_s: float) -> bytes:
         """What comes within the time, b"" for nothing."""
@@ -73,6 +74,7 @@ class Terminal:
         except OSError:
             return b""
         self.text = (self.text + data)[-(1 << 20) :]
+        self.sent_bytes += len(data)
         return data
 
     def wait_for(self, words: bytes, timeout_s: float = 120) -> float:
@@ -160,11 +162,14 @@ def main() -> None:
     reactions: dict[str, list[float]] = {}
     repaints: list[float] = []
     firsts: list[float] = []
+    sent: list[float] = []
     cpu_before = terminal.cpu_s()
     for _ in range(args.rounds):
         for key in TOUR:
+            before = terminal.sent_bytes
             times = terminal.press(key)
             if times is not None:
+                sent.append(terminal.sent_bytes - before)
                 firsts.append(times[0])
                 repaints.append(times[1])
                 reactions.setdefault(key, []).append(times[1])
@@ -173,6 +178,7 @@ def main() -> None:
     result = {
         "file": args.file,
         "size": args.size,
+        "load_average": [round(part, 1) for part in os.getloadavg()],
         "first_screen_s": round(min(starts), 3),
         "report_s": round(report_s, 3),
         "first_screen_per_report": round(min(starts) / report_s, 3),
@@ -181,6 +187,8 @@ def main() -> None:
         "reaction_median_ms": round(statistics.median(firsts) * 1e3, 1),
         "repaint_median_ms": round(statistics.median(repaints) * 1e3, 1),
         "repaint_p95_ms": round(percentile(repaints, 0.95) * 1e3, 1),
+        "sent_median_bytes": round(statistics.median(sent)),
+        "sent_p95_bytes": round(percentile(sent, 0.95)),
         "cpu_per_key_ms": round(cpu / max(len(repaints), 1) * 1e3, 1),
         "repaint_max_ms": round(max(repaints) * 1e3, 1),
         "memory_bytes": memory,

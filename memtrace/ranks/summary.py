@@ -19,6 +19,7 @@ from memtrace.explain.snapshot_facts import KnownFigures, verdict_at
 from memtrace.history.timeline import At, choose_event
 from memtrace.ranks.sources import local_copy
 from memtrace.snapshot.devices import choose_device
+from memtrace.snapshot.model import Snapshot
 
 _RANK = re.compile(r"rank[_\-.=]?(\d+)", re.IGNORECASE)
 _SITES = 12
@@ -110,7 +111,7 @@ def _summarise(path: str, source: str, wanted: int | None, use_index: bool) -> R
     outside = (budget.outside_allocator or {}).get("not_this_allocator_bytes")
     return Rank(
         file=source,
-        rank=_integer(extra.get("rank"), _rank_in_name(source)),
+        rank=rank_of(snapshot, source),
         device=device.device,
         world_size=_integer(extra.get("world_size"), None),
         at=at,
@@ -131,6 +132,11 @@ def _summarise(path: str, source: str, wanted: int | None, use_index: bool) -> R
         exact=budget.exact,
         predicted=is_predicted(snapshot),
     )
+
+
+def rank_of(snapshot: Snapshot, source: str) -> int | None:
+    """The rank that memtrace's recorder stored, else the one in the name of the file; None without either."""
+    return _integer(snapshot.memtrace.get("rank"), _rank_in_name(source))
 
 
 def _integer(value: object, otherwise: int | None) -> int | None:

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser_cases import hit, main_screen, recording, running, settle, text_of, until
+from browser_cases import hit, main_screen, open_app, recording, running, settle, text_of, until
 from memtrace_tui.app import BrowseApp
 from memtrace_tui.data.source import is_library
 from memtrace_tui.data.tenants import freed_at, origin
 from memtrace_tui.provider import Provider
 from memtrace_tui.session import Session
 from memtrace_tui.settings import Settings
+from memtrace_tui.widgets.segmap import SegmentMapWidget
 from textual.pilot import Pilot
 
 from memtrace.history.layout import State
-from memtrace.units import format_bytes, format_count
+from memtrace.units import format_bytes, format_count, format_delta
 
 OOM, STEPS = "llama2-7b_oom-first-step", "tiny-llama_3-steps"
 NAMES = {"⏎": "enter", "↓": "down", "↑": "up", ".": "full_stop", ",": "comma", ":": "colon", "/": "slash"}
@@ -179,4 +180,90 @@ async def test_the_keys_answer(question: str) -> None:
         shown = " ".join(text_of(pilot).split())
         for text in expected:
             assert " ".join(text.split()) in shown, (text, text_of(pilot))
+    assert app.error is None
+
+
+# -- what else the screens answer
+
+
+async def test_marking_a_and_going_on_compares_the_two_events() -> None:
+    """``A`` at the start of step 1, the cursor at the peak of step 2, ``7``: the two budgets and what grew most."""
+    async with open_app(STEPS, (120, 40)) as pilot:
+        session = main_screen(pilot).session
+        provider = session.provider
+        a, b = provider.named("step 1"), provider.named("peak of step 2")
+        await press(pilot, ["colon", '"step 1"', "enter", "A", "colon", '"peak of step 2"', "enter", "7"])
+        first, second = provider.report(a), provider.report(b)
+        assert session.pair_events() == (a, b) and first.categories != second.categories
+        shown = [line.split() for line in text_of(pilot).splitlines()]
+        for name in first.categories:
+            before, after = first.categories[name], second.categories[name]
+            if before != after:
+                row = " ".join(next(words for words in shown if words[:1] == [name.partition("_")[0]]))
+                assert f"{format_bytes(before)} {format_bytes(after)} {format_delta(after - before)}" in row, row
+
+
+async def test_a_what_if_run_opens_as_the_second_file() -> None:
+    """Enter on a run: its outcome on top, and the reserved memory that the replay of that run ends with."""
+    async with open_app(OOM, (120, 40)) as pilot:
+        session = main_screen(pilot).session
+        await press(pilot, ["6", "w", "enter"])
+        await until(lambda: bool(session.whatifs))
+        answer = session.whatifs[id(session.provider)]
+        await settle(pilot)
+        await press(pilot, ["enter"])
+        await until(lambda: session.other is not None)
+        await press(pilot, ["7"])
+        run, shown = answer.runs[1], " ".join(text_of(pilot).split())
+        for text in ("predicted, not recorded", run.conf, format_bytes(run.peak_reserved_bytes)):
+            assert text in shown, text
+        await press(pilot, ["w", "3"])  # the map of the predicted run
+        predicted = session.provider
+        assert "what if" in predicted.source
+        assert int(predicted.timeline.reserved_bytes.max()) == run.peak_reserved_bytes
+        layout = predicted.layout(session.event)
+        assert layout.total_bytes.sum() == predicted.report(session.event).reserved_bytes
+        assert f" in {int((~layout.is_small).sum())} segments" in text_of(pilot)
+
+
+@pytest.mark.parametrize("mode", ["step", "stack"])
+async def test_the_colour_of_the_map_is_the_step_or_the_call_site(mode: str) -> None:
+    """The legend names the value with most bytes first, and every block has the colour of its own value."""
+    async with open_app(STEPS, (120, 40), Settings(coloring=mode)) as pilot:
+        session = main_screen(pilot).session
+        await press(pilot, ["3"])
+        provider, table = session.provider, session.table
+        layout = provider.layout(session.event)
+        sums: dict[str, int] = {}
+        value = {}
+        for block, row in enumerate(layout.row.tolist()):
+            if row < 0:
+                continue
+            step = int(table.facts.step[row])
+            site = table.site_labels[int(table.table.stack[row])].rpartition("/")[2] or "no stack"
+            value[block] = site if mode == "stack" else str(step) if step >= 0 else "before"
+            sums[value[block]] = sums.get(value[block], 0) + int(layout.block_bytes[block])
+        assert len(sums) > 1
+        colours = main_screen(pilot).query_one(SegmentMapWidget).colours
+        least = min(sums[label] for label in colours.labels if label in sums)
+        for block, name in value.items():
+            label = colours.labels[colours.codes[block]]
+            assert label == name or (label == "others" and sums[name] <= least)
+        assert f" {max(sums, key=lambda name: sums[name])} " in text_of(pilot)
+
+
+async def test_with_two_ranks_the_map_says_the_rank() -> None:
+    """The file's name carries the rank: on either side the legend says whose a block is."""
+    settings = Settings(coloring="compared")
+    app = BrowseApp(recording=recording("ddp_rank0"), settings=settings, few_colours=False, remember=False)
+    app._start = lambda one, _: BrowseApp._start(app, one, recording("ddp_rank1"))  # type: ignore[method-assign]
+    async with running(app, (160, 48)) as pilot:
+        session = main_screen(pilot).session
+        for keys, mine in ((["3"], 0), (["7", "w", "3"], 1)):
+            await press(pilot, keys)
+            assert session.ranks == (mine, 1 - mine)
+            labels = main_screen(pilot).query_one(SegmentMapWidget).colours.labels
+            assert labels[-2:] == ("ranks 0 and 1", f"rank {mine} only")
+            legend = text_of(pilot).splitlines()
+            assert any("rank, by address" in line and "0 and 1" in line for line in legend)
     assert app.error is None

@@ -12,6 +12,7 @@ from support import analysis
 
 from memtrace.analysis import analyse
 from memtrace.answers.report import report
+from memtrace.explain.causes import story_of
 from memtrace.export.html.charts import timeline_data
 from memtrace.export.html.page import html_report
 from memtrace.history.timeline import At, build, choose_event
@@ -127,6 +128,10 @@ def test_two_recordings_stand_side_by_side() -> None:
     assert text.count("<svg") == 4 and text.count('<div class="pair">') == 7 and text.count("<script") == 1
     for side, at in (first, second):
         assert format_bytes(report(side, at).reserved_bytes) in words
+    sentence = story_of(*sides).sentence
+    assert sentence and sentence in words  # what changed, and why
+    highest = max(report(side, at).peaks["reserved_bytes"] for side, at in (first, second))
+    assert words.count(format_bytes(highest * 3 // 4)) >= 2, "one scale for both timelines"
 
 
 def test_the_pointer_reads_out_what_the_curves_say() -> None:

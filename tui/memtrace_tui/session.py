@@ -121,6 +121,18 @@ class Session:
         return np.array([(labels[stack], size) in keys for stack, size in stacks], dtype=np.bool_)
 
     @property
+    def ranks(self) -> tuple[int, int] | None:
+        """Ranks of this file and of the other one, where both have one and they differ."""
+        if self.other is None:
+            return None
+        from memtrace.ranks.summary import rank_of
+
+        mine, other = (rank_of(each.timeline.snapshot, each.source) for each in self.pair())
+        if mine is None or other is None or mine == other:
+            return None
+        return (other, mine) if self.swapped else (mine, other)
+
+    @property
     def shown_key(self) -> tuple[object, ...]:
         """What pictures of the map depend on besides the cursor and the colours' meaning."""
         return self.filter, self.mark, self.other_event, id(self.other)

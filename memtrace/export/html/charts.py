@@ -23,8 +23,9 @@ _LINE, _GAP, _LINES = 16, 4, 56  # of the segment map: height of a line, space b
 _MIN_LINE_BYTES = 32 << 20
 
 
-def timeline_svg(analysis: Analysis, at: At) -> str:
-    """Stacked categories, reserved and allocated levels, phases, refusals and the chosen event; "" without a trace."""
+def timeline_svg(analysis: Analysis, at: At, top_bytes: int = 1) -> str:
+    """Stacked categories, reserved and allocated levels, phases, refusals and the chosen event; "" without a trace.
+    The scale ends at the most reserved, or at ``top_bytes`` where that is more: charts side by side share a scale."""
     timeline = analysis.timeline
     if not len(timeline):
         return ""
@@ -32,7 +33,7 @@ def timeline_svg(analysis: Analysis, at: At) -> str:
     curves = category_curves(analysis, timeline.window)
     events = pick_events(curves, _POINTS)
     place = events - span.first
-    top_bytes = max(1, int(curves.reserved_bytes.max(initial=1)))
+    top_bytes = max(top_bytes, int(curves.reserved_bytes.max(initial=1)))
     scale = _Scale(span, top_bytes)
     parts = [
         f'<svg class="time" tabindex="0" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="memory over time">'

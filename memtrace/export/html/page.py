@@ -9,11 +9,11 @@ from pathlib import PurePath
 
 from memtrace._version import __version__
 from memtrace.analysis import Analysis
-from memtrace.answers.diff.diff import diff
 from memtrace.answers.report import Report, report
 from memtrace.answers.segment_map import segment_map
 from memtrace.attribution.categories import MEANING, Category
 from memtrace.explain.answer import Explanation, Finding
+from memtrace.explain.causes import story_of
 from memtrace.explain.explain import explain_snapshot
 from memtrace.export.html.charts import segments_svg, timeline_data, timeline_svg
 from memtrace.export.html.style import SCRIPT, STYLE
@@ -32,8 +32,10 @@ def html_report(analysis: Analysis, at: At, other: tuple[Analysis, At] | None = 
     first = sides[0]
     body = ['<p class="tools"><input type="search" id="search" placeholder="/ finds call sites and blocks"></p>']
     if len(sides) > 1:
-        answer = diff(first.analysis, sides[1].analysis, first.at, sides[1].at)
-        body.insert(0, f'<div class="verdict"><strong>{escape(answer.sentence)}</strong></div>')
+        sentence = story_of(first.analysis, sides[1].analysis).sentence
+        body.insert(0, f'<div class="verdict"><strong>{escape(sentence)}</strong></div>')
+        for side in sides:
+            side.top_bytes = max(side.budget.peaks["reserved_bytes"] for side in sides)
     for section in (_opening, _map, _budget, _memory, _sites, _fragmentation, _warnings):
         parts = ["\n".join(section(side)) for side in sides]
         halves = "".join(f"<div>{part}</div>" for part in parts)
@@ -59,6 +61,7 @@ class _Side:
         self.analysis, self.at = analysis, at
         self.budget = report(analysis, at)
         self.explanation = explain_snapshot(analysis, at)
+        self.top_bytes = 1  # where the scale of the timeline ends, at least
         self.name = escape(PurePath(self.budget.file).name)
 
 
@@ -75,13 +78,15 @@ def _map(side: _Side) -> Iterable[str]:
         '<h2>Segments and blocks</h2><p class="soft">Every reserved byte at this event, segment by segment; '
         "blank is free. Point at a block to see what it is for.</p>"
     )
-    yield _legend()
+    sizes = side.budget.categories  # holes are blank on the map
+    yield _legend(c for c in Category if c != Category.FRAGMENTATION and sizes[c])
     yield blocks or '<p class="soft">Nothing is reserved at this event.</p>'
 
 
 def _memory(side: _Side) -> Iterable[str]:
-    chart = timeline_svg(side.analysis, side.at) or '<p class="soft">No trace was recorded, only the final state.</p>'
-    yield f'<h2>Memory over time</h2>{_legend()}<div class="chart">{chart}</div>'
+    chart = timeline_svg(side.analysis, side.at, side.top_bytes)
+    chart = chart or '<p class="soft">No trace was recorded, only the final state.</p>'
+    yield f'<h2>Memory over time</h2>{_legend(Category)}<div class="chart">{chart}</div>'
 
 
 def _head(budget: Report, name: str) -> Iterable[str]:
@@ -104,8 +109,8 @@ def _verdict(explanation: Explanation) -> Iterable[str]:
     yield f'<div class="verdict"><strong>{head}</strong> ({escape(explanation.confidence)})<ul>{lines}</ul></div>'
 
 
-def _legend() -> str:
-    chips = (f'<span><i class="chip {c}"></i>{c.replace("_", " ")}</span>' for c in Category)
+def _legend(categories: Iterable[Category]) -> str:
+    chips = (f'<span><i class="chip {c}"></i>{c.replace("_", " ")}</span>' for c in categories)
     return f'<p class="legend">{"".join(chips)}</p>'
 
 

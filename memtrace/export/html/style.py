@@ -8,9 +8,11 @@ _CATEGORY = "\n".join(f".{name} {{ fill: {colour}; background-color: {colour}; }
 
 STYLE = (
     """
-:root { color-scheme: light dark; --ink: #1d2126; --soft: #68707a; --line: #d9dde2; --paper: #fff; --panel: #f6f7f9; }
+:root { color-scheme: light dark; --ink: #1d2126; --soft: #68707a; --line: #d9dde2; --paper: #fff; --panel: #f6f7f9;
+  --warn: #a15c00; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e7eb; --soft: #98a1ab; --line: #363c44; --paper: #16191d; --panel: #1e2227; }
+  :root { --ink: #e4e7eb; --soft: #98a1ab; --line: #363c44; --paper: #16191d; --panel: #1e2227;
+    --warn: #e0a458; }
 }
 * { box-sizing: border-box; }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1180px;
@@ -18,9 +20,10 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
 h1 { font-size: 22px; margin: 0; }
 h2 { font-size: 17px; margin: 32px 0 8px; }
 p, ul { margin: 4px 0; }
+ul + p { margin-top: 14px; }
 .soft { color: var(--soft); }
 .verdict { background: var(--panel); border-left: 4px solid #D55E00; padding: 10px 14px; margin: 14px 0; }
-.warning { color: #a15c00; }
+.warning { color: var(--warn); }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th, td { text-align: left; padding: 3px 8px; border-bottom: 1px solid var(--line); vertical-align: top; }
 th, table.budget td { overflow-wrap: normal; }
@@ -53,6 +56,7 @@ svg text { fill: var(--soft); font-size: 11px; font-family: system-ui, sans-seri
 .phase-generation { fill: #d8cf8a; }
 .two { max-width: none; } .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 0 28px; }
 .pair > div { min-width: 0; }
+.pair .chart svg { min-width: 0; } .pair svg { overflow: visible; } .pair svg text { font-size: 13px; }
 .tools input { font: inherit; width: min(420px, 100%); padding: 4px 8px; color: inherit; background: var(--panel);
   border: 1px solid var(--line); border-radius: 4px; }
 .gone { display: none; } rect.gone { display: inline; opacity: .12; }

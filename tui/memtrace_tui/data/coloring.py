@@ -40,31 +40,37 @@ class Coloring:
 
 
 def coloring(
-    provider: Provider, layout: Layout, mode: str, fits: Bool | None = None, twins: Bool | None = None
+    provider: Provider,
+    layout: Layout,
+    mode: str,
+    fits: Bool | None = None,
+    twins: Bool | None = None,
+    ranks: tuple[int, int] | None = None,
 ) -> Coloring:
     """Colour the blocks of a layout by one of ``MODES``; those whose rows a filter doesn't fit look all alike.
 
-    ``twins``: which rows are on the other side of a comparison, too.
+    ``twins``: which rows are on the other side of a comparison, too. ``ranks``: of this side and of the other one.
     """
     mode = mode if mode in MODES else MODES[0]
     numbers, roles, labels, letters, short = (
-        _compared(layout, twins) if mode == "compared" else _MODES[mode](provider, layout)
+        _compared(layout, twins, ranks) if mode == "compared" else _MODES[mode](provider, layout)
     )
     codes = (numbers + FIRST).astype(np.uint8)
     if fits is not None:
         codes[~fits[layout.row]] = OTHERS
     codes[layout.block_state == State.PENDING_FREE] = PENDING
     codes[layout.block_state == State.FREE] = HOLE
+    name = "rank" if ranks is not None and mode == "compared" else mode
     return Coloring(
-        mode, codes, ("hole", "pending", "empty", *roles), ("free", "pending free", "others", *labels),
-        FREE + PENDING_LETTER + "-" + letters, _HEADINGS[mode], ("free", "pending", "others", *short),
+        name, codes, ("hole", "pending", "empty", *roles), ("free", "pending free", "others", *labels),
+        FREE + PENDING_LETTER + "-" + letters, _HEADINGS[name], ("free", "pending", "others", *short),
     )  # fmt: skip
 
 
 _Answer = tuple[NDArray[np.int64], list[str], list[str], str, list[str]]
 _HEADINGS = {
     "category": "category", "age": "age in events", "step": "made in step", "stack": "call site",
-    "compared": "compared", "stream": "stream", "size": "size", "pins": "free per live byte",
+    "compared": "compared", "rank": "rank", "stream": "stream", "size": "size", "pins": "free per live byte",
 }  # fmt: skip
 
 
@@ -147,12 +153,16 @@ def _stack(provider: Provider, layout: Layout) -> _Answer:
     return _most(layout, values, shown, "others")
 
 
-def _compared(layout: Layout, twins: Bool | None) -> _Answer:
+def _compared(layout: Layout, twins: Bool | None, ranks: tuple[int, int] | None) -> _Answer:
     """Whether a block is on the other side, too: at event A, or in the second file (same call site and size)."""
     if twins is None:
         return np.zeros(len(layout.row), np.int64), ["hue:7"], ["nothing to compare with (A)"], "0", ["no A"]
     numbers = np.where(twins[layout.row], 0, 1) if len(twins) else np.zeros(len(layout.row), np.int64)
-    return numbers, ["hue:0", "hue:1"], ["there, too", "only here"], "=+", ["both", "here"]
+    if ranks is None:
+        return numbers, ["hue:0", "hue:1"], ["there, too", "only here"], "=+", ["both", "here"]
+    low, high = sorted(ranks)
+    labels = [f"ranks {low} and {high}", f"rank {ranks[0]} only"]
+    return numbers, ["hue:0", "hue:1"], labels, "=+", [f"{low}+{high}", f"{ranks[0]} only"]
 
 
 def _pins(provider: Provider, layout: Layout) -> _Answer:

@@ -104,7 +104,7 @@ class BlockMap(Wheeled):
                session.coloring, session.shown_key, id(self.look))  # fmt: skip
         if self._cells is None or key != self._key:
             layout = provider.layout(self.session.event)
-            self._colours = coloring(provider, layout, session.coloring, session.fitting, session.twins)
+            self._colours = coloring(provider, layout, session.coloring, session.fitting, session.twins, session.ranks)
             self._cells = range_cells(layout, self._colours.codes, segment, self.start, self.stop, self._count)
             self._key = key
         return self._cells

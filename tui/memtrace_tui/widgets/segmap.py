@@ -111,7 +111,9 @@ class SegmentMapWidget(Wheeled):
         )  # fmt: skip
         if self._flow is None or key != self._key:
             layout = self.layout_now
-            self._colours = coloring(session.provider, layout, session.coloring, session.fitting, session.twins)
+            self._colours = coloring(
+                session.provider, layout, session.coloring, session.fitting, session.twins, session.ranks
+            )
             width = max(size.width - 3, 8)
             born = session.provider.timeline.allocations.alloc_event
             births = born[layout.row] if len(born) else np.zeros(len(layout.row), np.int64)
