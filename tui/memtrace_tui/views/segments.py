@@ -170,10 +170,10 @@ class SegmentsView(View):
         blocks.focus()
         self._details()
 
-    def on_segment_map_chosen(self) -> None:
+    def on_segment_map_widget_chosen(self) -> None:
         self._details()
 
-    def on_segment_map_inside(self) -> None:
+    def on_segment_map_widget_inside(self) -> None:
         self._look_inside()
 
     def on_block_map_chosen(self) -> None:
