@@ -50,14 +50,14 @@ CONFIGURATIONS: dict[str, tuple[str, Row, str, float]] = {
 RECORDINGS: dict[str, tuple[str, Row, float]] = {
     "rec-kept": ("llama", _KEPT | {"sequence": 1024, "optimizer": "adamw_torch"}, 0.8),
     "rec-near": ("llama", {"sequence": 2048, "optimizer": "adamw_torch", "rank": 64}, 0.96),
-    "rec-logits": ("qwen2", {"sequence": 1024, "keep_logits": True, "optimizer": "paged_adamw_8bit"}, 0.85),
+    "rec-logits": ("qwen2", {"sequence": 2048, "keep_logits": True, "optimizer": "paged_adamw_8bit"}, 0.9),
     "rec-batch": ("mistral", _KEPT | {"sequence": 512, "batch": 4, "optimizer": "adamw_8bit"}, 0.65),
     "rec-eager": ("phi3", {"sequence": 1536, "attention": "eager"}, 0.8),
     "rec-plain": ("mistral", {"sequence": 1024, "quant": "none", "prepare_kbit": False} | _KEPT, 0.7),
     "rec-large": ("qwen3", {"sequence": 2048, "optimizer": "adamw_torch"}, 0.6),
     "rec-small": ("llama-1b", _KEPT | {"sequence": 1024, "batch": 2, "optimizer": "sgd"}, 0.75),
     "rec-half": ("llama", _KEPT | {"sequence": 1024, "prepare_kbit": False, "batch": 2}, 0.5),
-    "rec-tight": ("qwen2", _KEPT | {"sequence": 768, "rank": 128}, 0.6),
+    "rec-tight": ("qwen2", _KEPT | {"sequence": 2048, "rank": 128}, 0.7),
 }
 
 
@@ -96,7 +96,8 @@ def plan(out: Path) -> None:
             needs = needs_bytes(run_plan, config, forecast(run_plan, config, cells), cells)
             assert needs is not None
             limited = config.with_limit(int(needs * share))
-            assert not forecast(run_plan, limited, cells).fits
+            oom = forecast(run_plan, limited, cells).oom
+            assert oom is not None and oom.step >= 0  # one that dies in loading has no adapters yet to read
             row: Row = {"name": name, "model": model, "limit_bytes": limited.limit_bytes, "options": asdict(options)}
             if name in CONFIGURATIONS:
                 row |= first_plan(FitRun(run_plan, limited))
