@@ -21,6 +21,7 @@ from textual.strip import Strip
 
 from memtrace.errors import MemtraceError
 from memtrace.history.layout import State
+from memtrace.units import format_bytes
 
 OOM = "llama2-7b_oom-first-step"
 
@@ -85,6 +86,20 @@ def test_a_hole_names_its_last_owner_and_the_stack_of_the_free() -> None:
     start, stop = int(layout.block_address[hole]), int(layout.block_address[hole] + layout.block_bytes[hole])
     owners = [line for line in history_lines(provider, start, stop, 100) if getattr(line.target, "view", "")]
     assert len(owners) == min(len(tenants(timeline, start, stop)), 400)
+
+
+def test_owners_stand_apart_from_where_they_began() -> None:
+    """However far before the range an owner began, a blank stands between the offset and its size."""
+    provider = recording(OOM).provider()
+    table = provider.timeline.allocations
+    largest = int(table.block_bytes.argmax())
+    stop = int(table.address[largest] + table.block_bytes[largest])
+    rows = tenants(provider.timeline, stop - 512, stop).tolist()
+    assert largest in rows
+    lines = [line.plain for line in history_lines(provider, stop - 512, stop, 100)]
+    for row, place in zip(rows, lines[2::3], strict=False):
+        offset = format_bytes(stop - 512 - int(table.address[row]))
+        assert place.split() == [*f"-{offset} {format_bytes(int(table.block_bytes[row]))}".split(), *place.split()[4:]]
 
 
 # -- places

@@ -23,7 +23,7 @@ LABEL_WIDTH = 10
 
 def field(label: str, *spans: Span | str, target: Goto | None = None) -> Line:
     """``label     value``."""
-    return line((f"{label:<{LABEL_WIDTH}}", "dim"), *spans, target=target)
+    return line((f"{label:<{LABEL_WIDTH - 1}} ", "dim"), *spans, target=target)
 
 
 def category_role(category: str) -> str:
@@ -113,7 +113,9 @@ def history_lines(provider: Provider, start: int, stop: int, width: int, most: i
         born, gone = int(table.alloc_event[row]), freed_at(timeline, row)
         life = f"{event_text(provider, born)}  to  {event_text(provider, gone) if gone >= 0 else 'never freed'}"
         lines.append(line((clip(life, width), "text"), target=Goto("segments", max(born, 0), address=start)))
-        lines += indented(summary_lines(provider, row, f"{int(table.address[row]) - start:+#x}", width - 2), 2)
+        offset = int(table.address[row]) - start
+        place = f"{'-' if offset < 0 else '+'}{format_bytes(abs(offset))}"
+        lines += indented(summary_lines(provider, row, place, width - 2), 2)
     if len(rows) > most:
         lines.append(line((f"and {format_count(len(rows) - most)} before them", "dim")))
     return lines
