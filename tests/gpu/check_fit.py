@@ -97,7 +97,8 @@ def plan(out: Path) -> None:
             assert needs is not None
             limited = config.with_limit(int(needs * share))
             oom = forecast(run_plan, limited, cells).oom
-            assert oom is not None and oom.step >= 0  # one that dies in loading has no adapters yet to read
+            assert oom is not None
+            assert name in CONFIGURATIONS or oom.step >= 0  # a recording that ends in loading has no adapters to read
             row: Row = {"name": name, "model": model, "limit_bytes": limited.limit_bytes, "options": asdict(options)}
             if name in CONFIGURATIONS:
                 row |= first_plan(FitRun(run_plan, limited))
