@@ -96,6 +96,11 @@ def warnings_of(timeline: Timeline, attribution: Attribution) -> tuple[str, ...]
         lines.append(
             f"the allocator's behaviour could not be reproduced{where}: {replay.why}; sizes are estimates there"
         )
+    if replay.padding_bytes:
+        lines.append(
+            f"torch_npu wrote this file: device {timeline.device.device} is an NPU, and blocks are sized by that back "
+            f"end's rule (request + {replay.padding_bytes} bytes, rounded up to 512)"
+        )
     early_bytes = replay.initial_requested_bytes
     truncated = is_truncated(timeline)
     if truncated:

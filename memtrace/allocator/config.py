@@ -16,7 +16,9 @@ Version = tuple[int, int]
 OLDEST: Version = (1, 10)  # the first whose settings are modelled
 NEWEST: Version = (2, 15)
 INTERVALS = 16
-CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # PyTorch's order
+CONF_VARIABLES = (  # PyTorch's order; torch_npu reads its own
+    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

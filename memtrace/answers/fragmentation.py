@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.allocator.config import from_snapshot
 from memtrace.allocator.rounding import round_sizes
 from memtrace.attribution.classify import Attribution
 from memtrace.history.layout import Layout, State, layout_at
@@ -94,10 +93,9 @@ def measure(timeline: Timeline, attribution: Attribution, at: At, layout: Layout
     table = timeline.allocations
     taken = layout.block_state == State.ALLOCATED
     rows = layout.row[taken]
-    config = from_snapshot(timeline.snapshot.settings)
-    asked = table.requested_bytes[rows]
     block = layout.block_bytes[taken]
-    rounded = np.minimum(round_sizes(asked, config), np.maximum(block, asked))
+    asked = np.minimum(table.requested_bytes[rows], block)  # blocks that would overlap are cut
+    rounded = np.minimum(round_sizes(asked, timeline.config), block)
     free = layout.block_state == State.FREE
     in_use = layout.used_bytes() + layout.pending_bytes() > 0
     in_used_segment = in_use[layout.segment[free]] if len(layout) else np.zeros(0, np.bool_)

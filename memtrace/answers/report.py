@@ -111,15 +111,15 @@ def report(analysis: Analysis, at: At | None = None) -> Report:
     by_sub = category_bytes(analysis, rows)
     fragmentation = measure(timeline, attribution, at)
     requested, allocated, reserved = timeline.curve_at(at.event)
-    # Blocks outside every known segment exist only where the trace contradicts itself; the curve must not.
     live_bytes = int(timeline.allocations.requested_bytes[rows].sum())
-    reserved = reserved if timeline.replay.exact else max(reserved, live_bytes)
     unused = {
         Purpose.ROUNDING: fragmentation.rounding_bytes,
         Purpose.UNSPLIT_TAIL: fragmentation.unsplit_tail_bytes,
         Purpose.CACHED_SEGMENTS: fragmentation.cached_segments_bytes,
         Purpose.PENDING_FREE: fragmentation.pending_free_bytes,
     }
+    if live_bytes + sum(unused.values()) > reserved:  # only in a file that contradicts itself: the kinds are not known
+        unused = {}
     unused[Purpose.HOLES] = reserved - live_bytes - sum(unused.values())
     by_sub |= {str(purpose): size for purpose, size in unused.items() if size}
     categories = {str(category): 0 for category in Category}

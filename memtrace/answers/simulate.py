@@ -214,7 +214,8 @@ def answer(
         raise NoAnswerError("the snapshot has no trace of events, so there is no program to replay")
     version = question.version or release_of(snapshot)
     asked = _asked(question, version, device_total(snapshot))  # refuses bad strings first
-    program = extract(gather(device, from_snapshot(snapshot.settings, version)))
+    recorded = replace(from_snapshot(snapshot.settings, version), padding_bytes=timeline.replay.padding_bytes)
+    program = extract(gather(device, recorded))
     check = settle(program, timeline.replay, _limit(snapshot, timeline, version))
     own = program.evidence.config
     edited = _edited(program, attribution, question.edits) if attribution is not None else program

@@ -23,7 +23,7 @@ from memtrace.cache import folder
 from memtrace.cache.checkpoints import Checkpoints, Known, know
 from memtrace.cache.part import Part
 from memtrace.cache.store import Unfit, pack, unpack
-from memtrace.history.timeline import Allocations, Timeline, build
+from memtrace.history.timeline import LEVELS_CONTRADICT, Allocations, Timeline, build
 from memtrace.snapshot.load import load
 from memtrace.snapshot.model import Annotation, Blocks, Device, DeviceTrace, Segments, Snapshot
 from memtrace.snapshot.stacks import Frame, StackTable
@@ -114,6 +114,8 @@ class OpenRecording:
         known, replay = self.known.get(device.device), self.replays.get(device.device)
         if known is None or replay is None or self.snapshot.memtrace.get("config"):
             return None  # the estimate beside the report is of the whole
+        if LEVELS_CONTRADICT in replay.notes:
+            return None  # its levels are not sums of its events
         return Part(device, replay, known).analysis(self.snapshot, events, steps)
 
     @property

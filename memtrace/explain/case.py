@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.allocator.config import AllocatorConfig, from_snapshot
+from memtrace.allocator.config import AllocatorConfig
 from memtrace.analysis import Analysis
 from memtrace.answers.report import Moment, category_bytes, moment_of
 from memtrace.attribution.categories import Category, Purpose
@@ -57,12 +57,12 @@ class Case:
     def setting(self) -> RunSetting:
         """Back end, release, platform and trainer of the run."""
         expandable = self.config.expandable_segments or bool(self.timeline.replay.is_expandable.any())
-        return setting_of_snapshot(self.timeline.snapshot, expandable)
+        return setting_of_snapshot(self.timeline.snapshot, expandable, self.config.padding_bytes > 0)
 
     @cached_property
     def config(self) -> AllocatorConfig:
         """The recorded allocator settings."""
-        return from_snapshot(self.timeline.snapshot.settings)
+        return self.timeline.config
 
     @cached_property
     def moment(self) -> Moment:

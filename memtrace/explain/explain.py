@@ -181,7 +181,7 @@ def _oom(case: Case, refusal: Refusal | None, message: OomMessage | None) -> Map
     limit = capacity.low_bytes if capacity is not None and capacity.kind == "limit" and capacity.is_exact else None
     return {
         "is_gpu_oom": True,
-        "backend": text.get("backend") or "cuda",
+        "backend": text.get("backend") or case.setting.backend,
         "device": case.timeline.device.device,
         "tried_bytes": refusal.need_bytes,
         "total_bytes": device_total_bytes(case.timeline, KnownFigures()) or text.get("total_bytes"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from memtrace.oomlog import LogReading, OomMessage
 from memtrace.snapshot.model import Snapshot
+from memtrace.snapshot.version import names_npu
 
 _VARIABLE = r"PYTORCH_(?:CUDA_|HIP_|NPU_|XPU_)?ALLOC_CONF"
 _SET = re.compile(rf"({_VARIABLE})[\"']?\]?\s*[=:,]\s*[\"']?([a-z_0-9]+:[\w:.,\[\]>;-]+)")
@@ -89,14 +90,18 @@ class RunSetting:
         return tuple(found)
 
 
-def setting_of_snapshot(snapshot: Snapshot, is_expandable: bool) -> RunSetting:
-    """From a snapshot's settings, frames and what memtrace's recorder noted."""
+def setting_of_snapshot(snapshot: Snapshot, is_expandable: bool, is_npu: bool = False) -> RunSetting:
+    """From a snapshot's settings, frames and what memtrace's recorder noted. ``is_npu``: its block sizes say so."""
     extra, files = snapshot.memtrace, [frame.filename for frame in snapshot.stacks.frames]
     confs = [value for key, value in snapshot.settings.items() if re.fullmatch(_VARIABLE, key) and value]
     built = str(extra.get("cuda") or "")
     is_hip = bool(snapshot.settings.get("PYTORCH_HIP_ALLOC_CONF")) or any("/hip/" in name for name in files)
     return RunSetting(
-        backend="hip" if is_hip and not built.startswith(("11", "12", "13")) else "cuda",
+        backend="npu"
+        if is_npu or names_npu(snapshot)
+        else "hip"
+        if is_hip and not built.startswith(("11", "12", "13"))
+        else "cuda",
         release=_release(str(extra.get("torch") or "")),
         is_windows=any(_WINDOWS_PATH.match(name) for name in files),
         trainer=trainer_of(files),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memtrace.allocator.config import from_snapshot
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, segment_size
 from memtrace.history.timeline import Timeline
 
@@ -31,7 +30,7 @@ class Refusal:
 
 def refusals(timeline: Timeline) -> list[Refusal]:
     """Every ``oom`` event with what it needed; the rules of sizes are the allocator's."""
-    trace, config = timeline.trace, from_snapshot(timeline.snapshot.settings)
+    trace, config = timeline.trace, timeline.config
     found = []
     for event in timeline.oom_events:
         asked = round_size(int(trace.size[event]), config)

@@ -7,21 +7,26 @@ everything above reads. "At event E" means the state just after event E; E = -1 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.allocator.config import release_of
+from memtrace.allocator.config import AllocatorConfig, from_snapshot, release_of
 from memtrace.allocator.replay.replay import Replay, replay_device
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.snapshot.model import Action, Device, DeviceTrace, PoolId, Snapshot
+from memtrace.snapshot.version import names_npu
 
 I8 = NDArray[np.int64]
 I4 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
 NEVER = np.int64(1) << 62  # later than any event
+LEVELS_CONTRADICT = (
+    "the file contradicts itself: more is allocated than was ever reserved; what is reserved is shown as at least what "
+    "is allocated, and fragmentation is not known"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,11 @@ class Timeline:
     def trace(self) -> DeviceTrace:
         """The recorded events."""
         return self.device.trace
+
+    @property
+    def config(self) -> AllocatorConfig:
+        """The recorded settings, with the rounding of the back end that wrote the file."""
+        return replace(from_snapshot(self.snapshot.settings), padding_bytes=self.replay.padding_bytes)
 
     @property
     def span(self) -> Window:
@@ -174,7 +184,9 @@ def build(
 
     Never raises on odd traces: ``replay.exact`` says whether to trust sizes. ``on_progress`` gets the share done.
     """
-    replay = replay or replay_device(device, snapshot.settings, release_of(snapshot), on_progress)
+    replay = replay or replay_device(
+        device, snapshot.settings, release_of(snapshot), on_progress, is_npu=names_npu(snapshot)
+    )
     trace, initial = device.trace, replay.initial_blocks
     events = np.flatnonzero(trace.action == Action.ALLOC)
     before = len(initial.address)
@@ -196,8 +208,13 @@ def build(
         stack=joined(initial.stack, trace.stack[events], np.int32),
     )
     before_bytes = (replay.initial_requested_bytes, replay.initial_allocated_bytes, replay.initial_reserved_bytes)
-    levels = curves_of(trace, initial.pending, table, Window(0, len(trace)), before_bytes)
-    return Timeline(snapshot, device, replay, table, replay.pools, *levels)
+    requested, allocated, reserved = curves_of(trace, initial.pending, table, Window(0, len(trace)), before_bytes)
+    if not replay.exact and (bool((reserved < allocated).any()) or before_bytes[2] < before_bytes[1]):
+        reserved = np.maximum(reserved, allocated)
+        first = max(replay.initial_reserved_bytes, replay.initial_allocated_bytes)
+        notes = tuple(dict.fromkeys((LEVELS_CONTRADICT, *replay.notes)))
+        replay = replace(replay, initial_reserved_bytes=first, notes=notes)
+    return Timeline(snapshot, device, replay, table, replay.pools, requested, allocated, reserved)
 
 
 def curves_of(

@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 from rich.text import Text
 
+from memtrace.allocator.config import conf_string
 from memtrace.answers.info import DeviceInfo, Info
 from memtrace.cache.folder import CacheFolder
 from memtrace.render.text import warning_lines
@@ -29,7 +30,7 @@ def render_info(info: Info, cache: CacheFolder | None = None) -> list[Text]:
     lines = [Text.assemble((PurePath(info.file).name, "bold"), f" · {version}")]
     if info.recorded_by_memtrace:
         lines.append(Text("recorded by memtrace: phases, labels and statistics are included"))
-    conf = info.settings.get("PYTORCH_CUDA_ALLOC_CONF")
+    conf = conf_string(info.settings)
     if info.settings:
         lines.append(Text(f"allocator settings: {conf or 'defaults'}"))
     if info.host_reserved_bytes:

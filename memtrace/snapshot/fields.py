@@ -48,8 +48,6 @@ def _integer(entry: dict[str, Any], key: str, where: str, default: int | None) -
         if default is None:
             raise SnapshotError(f"{where} has no {key!r}")
         return default
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     if type(value) is not int:
         raise SnapshotError(f"{where}: {key!r} is {kind_of(value)}, expected an integer")
     if (1 << 63) <= value < (1 << 64):

@@ -1,4 +1,4 @@
-"""Which PyTorch release wrote a snapshot, judged by the keys that are there and the ones that are not.
+"""Which PyTorch release and back end wrote a snapshot, judged by the keys that are there and the ones that are not.
 
 No release is written into the file. Each feature below appeared in the release beside it; features marked
 ``always`` are in every file from that release on, so their absence is evidence as well.
@@ -7,7 +7,10 @@ No release is written into the file. Each feature below appeared in the release 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from memtrace.snapshot.model import Snapshot
 
 
 class _Feature(NamedTuple):
@@ -64,3 +67,10 @@ def release_range(samples: Mapping[str, Mapping[str, Any] | None]) -> tuple[str 
     if at_least and below and _order(at_least) >= _order(below):
         return None, None
     return at_least, below
+
+
+def names_npu(snapshot: Snapshot) -> bool:
+    """Whether the settings or a file on the stacks name torch_npu, the back end of Ascend's cards."""
+    if snapshot.settings.get("PYTORCH_NPU_ALLOC_CONF"):
+        return True
+    return any("/torch_npu/" in "/" + frame.filename.replace("\\", "/") for frame in snapshot.stacks.frames)

@@ -164,6 +164,9 @@ def test_parts_of_damaged_recordings(seed: int, tmp_path: Path, monkeypatch: pyt
     for first in range(0, count, max(count // 6, 1)):
         text = f"{first}:{min(first + 40, count)}"
         part, wanted = open_part(path, device.device, text, None), whole.within(text, None)
+        if LEVELS_CONTRADICT in whole.caveats:  # levels that are not sums of events are read off the whole
+            assert part is None
+            continue
         assert part is not None
         assert report(part) == report(wanted)
         assert np.array_equal(

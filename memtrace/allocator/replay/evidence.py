@@ -38,27 +38,31 @@ class TraceEvidence:
 NPU_PADDING_BYTES = 32  # torch_npu adds this to every request before rounding it
 
 
-def with_padding(device: Device, config: AllocatorConfig) -> AllocatorConfig:
+def with_padding(device: Device, config: AllocatorConfig, is_npu: bool = False) -> AllocatorConfig:
     """The settings with the padding of torch_npu, if block sizes show it: in the small pool, where blocks have no
-    unsplit tails, some are what the padded request rounds to, and none is what the bare one does."""
+    unsplit tails, some are what the padded request rounds to, and no block at all is what the bare one does.
+
+    Where sizes show neither, it is taken on if the file names that back end.
+    """
     blocks = device.blocks
-    if not len(blocks) or config.padding_bytes:
+    if config.padding_bytes:
         return config
-    rows = np.flatnonzero((blocks.requested_size > 0) & device.segments.is_small[blocks.segment])
+    rows = np.flatnonzero(blocks.requested_size > 0)
     padded_config = replace(config, padding_bytes=NPU_PADDING_BYTES)
     bare = round_sizes(blocks.requested_size[rows], config)
     padded = round_sizes(blocks.requested_size[rows], padded_config)
     telling = bare != padded
     size = blocks.size[rows]
-    if (telling & (size == padded)).any() and not (telling & (size == bare)).any():
-        return padded_config
-    return config
+    if (telling & (size == bare)).any():
+        return config
+    small = device.segments.is_small[blocks.segment[rows]]
+    return padded_config if is_npu or (telling & small & (size == padded)).any() else config
 
 
-def gather(device: Device, config: AllocatorConfig) -> TraceEvidence:
+def gather(device: Device, config: AllocatorConfig, is_npu: bool = False) -> TraceEvidence:
     """Read lifetimes, segments and the beginning out of one device's trace and final state."""
     trace, blocks = device.trace, device.blocks
-    config = with_padding(device, config)
+    config = with_padding(device, config, is_npu)
     life = link(trace, blocks)
     pools = tuple(dict.fromkeys((DEFAULT_POOL, *trace.pools, *device.segments.pools)))
     history = trace_back(device, config, pools)

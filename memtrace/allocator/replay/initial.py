@@ -103,7 +103,7 @@ def find_beginning(
         pending[seen] |= device.trace.action[requested_event[seen]] == Action.FREE_COMPLETED
     blocks = InitialBlocks(
         address=address,
-        requested_bytes=requested[order],
+        requested_bytes=np.minimum(requested[order], size),  # more than its block is a contradiction, told elsewhere
         block_bytes=size,
         stream=stream,
         is_small=small,

@@ -36,6 +36,7 @@ class Replay:
     ``exact`` means that every address, segment event and the final layout came out as recorded; else the replay
     agreed before event ``diverged_at`` and ``why`` is one sentence. The limit on reserved bytes that was in force lies
     between ``limit_from_bytes`` (granted) and ``limit_below_bytes`` (refused; None if nothing ever was).
+    ``padding_bytes`` is what the back end that wrote the file adds to every request (torch_npu: 32).
     """
 
     initial_blocks: InitialBlocks
@@ -56,6 +57,7 @@ class Replay:
     limit_from_bytes: int
     limit_below_bytes: int | None
     notes: tuple[str, ...]
+    padding_bytes: int = 0
 
 
 def replay_device(
@@ -63,21 +65,23 @@ def replay_device(
     settings: Mapping[str, Any],
     version: Version = NEWEST,
     on_progress: Callable[[float], None] | None = None,
+    is_npu: bool = False,
 ) -> Replay:
     """Replay one device's trace under the recorded ``settings``. Never raises on strange traces.
 
+    ``is_npu``: the file names torch_npu, which counts where no block size tells how requests are rounded.
     ``on_progress`` is called with the share done, 0 to 1, and may raise to give up.
     """
-    evidence = evidence_of(device, settings, version)
+    evidence = evidence_of(device, settings, version, is_npu)
     return _assemble(evidence, rerun(evidence, on_progress))
 
 
-def evidence_of(device: Device, settings: Mapping[str, Any], version: Version) -> TraceEvidence:
+def evidence_of(device: Device, settings: Mapping[str, Any], version: Version, is_npu: bool = False) -> TraceEvidence:
     """What the trace says under the recorded settings, with a limit where garbage may have been collected."""
     config = from_snapshot(settings, version)
     if config.gc_threshold > 0 and config.limit_bytes is None:
         config = config.with_limit(_UNKNOWN_LIMIT_BYTES)
-    return gather(device, config)
+    return gather(device, config, is_npu)
 
 
 def _assemble(evidence: TraceEvidence, outcome: Rerun) -> Replay:
@@ -115,7 +119,7 @@ def _assemble(evidence: TraceEvidence, outcome: Rerun) -> Replay:
         is_small=is_small,
         is_expandable=(action == Action.SEGMENT_MAP) | (action == Action.SEGMENT_UNMAP),
         pool=pool,
-        exact=outcome.diverged_at is None,
+        exact=outcome.why is None,
         diverged_at=outcome.diverged_at,
         why=outcome.why,
         initial_reserved_bytes=int(segments.total_size.sum()),
@@ -124,4 +128,5 @@ def _assemble(evidence: TraceEvidence, outcome: Rerun) -> Replay:
         limit_from_bytes=outcome.limit_from,
         limit_below_bytes=outcome.limit_below,
         notes=tuple(notes),
+        padding_bytes=evidence.config.padding_bytes,
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memtrace.allocator.flat import run, run_complete, tabulate
+from memtrace.allocator.replay.contradictions import contradiction
 from memtrace.allocator.replay.initial import fill
 from memtrace.allocator.replay.recorded import Divergence, RecordedDriver
 from memtrace.allocator.simulator import Allocator
@@ -25,6 +26,8 @@ _CHUNK = 1 << 15
 @dataclass(frozen=True, slots=True)
 class Rerun:
     """Block sizes by handle; where the model and the recording part (None: nowhere) and why; counters.
+
+    ``why`` alone, without an event: there are no events, and the final state is not one that an allocator leaves.
 
     The limit on reserved bytes was at least ``limit_from`` and below ``limit_below`` (None: nothing was ever refused).
     """
@@ -253,10 +256,14 @@ def rerun(evidence: TraceEvidence, on_progress: Callable[[float], None] | None =
     """Simulate a trace under its recorded settings and compare. ``on_progress`` gets the share done."""
     start = np.where(evidence.life.alloc_event < 0, 0, evidence.rounded)
     start[evidence.beginning.handle] = evidence.beginning.blocks.block_bytes
+    impossible = contradiction(evidence.device, evidence.life)
     if not len(evidence.device.trace):
-        return Rerun(start, None, None)
+        return Rerun(start, None, impossible)
     contradictions = evidence.history.contradictions + evidence.beginning.contradictions
     if contradictions:
         why = "the trace does not fit the final segments, so what was there before it began is not known"
-        return Rerun(start, 0, why)
-    return _Run(evidence).go(on_progress)
+        return Rerun(start, 0, impossible or why)
+    outcome = _Run(evidence).go(on_progress)
+    if impossible is not None and outcome.diverged_at is None:
+        return replace(outcome, diverged_at=len(evidence.device.trace) - 1, why=impossible)
+    return outcome
