@@ -22,7 +22,7 @@ from memtrace.cache.index import open_recording
 from memtrace.errors import MemtraceError, NoAnswerError, UsageError
 from memtrace.export.table import allocation_columns, curve_columns
 from memtrace.history.layout import layout_at
-from memtrace.history.timeline import choose_event
+from memtrace.history.timeline import LEVELS_CONTRADICT, choose_event
 from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.devices import choose_device
 
