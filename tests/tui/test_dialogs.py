@@ -252,7 +252,16 @@ def test_serving_without_the_extra_says_what_to_install(monkeypatch: pytest.Monk
 
     monkeypatch.setitem(sys.modules, "textual_serve.server", None)
     args = argparse.Namespace(
-        serve=True, file="a", other=None, device=None, at=None, rules=None, host="localhost", port=1
+        serve=True,
+        file="a",
+        other=None,
+        device=None,
+        at=None,
+        rules=None,
+        host="localhost",
+        port=1,
+        events=None,
+        steps=None,
     )
     with pytest.raises(MissingDependencyError, match="serve"):
         run_browse(args)
