@@ -251,6 +251,8 @@ def test_serving_without_the_extra_says_what_to_install(monkeypatch: pytest.Monk
     import argparse
 
     monkeypatch.setitem(sys.modules, "textual_serve.server", None)
+    monkeypatch.delitem(sys.modules, "memtrace_tui.serving", raising=False)  # another test may have imported it
+    monkeypatch.delattr("memtrace_tui.serving", raising=False)
     args = argparse.Namespace(
         serve=True,
         file="a",
