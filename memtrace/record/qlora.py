@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from memtrace.errors import NoAnswerError, UsageError
+from memtrace.errors import MissingDependencyError, NoAnswerError, UsageError
 from memtrace.estimate.options import RunOptions
 from memtrace.record import backend as backend_module
 from memtrace.record import phases
 from memtrace.record.api import record
-from memtrace.record.losses import CHUNK_TOKENS, loss_and_output
 
 Mark = Callable[[str], None]
 
+CHUNK_TOKENS = 1024
+_TILE_COLUMNS = 32768  # TRL's own constant
+_IGNORED = -100
 QUANTS = ("nf4-dq", "nf4", "int8", "none")
 _PHASE_OF = {"zero_grad": phases.BETWEEN, "end": phases.BETWEEN, "eval": phases.EVALUATION}  # the loop's marks
 
@@ -139,6 +141,52 @@ def _batch(cfg: StepConfig, vocab: int, device: str, generator: Any) -> Any:
     return torch.randint(0, vocab, (cfg.batch, cfg.seq_len), generator=generator).to(device)
 
 
+def loss_and_output(model: Any, ids: Any, how: str, chunk_tokens: int = CHUNK_TOKENS, **inputs: Any) -> tuple[Any, Any]:
+    """(mean loss over the tokens, the model's output with its logits or ``None``) of one micro-batch."""
+    if how == "full":
+        output = model(input_ids=ids, labels=ids, **inputs)
+        return output.loss, output
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    hidden = causal.base_model(input_ids=ids, use_cache=False, **inputs).last_hidden_state
+    head = causal.get_output_embeddings()
+    if how == "chunked":
+        return _chunked(hidden, head, ids, chunk_tokens), None
+    return _fused(hidden, head, ids, getattr(causal.config, "final_logit_softcapping", None)), None
+
+
+def _chunked(hidden: Any, head: Any, ids: Any, chunk_tokens: int) -> Any:
+    """The logits of ``chunk_tokens`` tokens at a time, made again in the backward pass."""
+    import torch
+    from torch.nn import functional
+    from torch.utils.checkpoint import checkpoint
+
+    def chunk_loss(states: Any, labels: Any) -> Any:
+        return functional.cross_entropy(head(states).float(), labels, ignore_index=_IGNORED, reduction="sum")
+
+    labels = functional.pad(ids, (0, 1), value=_IGNORED)[:, 1:].reshape(-1)
+    states = hidden.reshape(-1, hidden.shape[-1])
+    total = None
+    for part, target in zip(torch.split(states, chunk_tokens), torch.split(labels, chunk_tokens), strict=True):
+        loss = checkpoint(chunk_loss, part, target, use_reentrant=False)
+        total = loss if total is None else total + loss
+    return total / (ids.numel() - ids.shape[0])
+
+
+def _fused(hidden: Any, head: Any, ids: Any, softcap: float | None) -> Any:
+    """What TRL's trainer does: scored tokens alone, folded tile by tile into their log-probabilities."""
+    try:
+        from trl.kernels import ChunkedLogProbFunction
+    except ImportError as error:
+        raise MissingDependencyError(f"--loss fused needs trl 1.0 or newer ({error})") from None
+    states, labels = hidden[:, :-1], ids[:, 1:]
+    mask = labels != _IGNORED
+    scored = ChunkedLogProbFunction.apply(
+        states[mask], head.weight, head.bias, labels[mask], 1.0, _TILE_COLUMNS, softcap, 1.0, ()
+    )
+    log_probabilities = scored[0].new_zeros(mask.shape).masked_scatter(mask, scored[0])
+    return -log_probabilities.sum() / mask.sum().clamp(min=1)
+
+
 def run_loop(
     model: Any,
     optimizer: Any,
@@ -221,27 +269,12 @@ def _autocast(cfg: StepConfig, device: str) -> Any:
 
 def step_config(options: RunOptions, steps: int, eval_batches: int = 0, packed: bool = False) -> StepConfig:
     """The options as the builder of real runs takes them."""
+    shared: dict[str, Any] = {
+        item.name: getattr(options, item.name) for item in fields(StepConfig) if hasattr(options, item.name)
+    }
+    of_run: dict[str, Any] = {"seq_len": options.sequence, "optim": options.optimizer, "attn": options.attention}
     return StepConfig(
-        packed=packed,
-        seq_len=options.sequence,
-        batch=options.batch,
-        steps=steps,
-        accumulate=options.accumulation,
-        eval_batches=eval_batches,
-        quant=options.quant,
-        rank=options.rank,
-        targets=options.targets,
-        dropout=options.dropout,
-        adapter_dtype=options.adapter_dtype,
-        optim=options.optimizer,
-        attn=options.attention,
-        checkpointing=options.checkpointing,
-        reentrant=options.reentrant,
-        prepare_kbit=options.prepare_kbit,
-        autocast=options.autocast,
-        keep_logits=options.keep_logits,
-        loss=options.loss,
-        chunk_tokens=options.chunk_tokens,
+        **shared, **of_run, steps=steps, eval_batches=eval_batches, packed=packed, accumulate=options.accumulation
     )
 
 

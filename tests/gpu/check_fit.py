@@ -173,7 +173,7 @@ def one(row: Row, folder: Path, device: str = "cuda:0") -> Row:
     import torch
 
     from memtrace.record import qlora
-    from memtrace.record.losses import loss_and_output
+    from memtrace.record.qlora import loss_and_output
 
     planned, on_gpu = row["planned"], device != "cpu"
     if on_gpu:

@@ -22,7 +22,7 @@ from tools.labelling.stamps import stamping  # noqa: E402
 from memtrace.cli import main  # noqa: E402
 from memtrace.errors import UsageError  # noqa: E402
 from memtrace.record import backend, checkpoint, qlora  # noqa: E402
-from memtrace.record.losses import loss_and_output  # noqa: E402
+from memtrace.record.qlora import loss_and_output  # noqa: E402
 
 TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2,
