@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import pickle
 from collections.abc import Callable
@@ -146,3 +147,45 @@ def test_the_cache_holds_a_whole_file_or_none_and_the_answer_stays(
         if not trouble.failed:
             break
     assert len(answers) == 1 and before > 4 and writing.draft is not None
+
+
+class Failing(io.RawIOBase):
+    """A standard output whose n-th write fails, half of it being done."""
+
+    def __init__(self, before: int, error: BaseException) -> None:
+        self.left, self.error, self.failed = before, error, False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.left -= 1
+        if self.left == -1:
+            self.failed = True
+            raise self.error
+        return len(data)
+
+
+@pytest.mark.parametrize("what", ERRORS)
+@pytest.mark.parametrize(
+    "words", (["report"], ["report", "--json"], ["explain"], ["segments"], ["allocations"]), ids="-".join
+)
+def test_an_output_that_cannot_be_written_is_one_line(
+    words: list[str], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("memtrace.cli._drop_output", lambda: None)  # pytest's own file descriptor 1 must stay
+    source = tmp_path / "in.pickle"
+    source.write_bytes(pickle.dumps(modern(), 4))
+    failures = 0
+    for before in range(500):
+        with pytest.MonkeyPatch.context() as patch:
+            out = Failing(before, ERRORS[what])
+            patch.setattr("sys.stdout", io.TextIOWrapper(io.BufferedWriter(out, 64), encoding="utf-8"))
+            code = main([words[0], str(source), *words[1:]])
+        said = capsys.readouterr().err
+        if not out.failed:
+            assert code in (0, 4)
+            break
+        failures += 1
+        assert code in (2, 3) and said.count("\n") == 1 and said.startswith("memtrace: ")
+    assert 1 <= failures < 499
