@@ -31,11 +31,11 @@ def gpu_forecast() -> Callable[..., Forecast]:
 
     def fits(model: str, lengths: Sequence[int], *, limit: str | int, **options: Any) -> Forecast:
         from memtrace.allocator.config import AllocatorConfig
-        from memtrace.estimate.estimate import ShapeSource
         from memtrace.estimate.forecast import RunPlan, forecast
         from memtrace.estimate.options import RunOptions
         from memtrace.estimate.presets import model_shape
         from memtrace.estimate.schedule import steps_of
+        from memtrace.estimate.source import ShapeSource
         from memtrace.units import format_bytes, parse_size
 
         asked = RunOptions(**{"sequence": 2, "embeddings_require_grad": options.get("checkpointing", True), **options})

@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.estimate.estimate import ShapeSource
     from memtrace.estimate.fit import OPTIONS, FitRun, Rung, Search, ladder
+    from memtrace.estimate.source import ShapeSource
 
     keep = [name.strip() for name in args.keep.split(",") if name.strip()]
     unknown = [name for name in keep if name not in OPTIONS]

@@ -20,11 +20,11 @@ from memtrace.writing import check_target
 
 if TYPE_CHECKING:
     from memtrace.allocator.config import AllocatorConfig
-    from memtrace.estimate.estimate import StreamSource
     from memtrace.estimate.forecast import OrderOutcome, RunPlan
     from memtrace.estimate.options import RunOptions
     from memtrace.estimate.presets import GpuPreset
     from memtrace.estimate.schedule import Step
+    from memtrace.estimate.source import StreamSource
 
 _NEEDS_MICRO_BATCHES = 300  # of so many micro-batches at most, what the run needs is worked out unasked
 
@@ -150,9 +150,9 @@ def _described(args: argparse.Namespace, lengths: list[int] | None) -> Asked:
 def _like(args: argparse.Namespace, lengths: list[int] | None) -> Asked:
     """The configuration of a recording; its own lengths where none are given. Raises NoAnswerError if it has none."""
     from memtrace.allocator.config import from_snapshot, release_of
-    from memtrace.estimate.estimate import ShapeSource
     from memtrace.estimate.presets import gpu_preset
     from memtrace.estimate.recorded import recorded_gpu, recorded_tokens, setup_of
+    from memtrace.estimate.source import ShapeSource
 
     analysis = analysed(args.like)
     setup = setup_of(analysis)
@@ -183,8 +183,8 @@ def _like(args: argparse.Namespace, lengths: list[int] | None) -> Asked:
 
 def source_of(model: str, dry: bool = False) -> StreamSource:
     """The shape engine where it knows the model, else a dry run. Raises UsageError and MissingDependencyError."""
-    from memtrace.estimate.estimate import ShapeSource
     from memtrace.estimate.presets import model_shape
+    from memtrace.estimate.source import ShapeSource
 
     if not dry:
         try:

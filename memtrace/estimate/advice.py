@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memtrace.estimate.engine.kernels import KernelDevice
-from memtrace.estimate.estimate import Estimate, ShapeSource
+from memtrace.estimate.estimate import Estimate
 from memtrace.estimate.options import ALL_LINEAR, RunOptions
 from memtrace.estimate.shapes import ModelShape
+from memtrace.estimate.source import ShapeSource
 from memtrace.estimate.stream import EMPTY_CACHE, Stream
 
 

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.estimate.engine.kernels import KernelDevice, fused_4bit_product
-from memtrace.estimate.estimate import StreamSource
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.schedule import MicroBatch
+from memtrace.estimate.source import StreamSource
 from memtrace.estimate.stream import EMPTY_CACHE, Stream, StreamMark
 from memtrace.snapshot.model import I4, I8
 

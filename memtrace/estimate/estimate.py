@@ -6,116 +6,26 @@ Who re-enacted the run, the shape engine or a dry run of the real code, is all t
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.rounding import round_size
 from memtrace.attribution.categories import Category, Purpose
-from memtrace.estimate.bounds import check_options, check_rank, check_size
 from memtrace.estimate.engine.kernels import KernelDevice
-from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.placement import Placement, place
 from memtrace.estimate.presets import DEFAULT_CAPACITY_BYTES, GpuPreset, gpu_preset
 from memtrace.estimate.shapes import ModelShape
+from memtrace.estimate.source import ShapeSource, StreamSource
 from memtrace.estimate.stream import MICRO_BATCHES, Stream, live_at
-from memtrace.estimate.terms import TERMS, term_name
 
 PHASES = ("load", "forward", "loss", "recompute", "backward", "optimizer")
 CATEGORIES = tuple(category for category in Category if category is not Category.UNATTRIBUTED)
 #: Worst error of the reserved peak over the measured configurations; stated with every estimate.
 RESERVED_MARGIN_PERCENT = 3.0
-PHASE_OF_MARK = {"inputs": "forward", "zero_grad": "optimizer"}
-
-
-class StreamSource(Protocol):
-    """Where a stream of allocations comes from."""
-
-    @property
-    def basis(self) -> str:
-        """``shape engine`` or ``dry run``."""
-        ...
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """The model, for people and programs: at least ``name`` and ``parameters``."""
-        ...
-
-    @property
-    def shallow_layers(self) -> int:
-        """How many layers a model needs in which every kind of layer occurs."""
-        ...
-
-    def products(self, options: RunOptions) -> set[tuple[int, int]]:
-        """(outputs, inputs) of 4-bit products, whose kernel depends on the rows; a dry run knows them once it ran."""
-        ...
-
-    def check(self, options: RunOptions) -> None:
-        """Raise UsageError for options that no real run has."""
-        ...
-
-    def stream(self, options: RunOptions, device: KernelDevice, layers: int | None = None, steps: int = 2) -> Stream:
-        """Loading and ``steps`` training steps; of a model with fewer ``layers`` where that is asked for."""
-        ...
-
-    def term(self, stream: Stream, index: int) -> tuple[str, str | None]:
-        """Which term of the budget an allocation belongs to, and the term's formula (None: its tensors' sizes)."""
-        ...
-
-    def notes(self, options: RunOptions, stream: Stream) -> list[str]:
-        """What this source rests on."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeSource:
-    """The shape engine on the numbers of a known family: milliseconds, without PyTorch."""
-
-    shape: ModelShape
-    basis: str = "shape engine"
-    shallow_layers: int = 2
-
-    def products(self, options: RunOptions) -> set[tuple[int, int]]:
-        """Every linear layer's, where the weights are 4-bit."""
-        quantized = options.quant.startswith("nf4")
-        return {(outputs, inputs) for _, inputs, outputs, _ in self.shape.linears} if quantized else set()
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """The shape and its parameters."""
-        return asdict(self.shape) | {"parameters": self.shape.parameters}
-
-    def check(self, options: RunOptions) -> None:
-        """Refuse ranks wider than the model."""
-        check_rank(options, self.shape)
-
-    def stream(self, options: RunOptions, device: KernelDevice, layers: int | None = None, steps: int = 2) -> Stream:
-        """Run the engine."""
-        shape = self.shape if layers is None else replace(self.shape, layers=min(self.shape.layers, layers))
-        return simulate_run(shape, options, device, steps)
-
-    def term(self, stream: Stream, index: int) -> tuple[str, str | None]:
-        """The closed formulas' terms."""
-        label, op = stream.labels[index], stream.ops[index]
-        name = term_name(label, op, stream.sites[index], stream.layers[index], self.shape.layers - 1)
-        return name, TERMS[name]
-
-    def notes(self, options: RunOptions, stream: Stream) -> list[str]:
-        """What rests on source code only."""
-        notes = []
-        if stream.kernel == "flash":
-            notes.append("buffers of flash attention are taken from its source, not measured")
-        if options.loss == "chunked":
-            notes.append(f"chunked loss: {options.chunk_tokens} tokens a chunk, each chunk checkpointed")
-        window = self.shape.sliding_window
-        if window is not None and options.sequence >= window and options.attention != "flash":
-            notes.append(
-                f"sequence as long as the sliding window of {window} or longer: the mask's cost is not measured"
-            )
-        return notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,15 +129,12 @@ def estimate(
 ) -> Estimate:
     """Predict a run on ``gpu`` (default: kernels of an H200, capacity 24 GiB unless it is given).
 
-    Raises UsageError for numbers that no real run reaches, and what the source raises.
+    Raises what the source raises.
     """
     source = ShapeSource(source) if isinstance(source, ModelShape) else source
-    check_options(options)
-    source.check(options)
     card = kernels_of(gpu)
     capacity = capacity_bytes or (gpu.total_bytes if gpu is not None else DEFAULT_CAPACITY_BYTES)
     stream = source.stream(options, card.device)
-    check_size(stream.events, stream.sizes)
     placement = place(stream)
     event = int(np.argmax(placement.allocated))
     live = live_at(stream, event)
@@ -270,8 +177,7 @@ def phase_peaks(stream: Stream, placement: Placement) -> dict[str, PhasePeak]:
     last_step = max(mark.step for mark in stream.marks)
     ends = [mark.event for mark in stream.marks[1:]] + [len(stream.events)]
     for mark, end in zip(stream.marks, ends, strict=True):
-        name = PHASE_OF_MARK.get(mark.name, mark.name)
-        names = [name] if mark.step in (-1, last_step) and name in PHASES else []
+        names = [mark.phase] if mark.step in (-1, last_step) and mark.phase in PHASES else []
         if mark.step == 0:
             names.append("first_step")
         low, high = max(mark.event - 1, 0), min(end, len(placement.requested))
@@ -286,8 +192,7 @@ def phase_peaks(stream: Stream, placement: Placement) -> dict[str, PhasePeak]:
 def phase_at(stream: Stream, event: int) -> str:
     """The phase in which ``event`` happens."""
     position = bisect_right([mark.event for mark in stream.marks], event) - 1
-    name = stream.marks[max(position, 0)].name
-    return PHASE_OF_MARK.get(name, name)
+    return stream.marks[max(position, 0)].phase
 
 
 def site_at(stream: Stream, event: int) -> str:

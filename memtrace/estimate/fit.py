@@ -17,10 +17,11 @@ from typing import Any
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.estimate.advice import requested_peak
 from memtrace.estimate.cells import Cells
-from memtrace.estimate.estimate import ShapeSource, StreamSource, kernels_of
+from memtrace.estimate.estimate import kernels_of
 from memtrace.estimate.forecast import Forecast, RunPlan, forecast, prepare
 from memtrace.estimate.options import ALL_LINEAR, RunOptions
 from memtrace.estimate.schedule import MicroBatch, Step
+from memtrace.estimate.source import ShapeSource, StreamSource
 
 SAFETY_SHARE = 0.02
 """A plan must fit with this share of the limit to spare: estimates of reserved memory are off by 3 % at most."""

@@ -21,13 +21,13 @@ from multiprocessing import get_all_start_methods, get_context
 from typing import Any
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.estimate.bounds import check_options
 from memtrace.estimate.cells import Cells, Role
-from memtrace.estimate.estimate import StreamSource, kernels_of
+from memtrace.estimate.estimate import kernels_of
 from memtrace.estimate.options import RunOptions
+from memtrace.estimate.placement import ForecastRefusal, ForecastRefused, Peaks, Walk
 from memtrace.estimate.presets import GpuPreset
 from memtrace.estimate.schedule import MicroBatch, Step
-from memtrace.estimate.walk import ForecastRefusal, ForecastRefused, Peaks, Walk
+from memtrace.estimate.source import StreamSource
 
 _NEEDS_GRAIN = 2 << 20  # limits are told apart by the size of the smallest segment
 Progress = Callable[[float], None]
@@ -102,7 +102,6 @@ def prepare(plan: RunPlan) -> Cells:
     for batch in (*(batch for step in plan.steps for batch in step), *plan.evaluation):
         lengths[batch.rows, batch.padded].add(batch.length)
     for (rows, padded), wanted in lengths.items():
-        check_options(replace(plan.options, batch=rows, sequence=max(wanted)))
         cells.prepare(rows, padded, wanted)
     return cells
 
@@ -118,7 +117,6 @@ def forecast(
     ``cells`` saves the time of :func:`prepare`. Raises UsageError for options that no real run has, and what the source
     raises.
     """
-    plan.source.check(plan.options)
     cells = cells or prepare(plan)
     walk = Walk(config)
     enabled = gc.isenabled()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from memtrace.errors import UsageError
 from memtrace.estimate.shapes import ModelShape
+from memtrace.units import format_count
 
 OPTIMIZERS = (
     "adamw_torch",
@@ -20,6 +21,10 @@ ATTENTION = ("sdpa", "eager", "flash")
 LOSSES = ("full", "chunked", "fused")
 QUANT = ("nf4", "nf4-dq", "int8", "none")
 ALL_LINEAR = "all-linear"
+# What no real run reaches: beyond it a number is a slip, and working on it would take for ever.
+_MOST_TOKENS = 100_000_000  # of a micro-batch
+_MOST_CHUNKS = 2_048  # of the chunked loss, each of which is stepped through
+_MOST_MICRO_BATCHES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,14 @@ class RunOptions:
             raise UsageError(f"dropout must be in [0, 1), not {self.dropout}")
         if self.sequence < 2:
             raise UsageError("sequence length must be at least 2")
+        chunks = -(-self.tokens // self.chunk_tokens) if self.loss == "chunked" else 0
+        for number, most, what in (
+            (self.tokens, _MOST_TOKENS, f"tokens a micro-batch ({self.sequence} × {self.batch})"),
+            (self.accumulation, _MOST_MICRO_BATCHES, "micro-batches a step (accumulation)"),
+            (chunks, _MOST_CHUNKS, "chunks of the loss"),
+        ):
+            if number > most:
+                raise UsageError(f"{format_count(number)} {what} is out of range: at most {format_count(most)}")
 
     @property
     def tokens(self) -> int:
@@ -97,7 +110,11 @@ class RunOptions:
         return 4 if self.adapter_dtype == "fp32" else 2
 
     def adapted(self, shape: ModelShape) -> tuple[str, ...]:
-        """The adapted linear layers of one decoder layer, in module order. Raises UsageError for an unknown target."""
+        """The adapted linear layers of one decoder layer, in module order. Raises UsageError for an unknown target, and
+        for a rank above the widest layer's, where an adapter could be no larger than the weight."""
+        widest = max(max(inputs, outputs) for _, inputs, outputs, _ in shape.linears)
+        if self.rank > widest:
+            raise UsageError(f"rank {self.rank} is out of range: no layer of {shape.name} is wider than {widest}")
         names = [name for name, _, _, _ in shape.linears]
         if ALL_LINEAR in self.targets:
             return tuple(names)

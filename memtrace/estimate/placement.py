@@ -1,22 +1,24 @@
-"""Run a predicted stream through the allocator model: blocks, segments, and the three curves."""
+"""Predicted allocations through the allocator model: a stream as a whole, or the cells of a run one after the other."""
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.flat import Numbers, run, tabulate
-from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_sizes
+from memtrace.allocator.flat import Numbers, Requests, request_kind, run, run_complete
+from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, segment_size
 from memtrace.allocator.simulator import Allocator
-from memtrace.allocator.state import AllocatorState
+from memtrace.allocator.state import SHIFT, AllocatorState
 from memtrace.allocator.whatif.addresses import AddressSpace, Hints, Policy
+from memtrace.errors import UsageError
+from memtrace.estimate.cells import Name, Sized
 from memtrace.estimate.stream import EMPTY_CACHE, Stream
-
-I8 = NDArray[np.int64]
+from memtrace.snapshot.model import I4, I8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,6 @@ class Placement:
         return found
 
 
-class _Refused(Exception):
-    """The limit was reached."""
-
-
 class DriverModel:
     """Hands out addresses as the CUDA driver does, up to the limit on reserved bytes, and counts segments.
 
@@ -85,6 +83,8 @@ class DriverModel:
 
     def place(self, number: int, size: int) -> int | None:
         address = self._space.place(size, self.event)
+        if address < 0:  # below the bottom of the address space
+            raise UsageError("the run would need more than any device has: check the model's sizes and the options")
         self._note(False, address, size)
         return address
 
@@ -119,38 +119,193 @@ class DriverModel:
             self.log.append(SegmentEvent(self.event, freed, address, size))
 
 
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Highest bytes of a cell or a step, each at its own moment."""
+
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+    def __or__(self, other: Peaks) -> Peaks:
+        return Peaks(
+            max(self.requested_bytes, other.requested_bytes),
+            max(self.allocated_bytes, other.allocated_bytes),
+            max(self.reserved_bytes, other.reserved_bytes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastRefusal:
+    """The request that the limit refused, and what the allocator held then. ``tensor_bytes`` were asked for;
+    ``requested_bytes`` is what the allocator asked the driver for, which is what PyTorch's error says.
+    ``usable_bytes`` is the largest free block that the request's pool could have used, ``still_needed_bytes`` what the
+    pass would have held beyond now, this request included.
+    """
+
+    event: int
+    phase: str
+    tensor_bytes: int
+    requested_bytes: int
+    live_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    largest_free_block_bytes: int
+    usable_bytes: int
+    free_bytes: int
+    pieces: int
+    still_needed_bytes: int
+
+
+_PASSES = ("backward", "optimizer")  # marks at which another pass begins
+
+
+class ForecastRefused(Exception):
+    """A cell ends here."""
+
+    def __init__(self, refusal: ForecastRefusal, peaks: Peaks) -> None:
+        super().__init__("out of memory")
+        self.refusal = refusal
+        self.peaks = peaks
+
+
+class _Missed(Exception):
+    """No memory for allocation ``number``."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Walk:
+    """An allocator under ``config``, and what cells left alive in it."""
+
+    def __init__(self, config: AllocatorConfig, log: list[SegmentEvent] | None = None) -> None:
+        self.config = config
+        self.driver = DriverModel(config, log)
+        self.allocator = Allocator(config, self.driver)
+        state = self.allocator.state
+        self._small, self._large = state.list_of(0, True, 0), state.list_of(0, False, 0)
+        self._kinds: dict[int, tuple[int, int, int, int]] = {}
+        self._alive: dict[Name, tuple[int, int, int]] = {}  # address, block bytes, requested bytes
+        self.live_bytes = self.allocated_bytes = 0
+        self._run = run_complete if config.gc_active else run
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the allocator holds."""
+        return self.allocator.state.total_bytes
+
+    def serve(
+        self, ops: I8, sizes: Iterable[int], row_of: I4, address: Numbers, blocks: Numbers, events: Sequence[int] = ()
+    ) -> None:
+        """Run operations as :func:`flat.run` takes them; ``row_of`` is a handle's place in ``sizes``. ``events``: the
+        event of each handle, for the log. Raises _Missed at the request that the limit refuses."""
+
+        def miss(number: int, free_list: int, size: int) -> None:
+            if events:
+                self.driver.event = events[number]
+            served = self.allocator.malloc(free_list, size, searched=True)
+            if served is None:
+                raise _Missed(number)
+            address[number], blocks[number] = served
+
+        def flush(event: int) -> None:
+            self.driver.event = event
+            self.allocator.flush()
+
+        requests = Requests(np.array([self._kind(size) for size in sizes], dtype=np.int64).reshape(-1, 4), row_of)
+        self._run(self.allocator.state, ops, requests, address, blocks, miss, flush)
+
+    def cell(self, sized: Sized) -> Peaks:
+        """Run one cell. Raises ForecastRefused where the limit is reached."""
+        cell, sizes = sized
+        taken = [self._alive.pop(name) for name in cell.taken]
+        bytes_of = (*sizes, *(entry[2] for entry in taken))
+        address = array("q", bytes(8 * len(cell.kinds)))
+        blocks = array("q", address)
+        address.extend(entry[0] for entry in taken)
+        blocks.extend(entry[1] for entry in taken)
+        state = self.allocator.state
+        state.peak_bytes = state.total_bytes
+        kind_bytes = np.array([*bytes_of, 0], dtype=np.int64)
+        try:
+            self.serve(cell.ops, bytes_of, cell.row_of, address, blocks)
+        except _Missed as missed:
+            raise self._refused(sized, missed.number, kind_bytes, blocks) from None
+        peaks = self._peaks(sized, kind_bytes, blocks, len(cell.events))
+        for number, name in cell.left:
+            self._alive[name] = address[number], blocks[number], sizes[cell.kinds[number]]
+        return peaks
+
+    def _kind(self, size: int) -> tuple[int, int, int, int]:
+        known = self._kinds.get(size)
+        if known is None:
+            rounded = round_size(size, self.config)
+            free_list = self._small if rounded <= SMALL_LIMIT_BYTES else self._large
+            known = self._kinds[size] = request_kind(self.allocator.state, free_list, rounded, self.config)
+        return known
+
+    def _peaks(self, sized: Sized, kind_bytes: I8, blocks: Numbers, end: int) -> Peaks:
+        """Peaks up to event ``end``; what lives then is kept."""
+        cell, _ = sized
+        sign = cell.sign[:end]
+        live = np.cumsum(kind_bytes[cell.rows[:end]] * sign) + self.live_bytes
+        allocated = np.cumsum(np.array(blocks, dtype=np.int64)[cell.number[:end]] * sign) + self.allocated_bytes
+        before = self.live_bytes, self.allocated_bytes
+        if end:
+            self.live_bytes, self.allocated_bytes = int(live[-1]), int(allocated[-1])
+        reserved = self.allocator.state.peak_bytes
+        return Peaks(int(live.max(initial=before[0])), int(allocated.max(initial=before[1])), reserved)
+
+    def _refused(self, sized: Sized, number: int, kind_bytes: I8, blocks: Numbers) -> ForecastRefused:
+        cell, sizes = sized
+        event = cell.events.index(number)
+        changes = kind_bytes[cell.rows[event:]] * cell.sign[event:]
+        peaks = self._peaks(sized, kind_bytes, blocks, event)
+        at = [mark.event for mark in cell.marks]
+        place = bisect_right(at, event) - 1
+        names = [mark.name for mark in cell.marks]
+        passes = [name for name in names[place + 1 :] if name in _PASSES]
+        end = at[names.index(passes[0], place + 1)] - event if passes else len(changes)
+        tensor_bytes = sizes[cell.kinds[number]]
+        rounded = round_size(tensor_bytes, self.config)
+        lists = self.allocator.state.lists
+        largest = [group[-1] >> SHIFT if group else 0 for group in lists]
+        return ForecastRefused(
+            ForecastRefusal(
+                event=event,
+                phase=cell.marks[place].phase,
+                tensor_bytes=tensor_bytes,
+                requested_bytes=segment_size(rounded, self.config),
+                live_bytes=self.live_bytes,
+                allocated_bytes=self.allocated_bytes,
+                reserved_bytes=self.reserved_bytes,
+                largest_free_block_bytes=max(largest),
+                usable_bytes=largest[self._small if rounded <= SMALL_LIMIT_BYTES else self._large],
+                free_bytes=sum(key >> SHIFT for group in lists for key in group),
+                pieces=sum(map(len, lists)),
+                still_needed_bytes=int(np.cumsum(changes[:end]).max(initial=tensor_bytes)),
+            ),
+            peaks,
+        )
+
+
 def place(stream: Stream, limit_bytes: int | None = None) -> Placement:
     """Blocks and segments of ``stream`` under PyTorch's default allocator settings."""
-    config = AllocatorConfig(limit_bytes=limit_bytes)
     log: list[SegmentEvent] = []
-    driver = DriverModel(config, log)
-    allocator = Allocator(config, driver)
-    state = allocator.state
-    rounded = round_sizes(np.array(stream.sizes, dtype=np.int64), config)
-    one = np.zeros(len(rounded), dtype=np.int32)  # pool and stream of all
-    requests = tabulate(state, config, rounded, rounded <= SMALL_LIMIT_BYTES, one, one.astype(np.int64))
-    address, blocks = array("q", bytes(8 * len(rounded))), array("q", bytes(8 * len(rounded)))
+    walk = Walk(AllocatorConfig(limit_bytes=limit_bytes), log)
+    sizes, row_of = np.unique(np.array(stream.sizes, dtype=np.int64), return_inverse=True)
+    address, blocks = array("q", bytes(8 * len(row_of))), array("q", bytes(8 * len(row_of)))
     ops = np.array(stream.events, dtype=np.int64)
     flushes = np.flatnonzero(ops == EMPTY_CACHE)
-    ops[flushes] = len(rounded) + flushes
-    position = [event for event, entry in enumerate(stream.events) if 0 <= entry < EMPTY_CACHE]
-
-    def miss(handle: int, number: int, size: int) -> None:
-        driver.event = position[handle]
-        served = allocator.malloc(number, size, searched=True)
-        if served is None:
-            raise _Refused
-        address[handle], blocks[handle] = served
-
-    def step(event: int) -> None:
-        driver.event = event
-        allocator.flush()
-
+    ops[flushes] = len(row_of) + flushes
+    births = [event for event, entry in enumerate(stream.events) if 0 <= entry < EMPTY_CACHE]
     refused = None
     try:
-        run(state, ops, requests, address, blocks, miss, step)
-    except _Refused:
-        refused = driver.event
+        walk.serve(ops, sizes.tolist(), row_of.astype(np.int32), address, blocks, births)
+    except _Missed as missed:
+        refused = births[missed.number]
     return _curves(stream, address, blocks, log, refused)
 
 

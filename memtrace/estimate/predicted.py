@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from memtrace._version import __version__
-from memtrace.estimate.estimate import Estimate, ShapeSource
+from memtrace.estimate.estimate import Estimate
 from memtrace.estimate.placement import Placement, SegmentEvent
 from memtrace.estimate.presets import GpuPreset
+from memtrace.estimate.source import ShapeSource
 from memtrace.estimate.stream import EMPTY_CACHE, Stream, StreamMark, live_at
 from memtrace.writing import whole_file
 

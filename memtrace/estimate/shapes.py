@@ -258,11 +258,3 @@ def read_keys(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise SnapshotError(f"{path}: not a model configuration")
     return config
-
-
-def read_config(path: Path) -> ModelShape:
-    """The shape in the file ``path`` (a ``config.json``). Raises SnapshotError if it can't be read, and UsageError."""
-    config = read_keys(path)
-    if isinstance(config.get("text_config"), dict):
-        raise UsageError(f"{path}: a multimodal model is not covered by the estimate")
-    return shape_from_config(config, str(config.get("_name_or_path") or path.parent.name or path.stem), str(path))

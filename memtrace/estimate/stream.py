@@ -25,6 +25,11 @@ class StreamMark:
     name: str
     step: int
 
+    @property
+    def phase(self) -> str:
+        """What people call it: bringing in a batch belongs to the forward pass, zeroing gradients to the optimizer."""
+        return {"inputs": "forward", "zero_grad": "optimizer"}.get(self.name, self.name)
+
 
 class Tape:
     """Records a predicted run. Lists are parallel, one entry an allocation, except ``events`` and ``marks``."""

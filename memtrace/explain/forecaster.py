@@ -9,12 +9,12 @@ from typing import Any
 from memtrace.allocator.config import AllocatorConfig, from_snapshot, release_of
 from memtrace.analysis import Analysis
 from memtrace.errors import MemtraceError
-from memtrace.estimate.estimate import ShapeSource
 from memtrace.estimate.forecast import RunPlan, forecast
 from memtrace.estimate.options import RunOptions
+from memtrace.estimate.placement import Peaks
 from memtrace.estimate.recorded import recorded_gpu, recorded_tokens, setup_of
 from memtrace.estimate.schedule import steps_of
-from memtrace.estimate.walk import Peaks
+from memtrace.estimate.source import ShapeSource
 
 _CLOSE_SHARE = 0.05
 """A forecast that misses the recorded peak by more says nothing about changes."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memtrace.errors import NoAnswerError, UsageError
+from memtrace.estimate.presets import preset_config
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
@@ -29,30 +30,6 @@ def write_checkpoint(architecture: dict[str, Any], folder: Path, device: str, se
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     return folder
-
-
-def preset_config(name: str) -> dict[str, Any]:
-    """The ``config.json`` of a preset, as far as memory depends on it. Raises UsageError for an unknown one."""
-    from memtrace.estimate.presets import model_preset
-
-    shape = model_preset(name)
-    config = {
-        "model_type": shape.family,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.ffn,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocabulary,
-        "tie_word_embeddings": shape.tied_embeddings,
-        "max_position_embeddings": 32768,
-    }
-    if shape.family in ("phi3", "qwen2"):
-        config.pop("head_dim")  # they derive it
-    if shape.sliding_window is not None:
-        config["sliding_window"] = shape.sliding_window
-    return config
 
 
 def find_model(model: str, scratch: Path, layers: int | None, device: str) -> str:

@@ -69,10 +69,10 @@ def _options(given: Row) -> RunOptions:
 
 def _run_plan(model: str, options: RunOptions, lengths: list[int] | None = None) -> RunPlan:
     """Steps of one micro-batch each, its rows of one length: no mask. All as long as the options say by default."""
-    from memtrace.estimate.estimate import ShapeSource
     from memtrace.estimate.forecast import RunPlan
     from memtrace.estimate.schedule import steps_of
     from memtrace.estimate.shapes import shape_from_config
+    from memtrace.estimate.source import ShapeSource
 
     rows = [length for length in lengths or [options.sequence] * STEPS for _ in range(options.batch)]
     source = ShapeSource(shape_from_config(MODELS[model], model))

@@ -128,11 +128,11 @@ def plan(out: Path, only: list[str]) -> None:
     from dataclasses import replace
 
     from memtrace.allocator.conf_text import parse_conf
-    from memtrace.estimate.estimate import ShapeSource, StreamSource
     from memtrace.estimate.forecast import RunPlan, forecast, needs_bytes, prepare
     from memtrace.estimate.options import RunOptions
     from memtrace.estimate.schedule import steps_of
     from memtrace.estimate.shapes import FAMILIES, shape_from_config
+    from memtrace.estimate.source import ShapeSource, StreamSource
 
     done = {json.loads(line)["name"] for line in out.open()} if out.exists() else set()
     for spec in specs():

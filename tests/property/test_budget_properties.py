@@ -10,11 +10,12 @@ from tools.formulas import backward_peak, forward_peak, optimizer_peak, symbols
 
 from memtrace.estimate.advice import requested_peak
 from memtrace.estimate.engine.step import simulate_run
-from memtrace.estimate.estimate import ShapeSource, estimate
+from memtrace.estimate.estimate import estimate
 from memtrace.estimate.options import LOSSES, OPTIMIZERS, QUANT, RunOptions
 from memtrace.estimate.placement import place
 from memtrace.estimate.presets import gpu_names, gpu_preset, model_names, model_preset
 from memtrace.estimate.shapes import ModelShape
+from memtrace.estimate.source import ShapeSource
 from memtrace.estimate.stream import EMPTY_CACHE, Stream
 
 H200 = gpu_preset("h200")

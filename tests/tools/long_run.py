@@ -13,8 +13,8 @@ from memtrace.estimate.engine.loss import Head
 from memtrace.estimate.engine.ops import Ops
 from memtrace.estimate.engine.optimizer import Optimizer
 from memtrace.estimate.engine.step import backward_pass, forward_pass
-from memtrace.estimate.estimate import ShapeSource
 from memtrace.estimate.forecast import RunPlan
+from memtrace.estimate.source import ShapeSource
 from memtrace.estimate.stream import Stream, Tape
 
 

@@ -14,10 +14,11 @@ from memtrace.errors import UsageError
 from memtrace.estimate.advice import advise, requested_peak
 from memtrace.estimate.against import Measured, budget_distortion, compare
 from memtrace.estimate.engine.step import simulate_run
-from memtrace.estimate.estimate import CATEGORIES, Estimate, ShapeSource, estimate
+from memtrace.estimate.estimate import CATEGORIES, Estimate, estimate
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.predicted import snapshot, write_snapshot
 from memtrace.estimate.presets import GpuPreset, gpu_preset, model_preset
+from memtrace.estimate.source import ShapeSource
 
 H200 = gpu_preset("h200")
 GIB = 1 << 30

@@ -13,12 +13,13 @@ import pytest
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.cli import main
 from memtrace.estimate.advice import requested_peak
-from memtrace.estimate.estimate import ShapeSource, kernels_of
+from memtrace.estimate.estimate import kernels_of
 from memtrace.estimate.fit import _LEAST, OPTIONS, SAFETY_SHARE, FitRun, Search, ladder, moves
 from memtrace.estimate.forecast import RunPlan, forecast
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.presets import model_shape
 from memtrace.estimate.schedule import steps_of
+from memtrace.estimate.source import ShapeSource
 from memtrace.render.fit_text import LINES, TRAINERS
 
 MIB = 1 << 20

@@ -15,13 +15,13 @@ from tools.long_run import long_run
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.cli import main
-from memtrace.estimate.estimate import ShapeSource
 from memtrace.estimate.forecast import Forecast, RunPlan, forecast, needs_bytes, orders, prepare
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.placement import place
 from memtrace.estimate.presets import gpu_preset, model_preset
 from memtrace.estimate.schedule import MicroBatch, parse_padding, read_lengths, steps_of
 from memtrace.estimate.shapes import shape_from_config
+from memtrace.estimate.source import ShapeSource
 from memtrace.explain.forecast_facts import judge_forecast
 from memtrace.snapshot.load import load
 from memtrace.snapshot.model import Action

@@ -10,11 +10,11 @@ import pytest
 from gpu.record_runs import MODELS
 
 from memtrace.allocator.conf_text import parse_conf
-from memtrace.estimate.estimate import ShapeSource
 from memtrace.estimate.forecast import RunPlan, forecast
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.schedule import steps_of
 from memtrace.estimate.shapes import FAMILIES, shape_from_config
+from memtrace.estimate.source import ShapeSource
 
 RUNS = [json.loads(line) for line in (Path(__file__).parent.parent / "truth/measured/whole_runs.jsonl").open()]
 KNOWN = [run for run in RUNS if MODELS[run["model"]]["model_type"] in FAMILIES]

@@ -6,7 +6,6 @@ then one tensor at a time in natural order of the names, each quantised as it ar
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,25 +14,19 @@ from memtrace.attribution.categories import Purpose
 from memtrace.errors import MissingDependencyError, NoAnswerError, UsageError
 from memtrace.estimate.dryrun.observer import DEVICE, Observer
 from memtrace.estimate.dryrun.sites import DrySites, site_of
-from memtrace.estimate.shapes import read_keys, refuse_absurd
-from memtrace.record.checkpoint import preset_config
+from memtrace.estimate.presets import named_config
+from memtrace.estimate.shapes import refuse_absurd
 
 
 def read_architecture(model: str) -> tuple[str, dict[str, Any]]:
     """(name, keys of a ``config.json``) of a preset, a ``config.json`` or the folder it lies in. Raises
     UsageError, and SnapshotError for what can't be read.
     """
-    if not model:
-        raise UsageError("no model is named: give a config.json or a preset")
-    path = Path(model)
-    if not path.exists() and path.suffix != ".json":
-        return model, preset_config(model)
-    file = path / "config.json" if path.is_dir() else path
-    keys = read_keys(file)
+    name, keys, where = named_config(model)
     if "model_type" not in keys:
-        raise UsageError(f"{file}: not a model configuration: it has no model_type")
-    refuse_absurd(keys, str(file))
-    return str(keys.get("_name_or_path") or file.parent.name or file.stem), keys
+        raise UsageError(f"{where}: not a model configuration: it has no model_type")
+    refuse_absurd(keys, where)
+    return name, keys
 
 
 def with_layers(architecture: dict[str, Any], layers: int) -> dict[str, Any]:

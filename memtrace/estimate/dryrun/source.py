@@ -45,9 +45,6 @@ class DryRunSource:
         """Those that ran."""
         return self._products
 
-    def check(self, options: RunOptions) -> None:
-        """Transformers and PEFT refuse for themselves."""
-
     def stream(self, options: RunOptions, device: KernelDevice, layers: int | None = None, steps: int = 2) -> Stream:
         """Load and train. Raises UsageError, NoAnswerError as :func:`dry_run` does."""
         architecture = self.architecture if layers is None else with_layers(self.architecture, layers)
