@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _answer(args: argparse.Namespace) -> Explanation:
     from memtrace.explain.explain import explain_log, explain_snapshot
     from memtrace.explain.inputs import Logs, is_snapshot, refuse_foreign
-    from memtrace.explain.text_answer import principal
+    from memtrace.explain.log_answer import principal
     from memtrace.units import parse_capacity
 
     capacity = parse_capacity(args.capacity) if args.capacity is not None else None

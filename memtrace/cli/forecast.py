@@ -60,7 +60,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from memtrace.estimate.forecast import as_json, forecast, needs_bytes, orders, prepare
-    from memtrace.explain.forecast_facts import judge_forecast
+    from memtrace.explain.forecaster import judge_forecast
 
     if args.plot is not None:
         check_target(Path(args.plot), args.force, args.model, args.like)

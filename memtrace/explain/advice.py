@@ -1,19 +1,81 @@
-"""Changes to recommend: how each is put, with what it would save and what that rests on before it is tried."""
+"""Changes to recommend: how each is put, with what it would save and what that rests on before it is tried.
+
+Names of arguments were checked against transformers 5.24, PEFT 0.21, TRL 1.16 and bitsandbytes 0.50.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from memtrace.explain.answer import Advice, Basis
 from memtrace.explain.case import Case
 from memtrace.explain.proof import Proposal
 from memtrace.explain.setting import RunSetting
-from memtrace.explain.spelling import spelled
 from memtrace.snapshot.model import Bool
 from memtrace.units import format_bytes as size
 
 LARGE_BLOCKS = "max_split_size_mb:128"
+
+# One change, as the program that the user writes arguments for spells it.
+_SPELLINGS: dict[str, dict[str, str]] = {
+    "checkpointing": {
+        "plain": "model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False}) and "
+        "model.enable_input_require_grads()",
+        "transformers": "gradient_checkpointing=True in TrainingArguments",
+        "trl": "gradient_checkpointing=True in SFTConfig (its default)",
+        "axolotl": "gradient_checkpointing: true",
+        "llamafactory": "disable_gradient_checkpointing: false",
+    },
+    "bf16": {
+        "plain": "torch.autocast('cuda', torch.bfloat16) around the forward pass",
+        "transformers": "bf16=True in TrainingArguments",
+        "trl": "bf16=True in SFTConfig",
+        "axolotl": "bf16: true",
+        "llamafactory": "bf16: true",
+        "lightning": "Trainer(precision='bf16-mixed')",
+        "deepspeed": '"bf16": {"enabled": true} in the DeepSpeed config',
+        "accelerate": "Accelerator(mixed_precision='bf16')",
+    },
+    "loss_in_tiles": {
+        "plain": "compute the loss in tiles: LigerFusedLinearCrossEntropyLoss of the package liger-kernel",
+        "transformers": "compute the loss in tiles: use_liger_kernel=True in TrainingArguments (package liger-kernel)",
+        "trl": "compute the loss in tiles: SFTTrainer of TRL 1.16 does, or use_liger_kernel=True (liger-kernel)",
+        "axolotl": "compute the loss in tiles: LigerPlugin with liger_fused_linear_cross_entropy: true",
+        "llamafactory": "compute the loss in tiles: enable_liger_kernel: true",
+    },
+    "optim_8bit": {
+        "plain": "bitsandbytes.optim.AdamW8bit (tensors under 4,096 elements stay in 32 bits)",
+        "transformers": 'optim="adamw_8bit" (bitsandbytes; tensors under 4,096 elements stay in 32 bits)',
+        "axolotl": "optimizer: adamw_bnb_8bit (tensors under 4,096 elements stay in 32 bits)",
+    },
+    "optim_paged": {
+        "plain": "bitsandbytes.optim.PagedAdamW8bit: states in pageable memory outside the allocator",
+        "transformers": 'optim="paged_adamw_8bit": states in pageable memory outside the allocator',
+        "axolotl": "optimizer: paged_adamw_8bit: states in pageable memory outside the allocator",
+    },
+    "eval_outputs": {
+        "plain": "keep only what the metrics need of each batch's outputs, moved to the CPU",
+        "transformers": "prediction_loss_only=True in TrainingArguments, eval_accumulation_steps=1, or a "
+        "preprocess_logits_for_metrics that keeps only what the metrics need",
+    },
+    "eval_batch": {
+        "plain": "half the batch in the evaluation, under torch.no_grad()",
+        "transformers": "half the per_device_eval_batch_size",
+        "axolotl": "half the eval_batch_size",
+    },
+    "eval_batch_as_training": {
+        "plain": "evaluate in batches as large as training's",
+        "transformers": "per_device_eval_batch_size as small as per_device_train_batch_size",
+        "axolotl": "eval_batch_size as small as micro_batch_size",
+    },
+    "length": {
+        "plain": "truncate to the usual length when tokenizing, or drop longer samples",
+        "trl": "truncate to the usual: max_length in SFTConfig near the median, or drop longer samples",
+        "axolotl": "truncate to the usual: sequence_len near the median, or drop longer samples",
+        "llamafactory": "truncate to the usual: cutoff_len near the median, or drop longer samples",
+    },
+}
+_LIKE = {"trl": "transformers", "llamafactory": "transformers"}
 
 
 def rule(change: str) -> Advice:
@@ -24,7 +86,7 @@ def rule(change: str) -> Advice:
 def formula(case: Case, change: str, rows: Bool, share: float = 1.0, less_bytes: int = 0, **options: Any) -> Proposal:
     """A change after which ``rows`` are ``share`` smaller, less what the change itself costs.
 
-    ``change`` may be a key of :mod:`~memtrace.explain.spelling`; ``options`` are those of ``memtrace estimate``.
+    ``change`` may be a key of the table above; ``options`` are those of ``memtrace estimate``.
     """
     saves = max(0, case.saving(rows, share) - less_bytes)
     live = int((rows & case.live).sum())
@@ -36,11 +98,9 @@ def formula(case: Case, change: str, rows: Bool, share: float = 1.0, less_bytes:
 
 
 def words(case: Case, change: str) -> str:
-    """A change in the words of the run's trainer, where there is a table of them."""
-    try:
-        return spelled(change, case.setting.trainer)
-    except KeyError:
-        return change
+    """A change as the run's trainer spells it, or else its base, or plain PyTorch; as it is where no table has it."""
+    table, trainer = _SPELLINGS.get(change, {"plain": change}), case.setting.trainer
+    return table.get(trainer) or table.get(_LIKE.get(trainer, "plain")) or table["plain"]
 
 
 def against_pieces(setting: RunSetting) -> list[tuple[str, str]]:
@@ -58,19 +118,3 @@ def against_pieces(setting: RunSetting) -> list[tuple[str, str]]:
 def settings_to_try(case: Case) -> list[Proposal]:
     """Allocator settings, each to be replayed."""
     return [Proposal(change, None, Basis.REPLAY, conf=conf) for change, conf in against_pieces(case.setting)]
-
-
-def attention_backends(case: Case) -> str:
-    """The attention implementation to ask for on this GPU."""
-    capability = case.timeline.snapshot.memtrace.get("capability")
-    old = isinstance(capability, (list, tuple)) and [*capability][:1] < [8]
-    if old:
-        return 'attn_implementation="sdpa" (FlashAttention needs an Ampere GPU or later)'
-    return 'attn_implementation="sdpa", or "flash_attention_2" on Ampere or later with 16-bit tensors'
-
-
-def uses_autocast(case: Case) -> bool:
-    """Whether the forward pass ran under autocast: as the recorder saw it, or by the decorator that trainers use."""
-    config = case.timeline.snapshot.memtrace.get("config")
-    seen = isinstance(config, Mapping) and bool(config.get("autocast"))
-    return seen or case.timeline.snapshot.stacks.called("amp/autocast_mode.py", "decorate_autocast")

@@ -130,13 +130,13 @@ class Explanation:
     when: When | None
     because: tuple[str, ...]
     findings: tuple[Finding, ...]
-    together: Together | None
-    ooms: tuple[Mapping[str, object], ...]
-    capacity: Capacity | None
-    pieces: Pieces | None
-    needed_bytes: int | None
+    together: Together | None = None
+    ooms: tuple[Mapping[str, object], ...] = ()
+    capacity: Capacity | None = None
+    pieces: Pieces | None = None
+    needed_bytes: int | None = None
     """What the pass would still have asked for from a refusal on, estimated; None if nothing tells."""
-    sizes: tuple[str, ...]
-    worth_saying: tuple[str, ...]
-    files: tuple[str, ...]
-    warnings: tuple[str, ...]
+    sizes: tuple[str, ...] = ()
+    worth_saying: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()

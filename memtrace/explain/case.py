@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 import numpy as np
@@ -15,16 +15,14 @@ from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Capacity
-from memtrace.explain.course import Pass, SamePoint, find_passes, same_points
+from memtrace.explain.course import Pass, SamePoint, find_passes, same_points, span_at
 from memtrace.explain.dims import Dims, dims_of
 from memtrace.explain.setting import RunSetting, setting_of_snapshot
 from memtrace.explain.snapshot_facts import Refused, course_of
 from memtrace.explain.verdict import Verdict
 from memtrace.history.timeline import At, Timeline
-from memtrace.snapshot.model import Action
+from memtrace.snapshot.model import Action, Bool
 
-I8 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
 MATERIAL_SHARE = 0.02
 """A cause below this share of the memory in use is not worth a line."""
 
@@ -70,12 +68,14 @@ class Case:
         return moment_of(self.analysis, self.at.event)
 
     @cached_property
+    def span(self) -> int:
+        """Row of the phases that the event lies in; -1 if in none."""
+        return span_at(self.facts.phases, self.at.event)
+
+    @cached_property
     def phase(self) -> Phase:
         """Phase of the event."""
-        phases = self.facts.phases
-        if self.at.event < 0 or not len(phases):
-            return Phase.UNKNOWN
-        return Phase(int(phases.phase[int(phases.span_of(np.array([self.at.event]))[0])]))
+        return Phase(int(self.facts.phases.phase[self.span])) if self.span >= 0 else Phase.UNKNOWN
 
     @cached_property
     def live(self) -> Bool:
@@ -164,20 +164,14 @@ class Case:
         """Whether a size is worth a finding: a share of what is in use at the event."""
         return size_bytes > 0 and size_bytes >= share * max(self.allocated_bytes, 1)
 
-    def share(self, size_bytes: int) -> str:
-        """``12 %`` of what is allocated at the event."""
-        return f"{100 * size_bytes / max(self.allocated_bytes, 1):.0f} %"
-
     def saving(self, mask: Bool, share: float = 1.0) -> int:
         """By how much the state in question shrinks if the rows were ``share`` smaller.
 
         For an OOM: at the refusal. Else the highest requested level over the span in question is taken again without
         them, since the peak may move elsewhere.
         """
-        if self.is_oom:
-            return round(self.live_total(mask) * share)
         count = len(self.timeline)
-        if not count:
+        if self.is_oom or not count:
             return round(self.live_total(mask) * share)
         until = np.where(self.facts.died < count, self.facts.died, -1)
         delta = np.zeros(count, dtype=np.int64)
@@ -190,34 +184,36 @@ class Case:
         level = self.timeline.requested_bytes[first:stop]
         return max(0, int(level.max()) - round(float((level - share * part[first:stop]).max())))
 
-    def frame_of(self, mask: Bool) -> str:
-        """Label of the call site that made most of the rows' bytes, of equals the first; "" if none was recorded."""
-        rows = np.flatnonzero(mask)
-        if not len(rows):
-            return ""
+    def by_stack(self, rows: Bool) -> dict[int, int]:
+        """Requested bytes of the rows by the stack that made them, in the order of their first rows."""
         stacks, first, inverse = np.unique(self.table.stack[rows], return_index=True, return_inverse=True)
         sums = np.zeros(len(stacks), dtype=np.int64)
         np.add.at(sums, inverse, self.size[rows])
-        largest = np.lexsort((first, -sums))[0]  # stacks have other numbers in another decoder
-        return self.attribution.sites.label(int(stacks[largest]))
+        return {int(stacks[i]): int(sums[i]) for i in np.argsort(first)}
+
+    def frame_of(self, rows: Bool) -> str:
+        """Label of the call site that made most of the rows' bytes, of equals the first; "" if none was recorded."""
+        sums = self.by_stack(rows)
+        return self.attribution.sites.label(max(sums, key=lambda stack: sums[stack])) if sums else ""
+
+    def with_stack(self, holds: Callable[[int], bool]) -> Bool:
+        """Rows whose stack (its number in the snapshot's table) is one for which ``holds``."""
+        found = [holds(stack) for stack in range(len(self.timeline.snapshot.stacks))]
+        return np.array([*found, False])[self.table.stack]
 
     def made_in(self, part: str, *names: str) -> Bool:
         """Rows whose stack contains a frame of a file whose path has ``part``, in one of the functions if named."""
-        wanted = [
+        return self._with_frame(
             part in frame.filename.replace("\\", "/") and (not names or frame.name in names)
             for frame in self.timeline.snapshot.stacks.frames
-        ]
-        return self._with_frame(np.array(wanted or [False]))
+        )
 
     def has_function(self, names: Iterable[str]) -> Bool:
         """Rows whose stack contains a function of one of these names."""
-        wanted = frozenset(names)
-        return self._with_frame(np.array([f.name in wanted for f in self.timeline.snapshot.stacks.frames] or [False]))
+        return self._with_frame(frame.name in names for frame in self.timeline.snapshot.stacks.frames)
 
-    def _with_frame(self, hit: Bool) -> Bool:
-        table = self.timeline.snapshot.stacks
-        found = np.zeros(len(table) + 1, dtype=np.bool_)
-        if hit.any():
-            for stack in range(len(table)):
-                found[stack] = bool(hit[table.frame_ids(stack)].any())
-        return found[self.table.stack]
+    def _with_frame(self, wanted: Iterable[bool]) -> Bool:
+        hit, table = np.array([*wanted], dtype=np.bool_), self.timeline.snapshot.stacks
+        if not hit.any():
+            return np.zeros(len(self.size), dtype=np.bool_)
+        return self.with_stack(lambda stack: bool(hit[table.frame_ids(stack)].any()))

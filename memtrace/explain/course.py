@@ -13,14 +13,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.attribution.phases import Phase, Phases
 from memtrace.attribution.repeats import period
 from memtrace.explain.facts import ForwardProgress
+from memtrace.snapshot.model import I8, Bool
 
-I8 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
 _ALIKE_SHARE = 0.9
 
 
@@ -48,9 +46,10 @@ class Course:
         """Allocating events from ``low`` up to ``high``, that one left out."""
         return low + np.flatnonzero(self.is_alloc[low:high])
 
-    def span_at(self, event: int) -> int:
-        """Row of ``phases`` that an event lies in; -1 if in none."""
-        return int(self.phases.span_of(np.array([event]))[0]) if len(self.phases) else -1
+
+def span_at(phases: Phases, event: int) -> int:
+    """Row of ``phases`` that an event lies in; -1 if in none."""
+    return int(phases.span_of(np.array([event]))[0]) if event >= 0 and len(phases) else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ def same_points(course: Course, event: int) -> list[SamePoint]:
     here = next((p for p in passes if p.start <= event < p.end), None)
     if here is None:
         return []
-    span = course.span_at(event)
+    span = span_at(phases, event)
     phase = phases.phase[span]
     ordinal = [i for i in here.spans if phases.phase[i] == phase].index(span)
     position = len(course.allocs(int(phases.start[span]), event))
@@ -127,7 +126,7 @@ def same_points(course: Course, event: int) -> list[SamePoint]:
 
 def forward_progress(course: Course, event: int) -> ForwardProgress | None:
     """Progress of the forward pass that ``event`` lies in; None outside of one or where no layer has repeated."""
-    span = course.span_at(event)
+    span = span_at(course.phases, event)
     if span < 0 or course.phases.phase[span] != Phase.FORWARD:
         return None
     events = course.allocs(int(course.phases.start[span]), event)

@@ -16,14 +16,12 @@ from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Explanation, When
 from memtrace.explain.case import Case
 from memtrace.explain.detectors import detect, ranked
-from memtrace.explain.facts import OomFacts
-from memtrace.explain.log_moment import frames_in_log, moment_in_log
+from memtrace.explain.log_answer import TextAnswer, findings_of_log, principal, verdict_from_log
+from memtrace.explain.log_facts import facts_of_text
 from memtrace.explain.setting import setting_of_log
 from memtrace.explain.sizes import asked_at, possibilities, possible_models
-from memtrace.explain.snapshot_facts import KnownFigures, device_total_bytes, verdict_at
-from memtrace.explain.text_answer import TextAnswer, principal, verdict_from_log
-from memtrace.explain.text_facts import facts_of_text
-from memtrace.explain.text_findings import findings_of_log
+from memtrace.explain.snapshot_facts import device_total_bytes, verdict_at
+from memtrace.explain.traceback import frames_in_log, moment_in_log
 from memtrace.history.layout import layout_at
 from memtrace.history.refusals import Refusal, refusals
 from memtrace.history.timeline import At, choose_event
@@ -32,11 +30,15 @@ from memtrace.units import format_bytes as size
 from memtrace.units import format_delta
 
 _GREW_SHARE = 0.01
+_RECORD_IT = "A text does not say what held the memory; memtrace run SCRIPT records it, and explain reads that too."
 
 
 def explain_log(reading: LogReading, files: Sequence[str] = (), lines: Sequence[str] = ()) -> Explanation:
     """The answer from a log alone. ``lines``: the log up to the message that :func:`principal` picks, if at hand."""
     log = _judged(reading, reading.messages, lines)
+    more = log.worth_saying
+    if log.oom is not None and log.oom.is_gpu_oom and log.verdict in ("budget", "fragmentation", "unknown"):
+        more = (*more, _RECORD_IT)
     return Explanation(
         oom=log.oom.contract() if log.oom is not None else None,
         verdict=log.verdict,
@@ -44,13 +46,9 @@ def explain_log(reading: LogReading, files: Sequence[str] = (), lines: Sequence[
         when=moment_in_log(list(lines), log.oom.rank) if log.oom is not None else None,
         because=log.because,
         findings=findings_of_log(log),
-        together=None,
         ooms=tuple(message.contract() for message in reading.messages),
-        capacity=None,
-        pieces=None,
-        needed_bytes=None,
         sizes=possible_models(log.oom),
-        worth_saying=(*log.worth_saying, *_record_it(log)),
+        worth_saying=more,
         files=tuple(files),
         warnings=_log_warnings(reading),
     )
@@ -62,13 +60,6 @@ def _judged(reading: LogReading, messages: Sequence[OomMessage], lines: Sequence
     frames = frames_in_log(list(lines), message.rank) if message is not None else ()
     setting = setting_of_log(reading, message, lines)
     return verdict_from_log(messages, reading.summaries, setting, frames)
-
-
-def _record_it(log: TextAnswer) -> tuple[str, ...]:
-    """What to do next where a text can't tell what held the memory."""
-    if log.oom is None or not log.oom.is_gpu_oom or log.verdict not in ("budget", "fragmentation", "unknown"):
-        return ()
-    return ("A text does not say what held the memory; memtrace run SCRIPT records it, and explain reads that too.",)
 
 
 def explain_snapshot(
@@ -94,8 +85,8 @@ def explain_snapshot(
         message = _matching(reading.messages, refusal, timeline.curve_at(at.event)[1])
         if message is None and refusal is not None and any(m.is_gpu_oom for m in reading.messages):
             warnings.append("no message of the log has this refusal's figures: its limit and card are not used")
-    figures = facts_of_text(message) if message is not None else None
-    verdict, refused = verdict_at(analysis, at.event, _known(capacity_bytes, figures))
+    printed = facts_of_text(message) if message is not None else None
+    verdict, refused = verdict_at(analysis, at.event, capacity_bytes, printed)
     case = Case(analysis, at, verdict, refused)
     findings, all_changes = detect(case)
     explanation = Explanation(
@@ -111,7 +102,6 @@ def explain_snapshot(
         pieces=refused.pieces if refused is not None else None,
         needed_bytes=refused.facts.still_needed_bytes if refused is not None else None,
         sizes=possibilities(case),
-        worth_saying=(),
         files=tuple(files) or (timeline.snapshot.source,),
         warnings=tuple(dict.fromkeys(warnings)),
     )
@@ -163,15 +153,6 @@ def _matching(messages: Sequence[OomMessage], refusal: Refusal | None, allocated
     return None
 
 
-def _known(capacity_bytes: int | None, figures: OomFacts | None) -> KnownFigures:
-    if figures is None:
-        return KnownFigures(capacity_bytes)
-    limit = figures.limit
-    if limit is not None and figures.total is not None and limit.low >= figures.total.high:
-        limit = None
-    return KnownFigures(capacity_bytes, limit, figures.total, figures.free)
-
-
 def _oom(case: Case, refusal: Refusal | None, message: OomMessage | None) -> Mapping[str, object] | None:
     """The contract's ``oom`` object: measured figures, with the log's for what a snapshot does not hold."""
     if refusal is None:
@@ -184,7 +165,7 @@ def _oom(case: Case, refusal: Refusal | None, message: OomMessage | None) -> Map
         "backend": text.get("backend") or case.setting.backend,
         "device": case.timeline.device.device,
         "tried_bytes": refusal.need_bytes,
-        "total_bytes": device_total_bytes(case.timeline, KnownFigures()) or text.get("total_bytes"),
+        "total_bytes": device_total_bytes(case.timeline) or text.get("total_bytes"),
         "free_bytes": refusal.device_free_bytes if refusal.device_free_bytes is not None else text.get("free_bytes"),
         "allocated_bytes": case.allocated_bytes,
         "reserved_bytes": case.reserved_bytes,
@@ -256,13 +237,10 @@ def _first_step(case: Case) -> bool | None:
 def _pinned(case: Case) -> list[str]:
     """Who alone holds most of what is free."""
     held = pins(case.analysis, layout_at(case.timeline, case.at.event)).held_by
-    sites = [holder for holder in held if holder.frame is not None]
-    if not sites:
-        return []
-    first = sites[0]
     return [
         f"What {first.frame} made ({first.category}/{first.subcategory}) alone keeps {size(first.free_bytes)} of free "
         f"pieces in {first.segments} segments from being given back."
+        for first in [holder for holder in held if holder.frame is not None][:1]
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import overload
 
 from memtrace.units import format_bytes
 
@@ -20,10 +21,18 @@ class ByteSpan:
     low: float
     high: float
 
+    @overload
     @classmethod
-    def exactly(cls, size_bytes: float) -> ByteSpan:
-        """A measured amount."""
-        return cls(size_bytes, size_bytes)
+    def exactly(cls, size_bytes: float) -> ByteSpan: ...
+
+    @overload
+    @classmethod
+    def exactly(cls, size_bytes: float | None) -> ByteSpan | None: ...
+
+    @classmethod
+    def exactly(cls, size_bytes: float | None) -> ByteSpan | None:
+        """A measured amount; None stays unknown."""
+        return None if size_bytes is None else cls(size_bytes, size_bytes)
 
     @property
     def middle(self) -> float:

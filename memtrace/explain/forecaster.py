@@ -1,4 +1,5 @@
-"""The same run forecast again with options changed, where a recording carries its configuration."""
+"""Forecasts: the same run again with options changed, where a recording carries its configuration; and the judge's word
+on a request that a forecast run is refused."""
 
 from __future__ import annotations
 
@@ -7,14 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memtrace.allocator.config import AllocatorConfig, from_snapshot, release_of
+from memtrace.allocator.rounding import round_size
 from memtrace.analysis import Analysis
 from memtrace.errors import MemtraceError
-from memtrace.estimate.forecast import RunPlan, forecast
+from memtrace.estimate.forecast import RunOom, RunPlan, forecast
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.placement import Peaks
 from memtrace.estimate.recorded import recorded_gpu, recorded_tokens, setup_of
 from memtrace.estimate.schedule import steps_of
 from memtrace.estimate.source import ShapeSource
+from memtrace.explain.facts import ByteSpan, FactSource, OomFacts
+from memtrace.explain.verdict import Verdict, judge
 
 _CLOSE_SHARE = 0.05
 """A forecast that misses the recorded peak by more says nothing about changes."""
@@ -77,3 +81,22 @@ def forecaster_of(analysis: Analysis, held_bytes: int | None) -> Forecaster | No
 
 def _steps(lengths: list[int], options: RunOptions) -> Any:
     return steps_of(lengths, batch=options.batch, accumulation=options.accumulation)
+
+
+def judge_forecast(oom: RunOom, config: AllocatorConfig) -> Verdict:
+    """What ``memtrace explain`` would say of a recording of this run."""
+    refusal = oom.refusal
+    return judge(
+        OomFacts(
+            source=FactSource.SNAPSHOT,
+            asked=ByteSpan.exactly(round_size(refusal.tensor_bytes, config)),
+            driver_asked=ByteSpan.exactly(refusal.requested_bytes),
+            allocated=ByteSpan.exactly(refusal.allocated_bytes),
+            reserved=ByteSpan.exactly(refusal.reserved_bytes),
+            slack=ByteSpan.exactly(refusal.free_bytes),
+            limit=ByteSpan.exactly(config.limit_bytes),
+            pieces=refusal.pieces,
+            usable_bytes=refusal.usable_bytes,
+            still_needed_bytes=refusal.still_needed_bytes,
+        )
+    )

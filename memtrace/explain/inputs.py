@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from memtrace.errors import SnapshotError
-from memtrace.explain.log_moment import lines_before
+from memtrace.explain.traceback import lines_before
 from memtrace.oomlog import LogReading, read_log
 from memtrace.snapshot.container import open_stream
 

@@ -43,9 +43,9 @@ def facts_of_process(
         allocated=ByteSpan.exactly(allocated),
         reserved=ByteSpan.exactly(reserved),
         slack=ByteSpan.exactly(reserved - allocated),
-        free=ByteSpan.exactly(free) if free is not None else ByteSpan(0, segment_size(asked, config)),
-        total=ByteSpan.exactly(total) if total is not None else None,
-        limit=ByteSpan.exactly(limit) if limit is not None else None,
+        free=ByteSpan.exactly(free) or ByteSpan(0, segment_size(asked, config)),
+        total=ByteSpan.exactly(total),
+        limit=ByteSpan.exactly(limit),
         still_needed_bytes=max(needed, asked) if needed is not None else None,
         progress=progress,
     )

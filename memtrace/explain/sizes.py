@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from memtrace.attribution.categories import Purpose
+from memtrace.estimate.presets import model_names, model_preset
 from memtrace.explain.case import Case
-from memtrace.explain.published import published_model
 from memtrace.oomlog import OomMessage
 from memtrace.units import format_bytes as size
 
@@ -68,6 +68,20 @@ def possible_models(message: OomMessage | None) -> tuple[str, ...]:
         return ()
     name, bits = known
     return (f"{size(round(sum(found) / 2))} is the size of {name} in {bits} bits, so it may be a whole model.",)
+
+
+def published_model(low_bytes: float, high_bytes: float) -> tuple[str, int] | None:
+    """(preset, bits) of a model whose weights have a size in that range: 16 or 32 bits throughout, or 4 bits an element
+    of the linear layers and 16 of the rest, as a loader counts them. None if no model or several do."""
+    found = set()
+    for name in model_names():
+        shape = model_preset(name)
+        linear = shape.linear_parameters
+        four = linear // 2 + 2 * (shape.parameters - linear)
+        for bits, expected in ((16, 2 * shape.parameters), (32, 4 * shape.parameters), (4, four)):
+            if low_bytes <= expected <= high_bytes:
+                found.add((name, bits))
+    return found.pop() if len(found) == 1 else None
 
 
 def _alike(case: Case, asked: int) -> list[str]:

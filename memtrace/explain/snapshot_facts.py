@@ -17,9 +17,9 @@ from memtrace.analysis import Analysis, is_truncated
 from memtrace.attribution.categories import Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Capacity, Pieces
-from memtrace.explain.course import Course, forward_progress, still_needed
+from memtrace.explain.course import Course, forward_progress, span_at, still_needed
+from memtrace.explain.dims import layer_count
 from memtrace.explain.facts import ByteSpan, FactSource, OomFacts
-from memtrace.explain.layers import layer_count
 from memtrace.explain.verdict import Verdict, judge
 from memtrace.history.layout import Layout, State, layout_at
 from memtrace.history.refusals import Refusal, refusals
@@ -28,16 +28,6 @@ from memtrace.snapshot.model import DEFAULT_POOL, Action
 from memtrace.units import counted
 
 _EXPANDABLE_OVERSHOOT_BYTES = 20 << 20  # the limit is checked before whole pages are mapped
-
-
-@dataclass(frozen=True, slots=True)
-class KnownFigures:
-    """What other sources say: ``--capacity``, and a log's figures as intervals of bytes."""
-
-    given_bytes: int | None = None
-    limit: ByteSpan | None = None
-    total: ByteSpan | None = None
-    free: ByteSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +40,26 @@ class Refused:
     pieces: Pieces
 
 
-def refused_at(analysis: Analysis, event: int, known: KnownFigures) -> Refused | None:
-    """The refusal at an event; None if nothing was refused there."""
+def refused_at(
+    analysis: Analysis, event: int, given_bytes: int | None = None, printed: OomFacts | None = None
+) -> Refused | None:
+    """The refusal at an event; None if nothing was refused there. ``given_bytes``: the process's limit, if somebody
+    says it; ``printed``: what a log's message says of the same refusal, for what the file does not know."""
     timeline = analysis.timeline
     refusal = next((r for r in refusals(timeline) if r.event == event), None)
     if refusal is None:
         return None
     pieces = measure_pieces(layout_at(timeline, event), refusal)
-    free = timeline_free(refusal, known)
-    limit, source = _limit(timeline, refusal, free, known)
+    free = refusal.device_free_bytes
+    total = device_total_bytes(timeline)
+    if printed is not None:
+        free = round(printed.free.middle) if free is None and printed.free is not None else free
+        total = round(printed.total.middle) if total is None and printed.total is not None else total
+    limit, source = _limit(timeline, refusal, free, given_bytes, printed)
     course = course_of(analysis, event)
     progress = forward_progress(course, event)
     needed = still_needed(course, event, progress)
     needed = needed if needed is not None else _missing_states(analysis, event)
-    total = device_total_bytes(timeline, known)
     facts = OomFacts(
         source=FactSource.SNAPSHOT,
         asked=ByteSpan.exactly(refusal.asked_bytes),
@@ -71,9 +67,8 @@ def refused_at(analysis: Analysis, event: int, known: KnownFigures) -> Refused |
         allocated=ByteSpan.exactly(pieces.allocated_bytes),
         reserved=ByteSpan.exactly(refusal.reserved_bytes),
         slack=ByteSpan.exactly(pieces.slack_bytes),
-        # Unknown, but the refusal bounds it.
-        free=ByteSpan.exactly(free) if free is not None else ByteSpan(0, refusal.need_bytes),
-        total=ByteSpan.exactly(total) if total is not None else None,
+        free=ByteSpan.exactly(free) or ByteSpan(0, refusal.need_bytes),  # unknown, but the refusal bounds it
+        total=ByteSpan.exactly(total),
         limit=limit,
         pieces=pieces.count,
         usable_bytes=pieces.usable_bytes,
@@ -88,18 +83,21 @@ def refused_at(analysis: Analysis, event: int, known: KnownFigures) -> Refused |
     return Refused(refusal, facts, capacity, pieces)
 
 
-def verdict_at(analysis: Analysis, event: int, known: KnownFigures) -> tuple[Verdict, Refused | None]:
-    """Verdict on the snapshot's state at ``event``; ``no_oom`` unless a request was refused there."""
-    refused = refused_at(analysis, event, known)
+def verdict_at(
+    analysis: Analysis, event: int, given_bytes: int | None = None, printed: OomFacts | None = None
+) -> tuple[Verdict, Refused | None]:
+    """Verdict on the snapshot's state at ``event``; ``no_oom`` unless a request was refused there. See
+    :func:`refused_at`."""
+    refused = refused_at(analysis, event, given_bytes, printed)
     if refused is not None:
         return judge(refused.facts), refused
     timeline = analysis.timeline
     if not len(timeline):
         nothing = "No history was recorded, so nothing tells whether a request was refused."
-        return Verdict(
-            "unknown", "derived", (nothing, "The log of the run tells; memtrace run SCRIPT records the history.")
-        ), None
-    if is_truncated(timeline) is not False and len(timeline.replay.initial_blocks.address) > _allocations(timeline):
+        told = "The log of the run tells; memtrace run SCRIPT records the history."
+        return Verdict("unknown", "derived", (nothing, told)), None
+    made = int((timeline.trace.action == Action.ALLOC).sum())
+    if is_truncated(timeline) is not False and len(timeline.replay.initial_blocks.address) > made:
         few = f"The trace holds {counted(len(timeline), 'event')}, too few to tell what had become of this process."
         return Verdict("unknown", "derived", (few,)), None
     where = "at this event" if timeline.oom_events else "in these events" if timeline.window else "in this recording"
@@ -107,10 +105,6 @@ def verdict_at(analysis: Analysis, event: int, known: KnownFigures) -> tuple[Ver
     if is_truncated(timeline) is True:
         because.append("The recording's beginning is lost, and with it whatever was refused there.")
     return Verdict("no_oom", "measured" if len(because) == 1 else "derived", tuple(because)), None
-
-
-def _allocations(timeline: Timeline) -> int:
-    return int((timeline.trace.action == Action.ALLOC).sum())
 
 
 def measure_pieces(layout: Layout, refusal: Refusal) -> Pieces:
@@ -141,7 +135,7 @@ def course_of(analysis: Analysis, event: int) -> Course:
     """The run as the recording shows it. A pass that its embedding is seen in was recorded from its beginning."""
     timeline, facts = analysis.timeline, analysis.attribution.facts
     phases, trace = facts.phases, timeline.trace
-    span = int(phases.span_of(np.array([event]))[0]) if len(phases) else -1
+    span = span_at(phases, event)
     first = int(phases.start[span]) if span >= 0 else event
     begun = trace.stack[first:event][trace.action[first:event] == Action.ALLOC]
     begins = any(analysis.attribution.sites.module[stack] == "embedding" for stack in np.unique(begun).tolist())
@@ -160,7 +154,7 @@ def _missing_states(analysis: Analysis, event: int) -> int | None:
     """Inside the first optimizer step: two states a parameter, less those made. None where states are smaller."""
     attribution, timeline = analysis.attribution, analysis.timeline
     phases = attribution.facts.phases
-    span = int(phases.span_of(np.array([event]))[0]) if len(phases) else -1
+    span = span_at(phases, event)
     if span < 0 or phases.phase[span] != Phase.OPTIMIZER:
         return None
     live = np.zeros(len(timeline.allocations), dtype=np.bool_)
@@ -173,14 +167,7 @@ def _missing_states(analysis: Analysis, event: int) -> int | None:
     return max(0, 2 * int(size[params].sum()) - int(size[full].sum()))
 
 
-def timeline_free(refusal: Refusal, known: KnownFigures) -> int | None:
-    """Free bytes of the card at the refusal, from the event or else from a log."""
-    if refusal.device_free_bytes is not None:
-        return refusal.device_free_bytes
-    return round(known.free.middle) if known.free is not None else None
-
-
-def recorded_limit_bytes(timeline: Timeline) -> int | None:
+def _recorded_limit_bytes(timeline: Timeline) -> int | None:
     """A limit that the file itself states: memtrace's recorder does, or a fraction in the settings string with the
     card's size beside it."""
     extra = timeline.snapshot.memtrace
@@ -193,32 +180,29 @@ def recorded_limit_bytes(timeline: Timeline) -> int | None:
     return None
 
 
-def device_total_bytes(timeline: Timeline, known: KnownFigures) -> int | None:
-    """The card's memory, where the file or a log says it."""
+def device_total_bytes(timeline: Timeline) -> int | None:
+    """The card's memory, where the file says it."""
     total = timeline.snapshot.memtrace.get("device_total_bytes")
-    if isinstance(total, int) and total > 0:
-        return total
-    return round(known.total.middle) if known.total is not None else None
+    return total if isinstance(total, int) and total > 0 else None
 
 
-def _limit(timeline: Timeline, refusal: Refusal, free: int | None, known: KnownFigures) -> tuple[ByteSpan | None, str]:
+def _limit(
+    timeline: Timeline, refusal: Refusal, free: int | None, given_bytes: int | None, printed: OomFacts | None
+) -> tuple[ByteSpan | None, str]:
     """The process's limit and who says so; None where the card was full, or where no limit that never changed can
     explain a refusal although the card had room."""
-    if known.given_bytes is not None:
-        return ByteSpan.exactly(known.given_bytes), "given"
-    if (recorded := recorded_limit_bytes(timeline)) is not None:
+    if given_bytes is not None:
+        return ByteSpan.exactly(given_bytes), "given"
+    if (recorded := _recorded_limit_bytes(timeline)) is not None:
         return ByteSpan.exactly(recorded), "recorded"
-    if known.limit is not None:
-        return ByteSpan(round(known.limit.low), round(known.limit.high)), "log"
+    limit, total = (printed.limit, printed.total) if printed is not None else (None, None)
+    if limit is not None and (total is None or limit.low < total.high):
+        return ByteSpan(round(limit.low), round(limit.high)), "log"
     if free is None or free < refusal.need_bytes:
         return None, ""
     low = timeline.peaks()[2].size_bytes
     if from_snapshot(timeline.snapshot.settings).expandable_segments:
         low = max(refusal.reserved_bytes, low - _EXPANDABLE_OVERSHOOT_BYTES)
-    high = min(r.reserved_bytes + r.need_bytes for r in refusals(timeline) if _card_had_room(r))
+    had_room = [r for r in refusals(timeline) if (r.device_free_bytes or 0) >= r.need_bytes]
+    high = min((r.reserved_bytes + r.need_bytes for r in had_room), default=0)
     return (ByteSpan(low, high - 1) if low < high else None), "inferred"
-
-
-def _card_had_room(refusal: Refusal) -> bool:
-    free = refusal.device_free_bytes
-    return free is not None and free >= refusal.need_bytes

@@ -18,7 +18,7 @@ from memtrace.attribution.phases import Phase
 from memtrace.explain.case import Case
 from memtrace.explain.detectors.growth import growth_across_steps, leftovers
 from memtrace.explain.detectors.reference import reference_model_copy
-from memtrace.explain.snapshot_facts import KnownFigures, verdict_at
+from memtrace.explain.snapshot_facts import verdict_at
 from memtrace.history.timeline import At
 from memtrace.units import format_bytes
 
@@ -39,7 +39,7 @@ class RunSide:
             event = int(timeline.allocated_bytes[:until].argmax())
         self.peak_bytes = timeline.curve_at(event)[1]
         at = At("peak", event, timeline.time_us(event))
-        self.case = Case(analysis, at, *verdict_at(analysis, at.event, KnownFigures()))
+        self.case = Case(analysis, at, *verdict_at(analysis, at.event))
 
     def held(self, rows: Bool) -> int:
         """Requested bytes of those rows that are live at the peak."""

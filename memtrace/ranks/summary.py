@@ -15,7 +15,7 @@ from memtrace.answers.report import Moment, report
 from memtrace.attribution.categories import Category
 from memtrace.cache.index import open_recording
 from memtrace.errors import MemtraceError, SnapshotError
-from memtrace.explain.snapshot_facts import KnownFigures, verdict_at
+from memtrace.explain.snapshot_facts import verdict_at
 from memtrace.history.timeline import At, choose_event
 from memtrace.ranks.sources import local_copy
 from memtrace.snapshot.devices import choose_device
@@ -124,7 +124,7 @@ def _summarise(path: str, source: str, wanted: int | None, use_index: bool) -> R
         outside_bytes=outside,
         oom=bool(timeline.oom_events),
         asked_bytes=budget.fragmentation.asked_bytes,
-        verdict=verdict_at(analysis, at.event, KnownFigures())[0].verdict,
+        verdict=verdict_at(analysis, at.event)[0].verdict,
         steps=step_peaks(analysis),
         steps_recorded=analysis.attribution.facts.phases.basis == "recorded",
         truncated=is_truncated(timeline) is True,

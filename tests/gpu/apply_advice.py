@@ -79,14 +79,14 @@ def advised(file: Path) -> tuple[dict[str, int], list[dict[str, Any]]]:
     from memtrace.explain.case import Case
     from memtrace.explain.detectors import DETECTORS
     from memtrace.explain.proof import Bench, proven
-    from memtrace.explain.snapshot_facts import KnownFigures, verdict_at
+    from memtrace.explain.snapshot_facts import verdict_at
     from memtrace.history.timeline import build, choose_event
     from memtrace.snapshot.load import load
 
     snapshot = load(file)
     seen = analyse(build(snapshot, snapshot.devices[0]))
     at = choose_event(seen.timeline, None)
-    bench = Bench(Case(seen, at, *verdict_at(seen, at.event, KnownFigures())))
+    bench = Bench(Case(seen, at, *verdict_at(seen, at.event)))
     _, allocated, reserved = seen.timeline.peaks()
     rows = []
     for detector in DETECTORS.values():

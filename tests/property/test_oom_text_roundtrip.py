@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtrace.explain.text_answer import verdict_from_log
+from memtrace.explain.log_answer import verdict_from_log
 from memtrace.oomlog import OomMessage, parse_log, read_log
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

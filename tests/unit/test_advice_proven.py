@@ -15,7 +15,7 @@ from memtrace.explain.case import Case
 from memtrace.explain.detectors import DETECTORS
 from memtrace.explain.explain import explain_snapshot
 from memtrace.explain.proof import LEAST_SHARE, Bench, Proposal, proven
-from memtrace.explain.snapshot_facts import KnownFigures, verdict_at
+from memtrace.explain.snapshot_facts import verdict_at
 from memtrace.history.timeline import build, choose_event
 from memtrace.snapshot.load import load
 
@@ -35,7 +35,7 @@ def recording(name: str) -> Analysis:
 
 def bench_of(seen: Analysis) -> Bench:
     at = choose_event(seen.timeline, None)
-    return Bench(Case(seen, at, *verdict_at(seen, at.event, KnownFigures())))
+    return Bench(Case(seen, at, *verdict_at(seen, at.event)))
 
 
 @pytest.mark.parametrize("name", sorted(set(REPLAYED)))

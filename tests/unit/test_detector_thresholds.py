@@ -14,14 +14,12 @@ from memtrace.explain import case, proof, verdict
 from memtrace.explain.answer import Finding
 from memtrace.explain.detectors import (
     DETECTORS,
-    checkpointing,
-    copies,
+    activations,
+    circumstances,
     evaluation,
     growth,
     lengths,
     logits,
-    outside,
-    recording,
     reference,
     weights,
 )
@@ -32,7 +30,7 @@ SHARES = {
     "checkpointing_inactive": ["0.05"], "kept_logits": ["0.01"], "base_not_quantized": ["0.1"],
     "experts_not_quantized": ["0.1"], "reference_model_copy": ["0.05", "0.05"], "growth_across_steps": ["0.01"],
     "variable_length_fragmentation": ["0.03"], "padding_or_packing": ["0.05"], "load_time_copies": ["0.05"],
-    "optimizer_on_first_step": ["0.01", "0.01"], "late_recording": ["0.1"], "retained_graph": ["0.05"],
+    "optimizer_on_first_step": ["0.01"], "late_recording": ["0.1"], "retained_graph": ["0.05"],
 }  # fmt: skip
 # page -> what it says, and the constant behind it
 SAID = [
@@ -41,16 +39,16 @@ SAID = [
     ("reserved_in_pieces", "10 % (3 % at a refusal)", "0.03 if case.is_oom else 0.1" in inspect.getsource(lengths)),
     ("growth_across_steps", "three steps and 80 %", (growth._LEAST_ROUNDS, growth._CONSISTENT_SHARE) == (3, 0.8)),
     ("growth_across_steps", "256 KiB", growth._SMALLEST_STEP_BYTES == MIB // 4),
-    ("checkpointing_inactive", "at least three layers", checkpointing._LEAST_LAYERS == 3),
+    ("checkpointing_inactive", "at least three layers", activations._LEAST_LAYERS == 3),
     ("eval_batch_larger", "1.5 times", evaluation._LARGER == 1.5),
     ("output_hidden_states", "six of more", evaluation._LEAST_LAYERS == 6 and evaluation._MANY_LAYERS == 7),
-    ("retained_graph", "at least half", copies._WHOLE_SHARE == 0.5),
+    ("retained_graph", "at least half", growth._WHOLE_SHARE == 0.5),
     ("experts_not_quantized", "more than twice", weights._EXPERTS == 2),
-    ("cpp_only_stacks", "10 % of all bytes", recording._TRAFFIC_SHARE == 0.1),
+    ("cpp_only_stacks", "10 % of all bytes", circumstances._TRAFFIC_SHARE == 0.1),
     (
         "outside_allocator",
         "10 % of the card or 2 GiB",
-        (outside._OUTSIDE_SHARE, outside._CONTEXT_BYTES) == (0.1, 1 << 30),
+        (circumstances._OUTSIDE_SHARE, circumstances._CONTEXT_BYTES) == (0.1, 1 << 30),
     ),
     ("reference_model_copy", "5 %", reference._ALIKE_SHARE == 0.9),
     ("logits_unchunked", "an eighth", logits._SMALLEST_LOGITS_BYTES == MIB and "// 8" in inspect.getsource(logits)),

@@ -22,7 +22,7 @@ from memtrace.estimate.presets import gpu_preset, model_preset
 from memtrace.estimate.schedule import MicroBatch, parse_padding, read_lengths, steps_of
 from memtrace.estimate.shapes import shape_from_config
 from memtrace.estimate.source import ShapeSource
-from memtrace.explain.forecast_facts import judge_forecast
+from memtrace.explain.forecaster import judge_forecast
 from memtrace.snapshot.load import load
 from memtrace.snapshot.model import Action
 

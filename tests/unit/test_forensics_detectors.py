@@ -9,7 +9,7 @@ from toy_run import COPY, EVALUATE, LOADER, MIB, PACK, Run, Toy, root, trained
 from memtrace.explain.answer import Explanation, Finding
 from memtrace.explain.detectors import DETECTORS
 from memtrace.explain.explain import explain_snapshot
-from memtrace.explain.traceback_causes import CAUSES
+from memtrace.explain.traceback import CAUSES
 from memtrace.history.timeline import At
 
 PLAIN = {"checkpointing": True, "logits": 2 * MIB}

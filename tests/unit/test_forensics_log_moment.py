@@ -9,7 +9,7 @@ import pytest
 
 from memtrace.explain.explain import explain_log
 from memtrace.explain.inputs import Logs
-from memtrace.explain.log_moment import lines_before, moment_in_log
+from memtrace.explain.traceback import lines_before, moment_in_log
 from memtrace.oomlog import read_log
 
 MODULE = (

@@ -13,7 +13,7 @@ from toy_run import MIB, Run, Toy, root, trained
 from memtrace.analysis import analyse
 from memtrace.explain.answer import Explanation
 from memtrace.explain.explain import explain_log, explain_snapshot
-from memtrace.explain.snapshot_facts import KnownFigures, measure_pieces, verdict_at
+from memtrace.explain.snapshot_facts import measure_pieces, verdict_at
 from memtrace.history.layout import layout_at
 from memtrace.history.refusals import refusals
 from memtrace.history.timeline import build
@@ -155,7 +155,7 @@ def test_the_last_of_several_refusals_is_explained() -> None:
     answer = explained(run)
     assert answer.verdict == "fragmentation" and any("2 requests were refused" in line for line in answer.because)
     first = run.analysis().timeline.oom_events[0]
-    assert verdict_at(run.analysis(), first, KnownFigures())[0].verdict == "budget"
+    assert verdict_at(run.analysis(), first)[0].verdict == "budget"
 
 
 def test_a_refusal_only_the_log_saw() -> None:

@@ -11,7 +11,7 @@ from support import analysis, raw_recording
 from memtrace.attribution.phases import Phase
 from memtrace.explain.facts import ByteSpan, FactSource, OomFacts
 from memtrace.explain.process_facts import facts_of_process, layers_by_name
-from memtrace.explain.snapshot_facts import KnownFigures, refused_at, verdict_at
+from memtrace.explain.snapshot_facts import refused_at, verdict_at
 from memtrace.explain.verdict import judge
 
 OOMS = ["llama2-7b_oom-first-step", "llama2-7b_oom-fragmentation", "mistral-7b_oom-late-cpp", "qwen2-7b_oom-backward"]
@@ -25,7 +25,7 @@ def as_the_process_saw_it(name: str) -> tuple[dict[str, Any], list[dict[str, Any
     event = timeline.oom_events[-1]
     raw = raw_recording(name)
     requested, allocated, reserved = timeline.curve_at(event)
-    refused = refused_at(seen, event, KnownFigures())
+    refused = refused_at(seen, event)
     assert refused is not None and refused.capacity is not None and timeline.trace.time_us is not None
     extra = {
         "oom": {"requested_bytes": int(timeline.trace.size[event])},
@@ -50,7 +50,7 @@ def test_the_process_and_its_recording_agree(name: str) -> None:
     seen = analysis(name)
     extra, trace, settings = as_the_process_saw_it(name)
     facts = facts_of_process(extra, trace, settings)
-    limited = KnownFigures(given_bytes=extra["limit_bytes"])
+    limited = extra["limit_bytes"]
     verdict, refused = verdict_at(seen, seen.timeline.oom_events[-1], limited)
     assert refused is not None
     for name in ("asked", "driver_asked", "allocated", "reserved", "slack", "room", "still_needed_bytes"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memtrace.explain.text_answer import verdict_from_log
+from memtrace.explain.log_answer import verdict_from_log
 from memtrace.oomlog import CONTRACT_KEYS, OomMessage, parse_log
 
 TRUTH = Path(__file__).parent.parent / "truth" / "oom_messages.jsonl"

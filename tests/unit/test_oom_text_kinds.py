@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from memtrace.explain.text_answer import verdict_from_log
+from memtrace.explain.log_answer import verdict_from_log
 from memtrace.oomlog import MessageKind, parse_log
 
 MIB, GIB = 1 << 20, 1 << 30

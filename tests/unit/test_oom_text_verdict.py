@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from memtrace.explain.text_answer import TextAnswer, verdict_from_log
+from memtrace.explain.log_answer import TextAnswer, verdict_from_log
 from memtrace.oomlog import parse_log, read_log
 
 

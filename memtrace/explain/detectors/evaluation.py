@@ -10,7 +10,8 @@ from memtrace.attribution.phases import Phase
 from memtrace.explain.advice import formula
 from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
-from memtrace.explain.layers import layer_count
+from memtrace.explain.detectors.detector import detector, finding
+from memtrace.explain.dims import layer_count
 from memtrace.units import format_bytes as size
 
 _LARGER = 1.5
@@ -18,41 +19,33 @@ _LEAST_LAYERS = 6  # of a small model, as many may be alive anyway
 _MANY_LAYERS = 7
 
 
+@detector("The evaluation needs more than training")
 def eval_peak(case: Case) -> Finding | None:
     """The event lies in an evaluation or generation; its bytes are what was made there and is alive."""
-    tags = case.event_tags
-    generating = case.phase is Phase.GENERATION or bool(tags & Tag.GENERATE)
     if not case.in_evaluation:
         return None
-    facts = case.facts
-    began = _began(case)
-    made = case.live & (facts.born >= began)
+    made = case.live & (case.facts.born >= _began(case))
     made &= ~case.kind(Category.LORA) & ~case.kind(Purpose.QUANTIZED, Purpose.UNQUANTIZED, Purpose.QUANT_STATE)
     total = case.total(made)
     if not case.is_material(total):
         return None
-    logits = made & case.kind(Purpose.LOGITS)
-    count = int(logits.sum())
+    generating = case.phase is Phase.GENERATION or bool(case.event_tags & Tag.GENERATE)
     what = "generation" if generating else "evaluation"
     evidence = f"the event lies in {what}; {size(total)} made since it began are alive"
     advice = []
-    if count > 1:
+    rest, logits = made, made & case.kind(Purpose.LOGITS)
+    if (count := int(logits.sum())) > 1:
         evidence += f", {size(case.total(logits))} of it in {count} tensors of logits"
         advice.append(formula(case, "eval_outputs", logits))
+        rest = made & ~logits
     if generating:
         advice.append(formula(case, "half the sequences at once: the key/value cache grows with them", made, 0.5))
     else:
-        advice.append(formula(case, "eval_batch", made & ~logits if advice else made, 0.5))
-    return Finding(
-        "eval_peak",
-        f"The {'generation' if generating else 'evaluation'} needs more than training",
-        total,
-        evidence + ".",
-        tuple(advice),
-        case.frame_of(made),
-    )
+        advice.append(formula(case, "eval_batch", rest, 0.5))
+    return finding(case, made, evidence + ".", *advice, title=f"The {what} needs more than training")
 
 
+@detector("The evaluation's batch is larger than training's")
 def eval_batch_larger(case: Case) -> Finding | None:
     """The evaluation's batches have clearly more tokens than training's."""
     if not case.in_evaluation or (case.here is None and not case.passes):
@@ -70,16 +63,15 @@ def eval_batch_larger(case: Case) -> Finding | None:
     extra = round(case.total(made) * (1 - usual / now))
     if not case.is_material(extra):
         return None
-    return Finding(
-        "eval_batch_larger",
-        "The evaluation's batch is larger than training's",
-        extra,
+    return finding(
+        case, made,
         f"{now / usual:.1f} times the tokens of the largest training batch go through the model at once.",
-        (formula(case, "eval_batch_as_training", made, 1 - usual / now),),
-        case.frame_of(made),
-    )
+        formula(case, "eval_batch_as_training", made, 1 - usual / now),
+        size_bytes=extra,
+    )  # fmt: skip
 
 
+@detector("The hidden states of all layers are kept")
 def output_hidden_states(case: Case) -> Finding | None:
     """The hidden states of every layer are kept in a pass without gradients, which frees them else."""
     if not case.in_evaluation or case.phase is Phase.GENERATION:
@@ -93,23 +85,18 @@ def output_hidden_states(case: Case) -> Finding | None:
     if not len(counts) or int(counts.max()) < max(layers - 1, _LEAST_LAYERS):
         return None
     states &= case.table.stack == stacks[counts.argmax()]
-    total = case.total(states)
-    if not case.is_material(total):
+    if not case.is_material(case.total(states)):
         return None
-    return Finding(
-        "output_hidden_states",
-        "The hidden states of all layers are kept",
-        total,
+    return finding(
+        case, states,
         f"{int(states.sum())} tensors of the size of the embedding's output are live, in a pass without gradients.",
-        (formula(case, "output_hidden_states=False in the call and in the model's config", states, 1 - 1 / layers),),
-        case.frame_of(states),
-    )
+        formula(case, "output_hidden_states=False in the call and in the model's config", states, 1 - 1 / layers),
+    )  # fmt: skip
 
 
 def _began(case: Case) -> int:
     """First event of the evaluation that the event lies in: after the last backward pass or optimizer step."""
-    phases = case.facts.phases
-    span = int(phases.span_of(np.array([case.at.event]))[0])
+    phases, span = case.facts.phases, case.span
     while span > 0 and phases.phase[span - 1] not in (Phase.BACKWARD, Phase.OPTIMIZER, Phase.LOAD):
         span -= 1
     return int(phases.start[max(span, 0)])

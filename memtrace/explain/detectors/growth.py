@@ -1,25 +1,26 @@
-"""Memory that every step leaves behind."""
+"""What steps leave behind: a little of each, or the whole graph of one that is over."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.sites import frame_label
 from memtrace.explain.advice import formula
-from memtrace.explain.answer import Advice, Finding
+from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
+from memtrace.explain.detectors.detector import detector, finding
+from memtrace.snapshot.model import I8, Bool
 from memtrace.units import MIB
 from memtrace.units import format_bytes as size
 
-Bool = NDArray[np.bool_]
-I8 = NDArray[np.int64]
 _LEAST_ROUNDS = 3
 _CONSISTENT_SHARE = 0.8
 _SMALLEST_STEP_BYTES = MIB // 4
+_UNDER_SHARE = 0.95  # of the bytes, made under one line: it is named
+_WHOLE_SHARE = 0.5  # of what a pass saved: a graph is kept whole, a module's state is a small part of it
 _LIBRARY = ("site-packages/", "dist-packages/", "/torch/", "lib/python", "<frozen", "<string>")
 
 
@@ -45,84 +46,83 @@ def leftovers(case: Case) -> Leftovers | None:
     starts = np.array(begins, dtype=np.int64)
     round_of = np.searchsorted(starts, born, side="right") - 1
     kept_until = np.append(starts, [case.at.event + 1] * 2)[np.minimum(round_of + 2, len(starts))]
-    is_state = case.kind(Category.LORA) | case.kind(Category.BASE_WEIGHTS) | case.kind(Category.RUNTIME)
+    is_state = case.kind(Category.LORA, Category.BASE_WEIGHTS, Category.RUNTIME)
     rows = (round_of >= 1) & (round_of < len(starts) - 1) & (died >= kept_until) & ~is_state & case.live
     per_round = np.zeros(len(starts), dtype=np.int64)
     np.add.at(per_round, round_of[rows], case.table.block_bytes[rows])
     return Leftovers(rows, per_round[1:-1], by_step)
 
 
+@detector("Every step leaves memory behind")
 def growth_across_steps(case: Case) -> Finding | None:
     """Most steps leave about the same amount behind, none of it weights, gradients or optimizer states."""
     found = leftovers(case)
     if found is None:
         return None
+    rows, unit = found.rows, "step" if found.is_step else "pass"
     grew = found.per_round[found.per_round >= _SMALLEST_STEP_BYTES]
     if len(grew) < max(_LEAST_ROUNDS, _CONSISTENT_SHARE * len(found.per_round)):
         return None
-    per_step = int(np.median(grew))
-    total = int(found.per_round.sum())
+    per_step, total = int(np.median(grew)), int(found.per_round.sum())
     if not case.is_material(total, 0.01):
         return None
-    rows, unit = found.rows, "step" if found.is_step else "pass"
-    makers = _makers(case, rows)
-    holder = _own_line(case, rows)
-    keeps_graph = bool((rows & (case.kind(Category.ACTIVATIONS) | case.kind(Purpose.LOSS))).any())
+    makers, holder = _makers(case, rows)
     evidence = (
-        f"{len(grew)} of {len(found.per_round)} {unit}s left about {size(per_step)} behind ({size(total)} so far)"
+        f"{len(grew)} of {len(found.per_round)} {unit}s left about {size(per_step)} behind ({size(total)} so far): "
+        f"{makers}"
     )
-    evidence += f": {makers}"
     if holder:
         evidence += f"; all under {holder}"
-    if keeps_graph:
-        evidence += ". Tensors of the loss and saved activations are among it: a loss is kept with its graph"
-    advice: list[Advice] = []
     change = "detach and move to the CPU what is collected each step, or delete it"
-    if keeps_graph:
+    if (rows & (case.kind(Category.ACTIVATIONS) | case.kind(Purpose.LOSS))).any():
+        evidence += ". Tensors of the loss and saved activations are among it: a loss is kept with its graph"
         change = "keep numbers, not tensors: losses.append(loss.item()), total += loss.detach()"
-    advice.append(formula(case, change, rows))
-    return Finding(
-        "growth_across_steps",
-        f"Every {unit} leaves {size(per_step)} behind",
-        per_step,
-        evidence + ".",
-        tuple(advice),
-        case.frame_of(rows),
-        per_step=True,
+    return finding(
+        case, rows, evidence + ".", formula(case, change, rows),
+        size_bytes=per_step, title=f"Every {unit} leaves {size(per_step)} behind", per_step=True,
     )  # fmt: skip
 
 
-def _makers(case: Case, rows: Bool) -> str:
-    """The two largest call sites of the rows with their bytes."""
-    index = np.flatnonzero(rows)
-    sums: dict[str, int] = {}
-    for row in index.tolist():
-        label = case.attribution.sites.label(int(case.table.stack[row])) or "no stack recorded"
-        sums[label] = sums.get(label, 0) + int(case.size[row])
-    ranked = sorted(sums.items(), key=lambda item: -item[1])[:2]
-    return ", ".join(f"{size(total)} made at {label}" for label, total in ranked)
-
-
-def _own_line(case: Case, rows: Bool) -> str:
-    """The innermost line of the user's own code that all (nearly all) of the rows were made under; "" if none."""
-    table = case.timeline.snapshot.stacks
-    sums: dict[str, int] = {}
-    order: dict[str, int] = {}
-    for stack, total in _by_stack(case, rows).items():
-        frames = [f for f in table.stack(stack) if not any(part in f.filename.replace("\\", "/") for part in _LIBRARY)]
-        for depth, frame in enumerate(frames):
+def _makers(case: Case, rows: Bool) -> tuple[str, str]:
+    """(the two largest call sites of the rows with their bytes, the innermost line of the user's own code that nearly
+    all of them were made under; "" if none)."""
+    sites: dict[str, int] = {}
+    lines: dict[str, int] = {}
+    depth: dict[str, int] = {}
+    whole = 0
+    for stack, total in case.by_stack(rows).items():
+        label = case.attribution.sites.label(stack) or "no stack recorded"
+        sites[label] = sites.get(label, 0) + total
+        if stack < 0:
+            continue
+        whole += total
+        frames = case.timeline.snapshot.stacks.stack(stack)
+        own = [frame for frame in frames if not any(part in frame.filename.replace("\\", "/") for part in _LIBRARY)]
+        for place, frame in enumerate(own):
             label = frame_label(frame)
-            sums[label] = sums.get(label, 0) + total
-            order[label] = max(order.get(label, 0), depth)
-    whole = sum(_by_stack(case, rows).values())
-    common = [label for label, total in sums.items() if total >= 0.95 * whole]
-    return min(common, key=lambda label: order[label]) if common else ""
+            lines[label] = lines.get(label, 0) + total
+            depth[label] = max(depth.get(label, 0), place)
+    largest = sorted(sites.items(), key=lambda item: -item[1])[:2]
+    common = [label for label, total in lines.items() if total >= _UNDER_SHARE * whole]
+    told = ", ".join(f"{size(total)} made at {label}" for label, total in largest)
+    return told, min(common, key=lambda label: depth[label], default="")
 
 
-def _by_stack(case: Case, rows: Bool) -> dict[int, int]:
-    result: dict[int, int] = {}
-    for row in np.flatnonzero(rows).tolist():
-        stack = int(case.table.stack[row])
-        if stack >= 0:
-            result[stack] = result.get(stack, 0) + int(case.size[row])
-    return result
+@detector("The graph of an earlier pass is still held")
+def retained_graph(case: Case) -> Finding | None:
+    """Saved tensors of earlier passes that are alive in this one: a loss or an output still holds their graph."""
+    earlier = case.passes[: case.passes.index(case.here)] if case.here is not None else ()
+    # What the first pass leaves may be a module's state, and what every pass leaves is growth.
+    if case.here is None or len(earlier) < 2 or growth_across_steps(case) is not None:
+        return None
+    saved = case.kind(Purpose.SAVED, Purpose.CHECKPOINT_INPUT) & (case.facts.born < case.here.start)
+    saved &= (case.facts.born >= earlier[-1].start) & (case.table.stack >= 0)
+    old = saved & case.live
+    if not case.is_material(case.total(old), 0.05) or case.total(old) < _WHOLE_SHARE * case.total(saved):
+        return None
+    return finding(
+        case, old,
+        f"{int(old.sum())} tensors that earlier forward passes saved for their backward pass are live in this pass.",
+        formula(case, "drop what holds it before the next forward pass: del loss, outputs; loss.item() for logs; no "
+                "backward(retain_graph=True)", old),
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Optimizer states: their precision, and that they appear only with the first step."""
+"""What training keeps beside its parameters: optimizer states, and second copies of gradients and parameters."""
 
 from __future__ import annotations
 
@@ -7,58 +7,74 @@ from memtrace.attribution.phases import Phase
 from memtrace.explain.advice import formula
 from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
+from memtrace.explain.detectors.detector import detector, finding
 from memtrace.units import format_bytes as size
 
-_STATES = Purpose.OPTIMIZER_STATE
+_FULL_SHARE = 0.9  # of the parameters: states in 8 bits are half as large or less
 
 
+@detector("Optimizer states in full precision")
 def optimizer_full_precision(case: Case) -> Finding | None:
     """States as large as two (or one) full copies of what is trained."""
-    states = case.live_total(case.kind(Purpose.OPTIMIZER_STATE))
-    params = case.live_total(case.kind(Purpose.PARAMS))
-    if not params or states < 0.9 * params or not case.is_material(states):
+    rows = case.kind(Purpose.OPTIMIZER_STATE)
+    states, params = case.live_total(rows), case.live_total(case.kind(Purpose.PARAMS))
+    if not params or states < _FULL_SHARE * params or not case.is_material(states):
         return None
-    copies = states / params
     # 8-bit AdamW keeps two bytes an element and two fp32 scales for each 256; parameters have four bytes an element
     # (or two, where nothing shows four: then the saving is half as sure, and the smaller one is said).
     element = 4 if case.dims is not None and case.dims.element_bytes == 4 else 2
     small = round(params / element * (2 + 8 / 256))
-    rows = case.kind(Purpose.OPTIMIZER_STATE)
-    return Finding(
-        "optimizer_full_precision",
-        "Optimizer states in full precision",
-        states,
-        f"states are {copies:.1f} times as large as the {size(params)} of trained parameters.",
-        (
-            formula(case, "optim_8bit", rows, 1 - small / states, optimizer="adamw_8bit"),
-            formula(case, "optim_paged", rows, optimizer="paged_adamw_8bit"),
-        ),
-        case.frame_of(case.kind(Purpose.OPTIMIZER_STATE) & case.live),
-    )
+    return finding(
+        case, rows & case.live,
+        f"states are {states / params:.1f} times as large as the {size(params)} of trained parameters.",
+        formula(case, "optim_8bit", rows, 1 - small / states, optimizer="adamw_8bit"),
+        formula(case, "optim_paged", rows, optimizer="paged_adamw_8bit"),
+    )  # fmt: skip
 
 
+@detector("Optimizer states appear with the first step")
 def optimizer_on_first_step(case: Case) -> Finding | None:
     """Memory ran out because states were being made, or had been made since the same point of the first pass."""
     if not case.is_oom:
         return None
     states = case.kind(Purpose.OPTIMIZER_STATE) & case.live
-    total = case.total(states)
-    first = case.moment.step == 0
-    if case.phase is Phase.OPTIMIZER and first and case.is_material(total, 0.01):
-        what = f"{size(total)} of states had been made when the first optimizer step ran out of memory"
+    if case.phase is Phase.OPTIMIZER and case.moment.step == 0:
+        made, what = case.total(states), "of states had been made when the first optimizer step ran out of memory."
     elif case.moment.step == 1 and case.points:
-        grown = case.grown_since(case.points[-1]).get(_STATES, 0)
-        if not case.is_material(grown, 0.01):
-            return None
-        total = grown
-        what = f"{size(grown)} of states appeared with the first optimizer step, after the first pass had fitted"
+        made = case.grown_since(case.points[-1]).get(Purpose.OPTIMIZER_STATE, 0)
+        what = "of states appeared with the first optimizer step, after the first pass had fitted."
     else:
         return None
-    return Finding(
-        "optimizer_on_first_step",
-        "Optimizer states appear with the first step",
-        total,
-        what + ".",
-        (formula(case, "optim_paged", states, optimizer="paged_adamw_8bit"),),
-        case.frame_of(states),
-    )
+    if not case.is_material(made, 0.01):
+        return None
+    change = formula(case, "optim_paged", states, optimizer="paged_adamw_8bit")
+    return finding(case, states, f"{size(made)} {what}", change, size_bytes=made)
+
+
+@detector("Gradients are kept twice: in buckets for communication, and by themselves")
+def gradient_buckets(case: Case) -> Finding | None:
+    """Buckets of DistributedDataParallel beside the gradients themselves."""
+    buckets = case.made_in("torch/nn/parallel/distributed.py", "_ddp_init_helper", "_pre_forward") & case.live
+    grads = case.kind(Purpose.GRADS) & case.live & ~buckets
+    if not case.is_material(case.total(buckets)) or not grads.any():
+        return None
+    return finding(
+        case, buckets,
+        f"{int(buckets.sum())} buckets of DistributedDataParallel stand beside {size(case.total(grads))} of gradients.",
+        formula(case, "DistributedDataParallel(…, gradient_as_bucket_view=True)", grads),
+    )  # fmt: skip
+
+
+@detector("DeepSpeed's ZeRO shares nothing on one GPU, and keeps flat copies")
+def zero_on_one_gpu(case: Case) -> Finding | None:
+    """Flat buffers of DeepSpeed's ZeRO in a run of one GPU, where there is nothing to share."""
+    if case.timeline.snapshot.memtrace.get("world_size", 1) != 1 or case.kind(Purpose.COMMUNICATION).any():
+        return None
+    flat = case.made_in("deepspeed/runtime/zero/") & case.live & ~case.kind(Purpose.OPTIMIZER_STATE)
+    if not case.is_material(case.total(flat)):
+        return None
+    return finding(
+        case, flat,
+        f"{int(flat.sum())} tensors made by deepspeed/runtime/zero are live; one process, no communication.",
+        formula(case, '"zero_optimization": {"stage": 0} in the DeepSpeed config, or no DeepSpeed', flat),
+    )  # fmt: skip

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Purpose
 from memtrace.explain.advice import formula
 from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
+from memtrace.explain.detectors.detector import detector, finding
+from memtrace.snapshot.model import Bool
 from memtrace.snapshot.stacks import Frame
 from memtrace.units import format_bytes as size
 
-I8 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
 _LOADERS = frozenset({"from_pretrained", "from_config", "load_checkpoint_and_dispatch", "deepcopy", "load_state_dict"})
 _COPIERS = frozenset({"deepcopy", "create_reference_model"})
 _MATRIX_BYTES = 64 << 10
@@ -26,18 +25,12 @@ Root = tuple[Frame, ...]
 
 def _calls(case: Case, rows: Bool) -> dict[Root, list[int]]:
     """Rows grouped by the call that loaded them: the frames from the program's root down to the loading function."""
-    table, stacks = case.timeline.snapshot.stacks, case.table.stack
-    call_of: dict[int, Root | None] = {}
     groups: dict[Root, list[int]] = {}
-    for row in np.flatnonzero(rows).tolist():
-        stack = int(stacks[row])
-        if stack not in call_of:
-            root = table.stack(stack)[::-1]
-            at = next((i for i, frame in enumerate(root) if frame.name in _LOADERS), None)
-            call_of[stack] = None if at is None else root[: at + 1]
-        call = call_of[stack]
-        if call is not None:
-            groups.setdefault(call, []).append(row)
+    for stack in np.unique(case.table.stack[rows]).tolist():
+        root = case.timeline.snapshot.stacks.stack(stack)[::-1]
+        at = next((i for i, frame in enumerate(root) if frame.name in _LOADERS), None)
+        if at is not None:
+            groups.setdefault(root[: at + 1], []).extend(np.flatnonzero(rows & (case.table.stack == stack)).tolist())
     return groups
 
 
@@ -51,24 +44,19 @@ def _alike(case: Case, one: list[int], other: list[int]) -> bool:
 
 def _second_call(case: Case, weights: Bool) -> Bool | None:
     """Rows that belong to the later of two calls that loaded the same weights, whatever else that call did."""
-    groups = sorted(_calls(case, weights).items(), key=lambda item: (int(case.facts.born[item[1]].min()), item[1]))
+    groups = sorted(_calls(case, weights).items(), key=lambda item: (int(case.facts.born[item[1]].min()), min(item[1])))
     for i, (early, rows) in enumerate(groups):
         for late, others in groups[i + 1 :]:
-            if not _alike(case, rows, others):
-                continue
             depth = next((d for d, (a, b) in enumerate(zip(early, late, strict=False)) if a != b), None)
-            if depth is not None:
+            if depth is not None and _alike(case, rows, others):
                 return _under(case, late[: depth + 1])
     return None
 
 
 def _under(case: Case, root: Root) -> Bool:
     """Rows whose stack begins, from the program's root, with these frames."""
-    table = case.timeline.snapshot.stacks
-    fits = np.zeros(len(table) + 1, dtype=np.bool_)
-    for stack in range(len(table)):
-        fits[stack] = table.stack(stack)[::-1][: len(root)] == root
-    return fits[case.table.stack]
+    stacks = case.timeline.snapshot.stacks
+    return case.with_stack(lambda stack: stacks.stack(stack)[::-1][: len(root)] == root)
 
 
 def _second_half(case: Case, weights: Bool) -> Bool | None:
@@ -88,17 +76,14 @@ def _second_half(case: Case, weights: Bool) -> Bool | None:
     return result
 
 
+@detector("A second copy of the base model")
 def reference_model_copy(case: Case) -> Finding | None:
     """Two loads, or a load and a deep copy, that stored the same weights, both alive at the event."""
     base = case.kind(Purpose.QUANTIZED, Purpose.UNQUANTIZED, Purpose.QUANT_STATE, Purpose.BUFFER) & case.live
     matrices = base & (case.size >= _MATRIX_BYTES)
-    if not matrices.any():
-        return None
-    copied = base & case.has_function(_COPIERS)
-    how = "a deep copy of the model made them"
+    copied, how = base & case.has_function(_COPIERS), "a deep copy of the model made them"
     if not case.is_material(case.total(copied), 0.05):
-        later = _second_call(case, matrices)
-        how = "a second call loaded weights of the same sizes"
+        later, how = _second_call(case, matrices), "a second call loaded weights of the same sizes"
         if later is None:
             later = _second_half(case, matrices & (case.facts.born >= 0))
             how = "the same sequence of weights was loaded twice"
@@ -106,22 +91,12 @@ def reference_model_copy(case: Case) -> Finding | None:
             return None
         copied = base & later
     total = case.total(copied)
-    if not case.is_material(total, 0.05):
+    if not matrices.any() or not case.is_material(total, 0.05):
         return None
-    rest = case.total(base & ~copied)
-    return Finding(
-        "reference_model_copy",
-        "A second copy of the base model",
-        total,
-        f"{how}: {size(total)} beside the first copy's {size(rest)}.",
-        (
-            formula(
-                case,
-                "DPOTrainer(model, ref_model=None, peft_config=…): the reference is the base model with adapters "
-                "disabled (with model.disable_adapter(): in a loop of your own); or precompute_ref_log_probs=True: the "
-                "reference is not needed while training",
-                copied,
-            ),
-        ),
-        case.frame_of(copied),
+    change = (
+        "DPOTrainer(model, ref_model=None, peft_config=…): the reference is the base model with adapters "
+        "disabled (with model.disable_adapter(): in a loop of your own); or precompute_ref_log_probs=True: the "
+        "reference is not needed while training"
     )
+    evidence = f"{how}: {size(total)} beside the first copy's {size(case.total(base & ~copied))}."
+    return finding(case, copied, evidence, formula(case, change, copied))

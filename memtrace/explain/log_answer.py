@@ -1,16 +1,24 @@
-"""Facts of an out-of-memory text that a person should hear beside the verdict, each a sentence with its number."""
+"""The answer of a log: the verdict on its principal message, what else it shows, and findings from its figures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
-from memtrace.explain.facts import ByteSpan, OomFacts
-from memtrace.explain.text_facts import sentence
+from memtrace.explain.advice import against_pieces, rule
+from memtrace.explain.answer import Advice, Basis, Finding
+from memtrace.explain.detectors import ranked
+from memtrace.explain.facts import ByteSpan, OomFacts, at_least
+from memtrace.explain.log_facts import facts_of_text, sentence
+from memtrace.explain.setting import RunSetting
+from memtrace.explain.traceback import TracebackCause, cause_in, finding_of
+from memtrace.explain.verdict import judge
 from memtrace.oomlog import MemorySummary, MessageKind, OomMessage
 from memtrace.oomlog.versions import intersect
+from memtrace.snapshot.stacks import Frame
 from memtrace.units import GIB, MIB, format_bytes
 
-OUTSIDE_SHARE = 0.10
+_OUTSIDE_SHARE = 0.10
 """Memory outside PyTorch's allocator from this share of the card on is worth a sentence."""
 
 _BY_COMPONENT = {
@@ -28,13 +36,101 @@ _BY_COMPONENT = {
     "jax": "JAX takes 75 % of the card at start unless XLA_PYTHON_CLIENT_PREALLOCATE=false.",
     "triton": "Smaller block sizes or fewer pipeline stages help; batch size and VRAM don't matter.",
 }
-_LIBRARY = (
-    "Library handles are created late, so this is often the first allocation that finds the card full: "
-    "look at what was in use just before."
-)
+_BY_KIND = {
+    MessageKind.LIBRARY: (
+        "Library handles are created late, so this is often the first allocation that finds the card full: "
+        "look at what was in use just before."
+    ),
+    MessageKind.DRIVER: (
+        "A plain driver error can also be pinned memory of the machine (pin_memory, offloading, WSL's cap on it): "
+        "check whether the card had memory free."
+    ),
+}
+_OWN_OUTSIDE_BYTES = 2 * GIB
+_OTHERS_BYTES = GIB // 4
 
 
-def worth_saying(
+@dataclass(frozen=True, slots=True)
+class TextAnswer:
+    """``verdict`` and ``confidence`` are words of the JSON contract; the sentences carry the numbers."""
+
+    verdict: str
+    confidence: str
+    because: tuple[str, ...]
+    worth_saying: tuple[str, ...] = ()
+    oom: OomMessage | None = None
+    """The message the verdict is about: the first GPU message that ended the run, else the first."""
+    facts: OomFacts | None = None
+    setting: RunSetting = field(default_factory=RunSetting)
+    cause: TracebackCause | None = None
+    """What the traceback names."""
+
+
+def verdict_from_log(
+    messages: Sequence[OomMessage],
+    summaries: Sequence[MemorySummary] = (),
+    setting: RunSetting | None = None,
+    frames: Sequence[Frame] = (),
+) -> TextAnswer:
+    """Judge the messages of one log (as ``parse_log`` returns them). ``frames``: of the traceback that ends in the
+    principal message, the outermost first."""
+    if not messages:
+        return TextAnswer("unknown", "guess", ("Nothing in the log says that memory ran out.",))
+    message = principal(messages)
+    setting = setting or RunSetting(backend=message.backend or "cuda")
+    facts = facts_of_text(message)
+    found = judge(facts)
+    because = found.because
+    cause = cause_in(frames) if message.is_gpu_oom else None
+    if cause is not None:
+        because = (f"By the traceback the request is {cause.what}.", *because)
+    if message.is_caught:
+        caught = "It stands inside a warning: the program caught it and went on, so it is not what ended the run."
+        because = (*because, caught)
+    more = (*setting.already(), *_worth_saying(message, facts, found.verdict, messages, summaries))
+    return TextAnswer(found.verdict, found.confidence, because, more, message, facts, setting, cause)
+
+
+def principal(messages: Sequence[OomMessage]) -> OomMessage:
+    """The message to judge: one that was not caught, GPU memory before look-alikes, errors before warnings, then the
+    first."""
+    return min(messages, key=lambda m: (m.is_caught, not m.is_gpu_oom, m.kind is MessageKind.WARNING))
+
+
+def findings_of_log(log: TextAnswer) -> tuple[Finding, ...]:
+    """What the figures of the principal message show; empty without figures."""
+    f, message, tool = log.facts, log.oom, log.setting.card_tool
+    if f is None or message is None or not message.is_gpu_oom:
+        return ()
+    found = [] if log.cause is None else [finding_of(log.cause, f.asked)]
+
+    def add(name: str, title: str, span: ByteSpan, evidence: str, *advice: Advice) -> None:
+        found.append(Finding(name, title, round(span.middle), f"by the text {span} {evidence}.", advice))
+
+    if log.verdict == "fragmentation" and f.slack is not None:
+        asked = round(f.asked.middle) if f.asked is not None else None
+        terms = f"{f.slack} in pieces and {f.room or 0} to be had, against {f.asked}"
+        add("reserved_in_pieces", "Reserved memory that is free in pieces", f.slack, "was reserved but unallocated",
+            *(Advice(change, asked, Basis.FORMULA, terms) for change, _ in against_pieces(log.setting)),
+            rule("record a snapshot to see what the pieces lie between: memtrace run"))  # fmt: skip
+    limit = f.limit if f.limit is not None and f.total is not None and f.limit.high < f.total.low else None
+    card_full = f.free is not None and f.asked is not None and at_least(f.free, f.asked) is False
+    if limit is not None and log.verdict != "limit" and not card_full:
+        add("process_limit", "The limit of this process ran out, not the card", limit, f"of {f.total} is allowed",
+            rule("raise or drop torch.cuda.set_per_process_memory_fraction if it is not meant"))  # fmt: skip
+    if f.others is not None and f.others.low > _OTHERS_BYTES:
+        add("other_processes", "Other processes use the card", f.others, "is in use by other processes",
+            rule(f"{tool} names them; end what is left over from an earlier run, or use another card"))  # fmt: skip
+    outside = f.own_outside if f.own_outside is not None and f.own_outside.low > _OWN_OUTSIDE_BYTES else None
+    if outside is None and f.others is None and f.outside is not None and f.total is not None:
+        outside = f.outside if f.outside.low > _OUTSIDE_SHARE * f.total.high else None
+    if outside is not None:
+        add("outside_allocator", "Memory in use outside PyTorch's allocator", outside, "is neither free nor PyTorch's",
+            rule(f"{tool} shows whose it is: another process, or another library in this one"))  # fmt: skip
+    return ranked(found, log.verdict)
+
+
+def _worth_saying(
     message: OomMessage,
     figures: OomFacts,
     verdict: str,
@@ -42,28 +138,17 @@ def worth_saying(
     summaries: Sequence[MemorySummary],
 ) -> list[str]:
     """Sentences, the most useful first; none of them repeats the verdict."""
-    facts: list[str] = []
-    facts += _limits(message, figures, verdict)
-    facts += _outside(message, figures, verdict)
-    facts += _pieces(message, figures, verdict)
+    told = [text for look in (_limits, _outside, _pieces) for text in look(message, figures, verdict)]
     if message.component in _BY_COMPONENT:
-        facts.append(_BY_COMPONENT[message.component])
-    elif message.kind is MessageKind.LIBRARY:
-        facts.append(_LIBRARY)
-    elif message.kind is MessageKind.DRIVER:
-        facts.append(
-            "A plain driver error can also be pinned memory of the machine (pin_memory, offloading, WSL's cap on it): "
-            "check whether the card had memory free."
-        )
-    facts += _other_runs(message, messages)
-    facts += _across(message, messages)
-    facts += [sentence(note) for note in message.notes]
+        told.append(_BY_COMPONENT[message.component])
+    elif message.kind in _BY_KIND:
+        told.append(_BY_KIND[message.kind])
+    told += [*_other_runs(message, messages), *_across(message, messages), *map(sentence, message.notes)]
     if message.cut_short:
-        facts.append("The text is cut off before its last figure.")
+        told.append("The text is cut off before its last figure.")
     elif message.damaged:
-        facts.append("Part of the text could not be read: it is interrupted or misspelt.")
-    facts += _summaries(message, summaries)
-    return facts
+        told.append("Part of the text could not be read: it is interrupted or misspelt.")
+    return [*told, *_summaries(message, summaries)]
 
 
 def _limits(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
@@ -95,9 +180,9 @@ def _limits(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
 def _outside(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
     if f.outside is not None and f.total is not None:
         share = f.outside.middle / f.total.middle
-        if share >= OUTSIDE_SHARE and verdict not in ("not_this_process", "not_pytorch"):
+        if share >= _OUTSIDE_SHARE and verdict not in ("not_this_process", "not_pytorch"):
             yield f"{f.outside} ({100 * share:.0f} % of the card) is in use outside PyTorch's allocator."
-    if f.own_outside is not None and f.own_outside.low > 2 * GIB:
+    if f.own_outside is not None and f.own_outside.low > _OWN_OUTSIDE_BYTES:
         yield f"This process uses {f.own_outside} outside PyTorch's allocator (context, NCCL, other libraries)."
     if f.own_pid is not None:
         yield f"Process {f.own_pid} must be this process: no other could hold what PyTorch has reserved."
@@ -134,15 +219,13 @@ def _pieces(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
 def _other_runs(message: OomMessage, messages: Sequence[OomMessage]) -> Iterator[str]:
     """Another process that a message lists and that wrote a message of its own: the same memory, told by both."""
     for pid, amount in message.other_processes:
-        for other in messages:
-            own = other.interval("process_bytes")
-            if other is message or amount is None or own is None or not own[0] <= amount <= own[1]:
-                continue
+        spans = ((m.line, m.interval("process_bytes")) for m in messages if m is not message and amount is not None)
+        line = next((line for line, own in spans if own is not None and own[0] <= (amount or 0) <= own[1]), None)
+        if line is not None:
             yield (
-                f"Process {pid}, the other holder, is the other run of this log: its own message (line {other.line}) "
-                f"says {format_bytes(amount)} too."
+                f"Process {pid}, the other holder, is the other run of this log: its own message (line {line}) "
+                f"says {format_bytes(amount or 0)} too."
             )
-            break
 
 
 def _across(message: OomMessage, messages: Sequence[OomMessage]) -> Iterator[str]:
