@@ -72,16 +72,20 @@ def score(timeline: Timeline, attribution: Attribution, truth: dict[str, Any]) -
             right[where + " purpose"] += count * same
         if not same:
             wrong[label, str(said[row])] += count
-    # Memory from before the recording has no events: there, the truth is a total for each label.
+    # Memory from before the recording has no events: there, the truth is a total for each label, of what is left of it
+    # at the peak.
     early: Counter[Purpose] = Counter()
     for row in np.flatnonzero(at_peak & (born < 0)).tolist():
         early[said[row]] += int(size[row])
+    left = Counter(truth["peak_breakdown"])
+    for row in np.flatnonzero(at_peak & (born >= 0)).tolist():
+        left[wanted.get(int(born[row])) or "unlabelled"] -= int(size[row])
     categories: Counter[str] = Counter()
     purposes: Counter[tuple[Purpose, ...]] = Counter()
-    for label, count in truth["before_recording"].items():
+    for label in truth["before_recording"]:
         if label != "unlabelled":
-            categories[meant_by(label)[0].category] += count
-            purposes[meant_by(label)] += count
+            categories[meant_by(label)[0].category] += left[label]
+            purposes[meant_by(label)] += left[label]
     for category, count in categories.items():
         total["peak"] += count
         right["peak"] += min(count, sum(n for purpose, n in early.items() if purpose.category == category))

@@ -134,7 +134,7 @@ def infer_phases(trace: DeviceTrace, stacks: StackFacts, annotations: Sequence[A
         windows = [(begin, first) for begin, (first, _) in zip(ends, ranges, strict=False) if first > begin]
         freed = lives.chosen(lives.died < NEVER)
         return blind_phases(training_cycles(freed, windows, count), ranges, count)
-    ranges = [_own_part(first, last, allocs, kinds) for first, last in ranges]
+    ranges = [own for r in ranges if (own := _own_part(*r, allocs, kinds))[0] < count]  # not a closure cut short
     for first, last in ranges:
         kinds[slice(np.searchsorted(allocs, first), np.searchsorted(allocs, last))] = Kind.OPTIMIZER
     # An allocation without frames before any forward pass may come from any thread: neutral until one is seen, unless

@@ -97,14 +97,10 @@ class Signals:
 
     @cached_property
     def loss_gradients(self) -> Bool:
-        """Made in a backward pass, and as large as the loss's own largest tensor or the logits in 16 or 32 bits."""
+        """Made in a backward pass, and as large as one of the loss's own tensors or of the head's."""
         f = self.facts
-        made = self.loss_frames | self.head_frames
-        sizes = f.size[made]
-        if not len(sizes) or int(sizes.max()) < _LARGE_BYTES:
-            return np.zeros(len(f.size), dtype=np.bool_)
-        large = np.unique(sizes[sizes >= _LARGE_BYTES])
-        return self.in_backward & np.isin(f.size, np.concatenate([large, large * 2, large // 2]))
+        made = (self.loss_frames | self.head_frames) & (f.size >= _LARGE_BYTES)
+        return self.in_backward & np.isin(f.size, np.unique(f.size[made]))
 
     # -- loading --------------------------------------------------------------------------------------------------
 
@@ -172,10 +168,6 @@ class Signals:
         return self.facts.is_kind(Kind.RECOMPUTE) & self._in_trace
 
     @cached_property
-    def interrupted(self) -> Bool:
-        return self.facts.interrupted
-
-    @cached_property
     def would_be_held(self) -> Bool:
         return would_be_held(self.facts)
 
@@ -192,9 +184,10 @@ class Signals:
         """What a call of the head leaves last: before its output, autocast makes 16-bit copies of weight and input."""
         f = self.facts
         stack = f.timeline.allocations.stack
-        head = head_stacks(f.stacks)[stack] & f.is_kind(Kind.FORWARD)
+        made = f.is_kind(Kind.FORWARD) & ~self.cublas_once & ~self.cublas_frames
+        head = head_stacks(f.stacks)[stack] & made
         if not head.any():
-            shallow = head_stacks(f.stacks, 2)[stack] & f.is_kind(Kind.FORWARD)
+            shallow = head_stacks(f.stacks, 2)[stack] & made
             head = shallow & self._as_large_as_loss
         followed = np.append(head[1:] & (stack[1:] == stack[:-1]), False)
         return head & ~followed
@@ -229,7 +222,8 @@ class Signals:
             return self.head_frames
         largest = np.unique(f.size[self.head_frames & (f.size > _LARGE_BYTES)])
         depth = f.stacks.depth[f.timeline.allocations.stack]
-        outside = (depth < np.min(depth[self.head_frames])) & self.in_forward
+        outside = (depth < np.min(depth[self.head_frames])) & self._in_trace & f.is_kind(Kind.FORWARD, Kind.OTHER)
+        outside &= f.in_phase(Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION)
         alike = np.isin(f.size, np.concatenate([largest, largest * 2, largest // 2]))
         return outside & (alike | self._as_large_as_loss)
 
@@ -298,9 +292,15 @@ class Signals:
         """A known workspace size that stays, from code that also allocates something else right beside it."""
         f = self.facts
         sized = np.isin(f.size, CUBLAS_WORKSPACE_BYTES) & f.persistent & self._in_trace
-        sized &= f.is_kind(Kind.FORWARD, Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
-        result = np.zeros(len(f.size), dtype=np.bool_)
         stack = f.timeline.allocations.stack
+        # Outside passes (an adapter's first product, say): what a line leaves once, the first time, of all it makes.
+        kept = np.bincount(stack[f.persistent] + 1, minlength=len(f.stacks.kind))[stack + 1]
+        made = np.bincount(stack + 1, minlength=len(f.stacks.kind))[stack + 1]
+        first = np.zeros(len(stack), dtype=np.bool_)
+        first[np.unique(stack, return_index=True)[1]] = True
+        first[1:] |= first[:-1] & (stack[1:] == stack[:-1])  # the product's output comes before
+        result = sized & f.is_kind(Kind.LOAD, Kind.OTHER) & first & (kept == 1) & (made > 2)
+        sized &= f.is_kind(Kind.FORWARD, Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
         seen: set[tuple[int, bool]] = set()
         for row in np.flatnonzero(sized).tolist():
             by_autograd = f.kind[row] == Kind.BACKWARD or (

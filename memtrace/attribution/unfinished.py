@@ -1,8 +1,9 @@
-"""Passes the recording stops in: what a living allocation would have become, learnt from the layer before.
+"""Passes the recording stops in: what a living allocation would have become, learnt from calls that came to their end.
 
-When an error ends a forward pass (or a recomputation), nothing shows which tensors would have been
-kept for the backward pass. But layers repeat: the same call sites allocated in the same order one layer earlier, and
-what is left of that layer is what gets kept.
+When an error ends a forward pass (or a recomputation), nothing shows which tensors would have been kept for the
+backward pass. But programs repeat themselves: a call before, or the recomputation of another block, allocated at the
+same call sites in the same order, and what it kept is what this one would have kept. In a first pass it is the layers
+that repeat: what is left of a layer before is what gets kept.
 """
 
 from __future__ import annotations
@@ -12,46 +13,70 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
-from memtrace.attribution.phases import Phase
 from memtrace.attribution.repeats import period
 from memtrace.attribution.stack_facts import Kind
 from memtrace.history.timeline import NEVER
 
 I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
+_ALIKE = 0.5  # share of a call's rows that another call must have, with the same fate so far
 
 
 def would_be_held(facts: Facts) -> Bool:
     """Rows alive at the end of a pass that was cut short, and which would have been kept for the backward pass."""
     rows = (facts.pass_end == NEVER) & (facts.born >= 0) & ~facts.has(Tag.GENERATE)  # which saves nothing
     held = rows & facts.persistent
-    stack = facts.timeline.allocations.stack
-    share, seen = _kept_before(facts)
-    for span in np.unique(facts.span[rows & ~facts.interrupted]).tolist():
-        inside = rows & (facts.span == span)
-        # A pass may follow others that kept nothing (generation, a reference model): only its last call is unfinished.
-        index = np.flatnonzero(inside & (facts.call_end == facts.call_end[inside].max()))
-        distance = period(stack[index].astype(np.int64))
-        if distance:
-            alive = facts.persistent[index]
-            # Two layers back where possible: the layer just before may still be feeding the current one.
-            tail = np.arange(len(index) - distance, len(index))
-            back = np.where(tail >= 2 * distance, tail - 2 * distance, tail - distance)
-            usable = back >= 0
-            held[index[tail[usable]]] &= alive[back[usable]]
-        else:
-            site = facts.stacks.site[stack[index]]
-            held[index] &= ~seen[site] | (share[site] >= 0.5)
+    site = facts.stacks.site[facts.timeline.allocations.stack]
+    recomputed = facts.is_kind(Kind.RECOMPUTE)
+    for kind, ends in ((~recomputed, facts.call_end), (recomputed, facts.pass_end)):
+        index = np.flatnonzero(kind & (facts.pass_end >= 0))
+        key = np.stack([facts.span[index], ends[index]])
+        calls = np.split(index, np.flatnonzero((np.diff(key) != 0).any(axis=0)) + 1) if len(index) else []
+        last = {int(facts.span[call[0]]): call for call in calls if facts.pass_end[call[0]] == NEVER}
+        # What a call kept: known at the end of its pass; in a pass without one, when the pass's last call began.
+        kept = facts.held.copy()
+        for span, call in last.items():
+            inside = index[facts.span[index] == span]
+            kept[inside] = facts.ended[inside] > facts.born[call[0]]
+        cut = {id(call) for call in last.values()}
+        whole = {(site[c].tobytes(), kept[c].tobytes()): c for c in calls if id(c) not in cut}  # the latest of equals
+        for call in last.values():
+            if rows[call].any():
+                held[call] &= _as_others(facts, site, call, list(whole.values()), kept)
     return held
 
 
-def _kept_before(facts: Facts) -> tuple[NDArray[np.float64], Bool]:
-    """Per call site: the share of its tensors that finished calls of the model kept, and whether any finished. Calls
-    that kept nothing trained nothing."""
-    done = facts.in_phase(Phase.FORWARD) & facts.is_kind(Kind.FORWARD) & (facts.pass_end < NEVER)
-    done &= np.isin(facts.call_end, np.unique(facts.call_end[done & facts.held & facts.is_kind(Kind.FORWARD)]))
-    site = facts.stacks.site[facts.timeline.allocations.stack]
-    count = int(facts.stacks.site.max(initial=0)) + 1
-    made = np.bincount(site[done], minlength=count)
-    kept = np.bincount(site[done & facts.held], minlength=count)
-    return kept / np.maximum(made, 1), made > 0
+def _as_others(facts: Facts, site: I8, call: I8, others: list[I8], kept: Bool) -> Bool:
+    """Which rows of an unfinished call would be kept, by the call that is most like it; else by the layer before."""
+    keys, alive = _keys(site[call]), facts.persistent[call]
+    best, twins, found = 0, np.full(len(call), -1), False
+    for other in others:
+        theirs = _keys(site[other])
+        order = np.argsort(theirs)
+        at = order[np.minimum(np.searchsorted(theirs, keys, sorter=order), len(other) - 1)]
+        paired = theirs[at] == keys
+        reached = int(at[paired].max(initial=0))
+        so_far = kept[other] if reached == len(other) - 1 else facts.ended[other] > facts.born[other[reached]]
+        score = int((paired & (so_far[at] == alive)).sum())
+        if score >= max(best, _ALIKE * len(call)):
+            best, twins, found = score, np.where(paired, other[at], -1), True
+    if found:
+        return (twins < 0) | kept[twins]
+    result = np.ones(len(call), dtype=np.bool_)
+    distance = period(site[call])
+    if distance:
+        # Two layers back where possible: the layer just before may still be feeding the current one.
+        tail = np.arange(len(call) - distance, len(call))
+        back = np.where(tail >= 2 * distance, tail - 2 * distance, tail - distance)
+        result[tail[back >= 0]] = alive[back[back >= 0]]
+    return result
+
+
+def _keys(sites: I8) -> I8:
+    """A number for each entry of a sequence of call sites: which site, and the how many-th time it is."""
+    order = np.argsort(sites, kind="stable")
+    begins = np.append(True, np.diff(sites[order]) != 0)
+    place = np.arange(len(sites))
+    times = np.empty(len(sites), dtype=np.int64)
+    times[order] = place - np.maximum.accumulate(np.where(begins, place, 0))
+    return (sites << 24) + times

@@ -39,7 +39,6 @@ DECIDES = {
     "recompute-temporary": "mistral-7b_reentrant",
     "cast-for-good": "qwen2-7b_baseline",
     "activation": "tiny-llama_3-steps",
-    "activation-interrupted": "llama_oom-caught-and-retried",
     "activation-unfinished": "llama2-7b_oom-first-step",
     "forward-temporary": "tiny-llama_3-steps",
     "loss-gradient": "tiny-llama_3-steps",

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from scoring import Score, score
-from support import LABELLED, analysis, labels, timeline
+from support import FIELD, LABELLED, analysis, labels, timeline
 
 from memtrace.answers.report import report
 from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence
@@ -22,9 +22,30 @@ def _scored(name: str) -> Score:
 
 
 # Where less than nearly all is right, and why. Everything else has to be.
-AT_PEAK = {"llama2-7b_oom-first-step": 0.998}  # what a layer in flight would have kept is known by repetition only
-PURPOSE_AT_PEAK = {"llama_modules-to-save_late": 0.989}  # 16-bit weights are 4-bit ones' scales in number
+AT_PEAK = {
+    "llama2-7b_oom-first-step": 0.998,  # what a layer in flight would have kept is known by repetition only
+    "adversarial_late": 0.990,  # its truth calls saved inputs activations; so do the next two
+    "adversarial_oom": 0.990,
+    "own-labels_adversarial": 0.990,
+    "diffusion_late": 0.998,
+    "diffusion_oom": 0.998,
+    "dora_late": 0.992,  # a workspace from before the recording, among weights of its very size
+}
+OVERALL = {
+    # Of the last tensor before an error, its truth does not know that the next operator would have saved it.
+    "adversarial_oom": 0.96,
+    "convnet_oom": 0.98,
+    "diffusion_late": 0.9965,
+    "own-labels_caught": 0.99,
+    "dumped-in-except_late": 0.99,
+}
+PURPOSE_AT_PEAK = {
+    "llama_modules-to-save_late": 0.989,  # 16-bit weights are 4-bit ones' scales in number
+    "own-adamw_oom": 0.995,
+    "own-labels_own-adamw": 0.995,
+}
 PURPOSE_OVERALL = {
+    "adversarial_oom": 0.96,
     "llama_optimizer-in-backward": 0.62,  # its truth calls what autograd makes between two updates "other"
     "llama2-7b_eager": 0.88,  # its truth does not follow attention matrices into the recomputation; nor do the next
     "llama2-7b_eager-no-checkpointing": 0.95,
@@ -38,12 +59,14 @@ PURPOSE_OVERALL = {
 }
 
 
-@pytest.mark.parametrize("name", LABELLED)
+@pytest.mark.parametrize("name", [*LABELLED, *FIELD])
 def test_shares_right(name: str) -> None:
     result = _scored(name)
     assert result.at_peak >= AT_PEAK.get(name, 0.9992), result.wrong.most_common(5)
-    assert result.overall >= 0.996, result.wrong.most_common(5)
-    assert result.purpose_at_peak >= PURPOSE_AT_PEAK.get(name, 0.9984), result.wrong.most_common(5)
+    assert result.overall >= OVERALL.get(name, 0.996), result.wrong.most_common(5)
+    assert result.purpose_at_peak >= min(PURPOSE_AT_PEAK.get(name, 0.9984), AT_PEAK.get(name, 1)), (
+        result.wrong.most_common(5)
+    )
     assert result.purpose_overall >= PURPOSE_OVERALL.get(name, 0.969), result.wrong.most_common(5)
 
 

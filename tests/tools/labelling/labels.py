@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tools.labelling.alignment import Feature, align
@@ -28,6 +29,8 @@ FROM_IDENTITY = {
     ("lora", "optimizer_state"): "lora/optstate",
 }
 
+
+_EXTRA = 8  # allocations of a first pass that later ones don't repeat: a workspace, tables
 
 # What the rules call the recorder's phases.
 _PHASES = {"between": "zero_grad", "evaluation": "eval"}
@@ -121,6 +124,13 @@ def _features(
     return found
 
 
+def _features_of_order(trace: Trace, rows: Sequence[Allocation]) -> list[Feature]:
+    """For two passes of one run: whole stacks tell call sites apart, and sizes nothing, since the batch may differ."""
+    found = _features(trace, rows, {}, ())
+    stacks = [str(trace[row.event].get("frames")) for row in rows]
+    return [replace(feature, size=0, site=stack) for feature, stack in zip(found, stacks, strict=True)]
+
+
 def _before(starts: Sequence[int], event: int, low: int) -> int:
     """Position of the first start after an event."""
     high = len(starts)
@@ -152,8 +162,10 @@ def _settle_interrupted(clean: Run, by_phase: Mapping[int, list[Allocation]], la
         if phases.is_complete_forward(index):
             whole = index
         elif name == "forward" and whole is not None:
-            rows, twins = by_phase.get(index, []), by_phase.get(whole, [])
-            pairs = align(_features(clean.trace, rows, {}, ()), _features(clean.trace, twins, {}, ()))
+            rows = by_phase.get(index, [])
+            twins = by_phase.get(whole, [])[: len(rows) + _EXTRA]  # the one is a beginning of the other
+            ours, theirs = (_features_of_order(clean.trace, part) for part in (rows, twins))
+            pairs = align(ours, theirs)
             last = rows[-1].event if rows else -1
             for i, j in pairs:
                 row, twin = rows[i], label_of[twins[j].event] or ""

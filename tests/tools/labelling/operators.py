@@ -76,7 +76,7 @@ def operator_labels(run: Run, rows: Sequence[Allocation], log: dict[str, Any], v
         if label is None and recomputing:
             held = recomputes.holds(row, mark.number, saved.get(row.event, False))
             label = RECOMPUTE if held else "temporary/forward"
-        if label is None and saved.get(row.event) is False:
+        if label is None and saved.get(row.event) is False and phase not in ("load", "adapters"):
             label = SAVED
         if label is None and phase in ("forward", "eval"):
             held = phases.is_complete_forward(phase_index) and (row.free < 0 or row.free >= phase_end[phase_index])
