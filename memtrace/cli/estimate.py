@@ -86,31 +86,17 @@ def add_setup(parser: argparse.ArgumentParser, of_one_length: bool = True) -> No
 def options_from(args: argparse.Namespace) -> RunOptions:
     """The options that the arguments name. Raises UsageError."""
     from memtrace.errors import UsageError
-    from memtrace.estimate.options import RunOptions
+    from memtrace.estimate.options import FLAGS, RunOptions
 
-    targets = tuple(name.strip() for name in args.targets.split(",") if name.strip())
-    if not targets:
+    values: dict[str, Any] = {
+        name: getattr(args, flag[2:].replace("-", "_"), _ANY_LENGTH) for name, flag in FLAGS.items()
+    }
+    values["targets"] = tuple(name.strip() for name in args.targets.split(",") if name.strip())
+    if not values["targets"]:
         raise UsageError("--targets names no layer: all-linear, or e.g. q_proj,v_proj")
-    return RunOptions(
-        sequence=getattr(args, "seq_len", _ANY_LENGTH),
-        batch=args.batch,
-        rank=args.rank,
-        targets=targets,
-        dropout=args.dropout,
-        optimizer=args.optim,
-        attention=args.attn,
-        checkpointing=args.checkpointing,
-        reentrant=args.reentrant,
-        prepare_kbit=args.prepare_kbit,
-        autocast=args.autocast,
-        adapter_dtype=args.adapter_dtype,
-        keep_logits=args.keep_logits,
-        loss=args.loss,
-        quant=args.quant,
-        embeddings_require_grad=args.checkpointing if args.embedding_grad is None else args.embedding_grad,
-        accumulation=args.accumulation,
-        chunk_tokens=args.chunk_tokens,
-    )
+    if values["embeddings_require_grad"] is None:
+        values["embeddings_require_grad"] = args.checkpointing
+    return RunOptions(**values)
 
 
 def card_from(args: argparse.Namespace) -> tuple[GpuPreset | None, int | None]:

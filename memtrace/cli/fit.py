@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.estimate.fit import OPTIONS, FitRun, Rung, Search, ladder
+    from memtrace.estimate.fit import Search
+    from memtrace.estimate.ladder import Rung, ladder
+    from memtrace.estimate.moves import OPTIONS, FitRun
     from memtrace.estimate.source import ShapeSource
 
     keep = [name.strip() for name in args.keep.split(",") if name.strip()]

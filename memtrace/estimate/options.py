@@ -21,6 +21,27 @@ ATTENTION = ("sdpa", "eager", "flash")
 LOSSES = ("full", "chunked", "fused")
 QUANT = ("nf4", "nf4-dq", "int8", "none")
 ALL_LINEAR = "all-linear"
+# Field -> flag of the command line.
+FLAGS = {
+    "sequence": "--seq-len",
+    "batch": "--batch",
+    "accumulation": "--accumulation",
+    "rank": "--rank",
+    "targets": "--targets",
+    "dropout": "--dropout",
+    "optimizer": "--optim",
+    "attention": "--attn",
+    "checkpointing": "--checkpointing",
+    "reentrant": "--reentrant",
+    "prepare_kbit": "--prepare-kbit",
+    "autocast": "--autocast",
+    "adapter_dtype": "--adapter-dtype",
+    "keep_logits": "--keep-logits",
+    "loss": "--loss",
+    "chunk_tokens": "--chunk-tokens",
+    "quant": "--quant",
+    "embeddings_require_grad": "--embedding-grad",
+}
 # What no real run reaches: beyond it a number is a slip, and working on it would take for ever.
 _MOST_TOKENS = 100_000_000  # of a micro-batch
 _MOST_CHUNKS = 2_048  # of the chunked loss, each of which is stepped through
@@ -93,6 +114,20 @@ class RunOptions:
         ):
             if number > most:
                 raise UsageError(f"{format_count(number)} {what} is out of range: at most {format_count(most)}")
+
+    def flags(self, before: RunOptions) -> str:
+        """What to put on the command line to get from ``before`` to these options."""
+        words = []
+        for name, flag in FLAGS.items():
+            value = getattr(self, name)
+            if value == getattr(before, name):
+                continue
+            if isinstance(value, bool):
+                off = "--drop-logits" if name == "keep_logits" else f"--no-{flag[2:]}"
+                words.append(flag if value else off)
+            else:
+                words.append(f"{flag} {','.join(value) if isinstance(value, tuple) else value}")
+        return " ".join(words)
 
     @property
     def tokens(self) -> int:

@@ -9,42 +9,28 @@ from memtrace.analysis import Analysis
 from memtrace.answers.curves import category_curves, pick_events
 from memtrace.answers.diff.comparison import Difference
 from memtrace.attribution.categories import Category
-from memtrace.errors import MissingDependencyError, UsageError
+from memtrace.export.picture import picture
 from memtrace.export.plot import plain
 from memtrace.render.words import COLOUR
 from memtrace.units import GIB, format_delta
-from memtrace.writing import whole_file
 
 _POINTS = 4000
 
 
 def plot_difference(before: Analysis, after: Analysis, answer: Difference, target: Path) -> None:
     """Draw BEFORE above AFTER, stacked by category, with the compared events marked. ``target`` names the format."""
-    if target.suffix.lower() not in (".svg", ".png"):
-        raise UsageError(f"{target}: a plot is written as .svg or .png")
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise MissingDependencyError.of_extra("plots need matplotlib", "plot") from None
-    figure, axes = pyplot.subplots(2, 1, sharey=True, figsize=(11, 7), layout="constrained")
-    for axis, name, analysis, event in (
-        (axes[0], "before", before, answer.before.at.event),
-        (axes[1], "after", after, answer.after.at.event),
-    ):
-        _draw(axis, name, analysis, event)
-    handles, labels = axes[0].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside right upper", frameon=False)
-    change = format_delta(answer.delta.peak_reserved_bytes) if answer.delta.peak_reserved_bytes else "unchanged"
-    figure.suptitle(f"peak reserved memory: {change}")
-    try:
-        with whole_file(target, *(each.timeline.snapshot.source for each in (before, after))) as out:
-            figure.savefig(out, format=target.suffix.lstrip("."))
-    finally:
-        pyplot.close(figure)
+    sources = [each.timeline.snapshot.source for each in (before, after)]
+    with picture(target, (11, 7), *sources, nrows=2, sharey=True) as (figure, axes):
+        for axis, name, analysis, event in (
+            (axes[0], "before", before, answer.before.at.event),
+            (axes[1], "after", after, answer.after.at.event),
+        ):
+            _draw(axis, name, analysis, event)
+        handles, labels = axes[0].get_legend_handles_labels()
+        if handles:
+            figure.legend(handles, labels, loc="outside right upper", frameon=False)
+        change = format_delta(answer.delta.peak_reserved_bytes) if answer.delta.peak_reserved_bytes else "unchanged"
+        figure.suptitle(f"peak reserved memory: {change}")
 
 
 def _draw(axis: Any, name: str, analysis: Analysis, event: int) -> None:

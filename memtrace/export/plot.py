@@ -8,10 +8,9 @@ from memtrace.analysis import Analysis
 from memtrace.answers.curves import Curves, pick_events
 from memtrace.attribution.categories import Category
 from memtrace.attribution.phases import Phase
-from memtrace.errors import MissingDependencyError, UsageError
+from memtrace.export.picture import picture
 from memtrace.render.words import COLOUR
 from memtrace.units import GIB, printable
-from memtrace.writing import whole_file
 
 _POINTS = 6000
 
@@ -22,49 +21,39 @@ def plain(name: str) -> str:
 
 
 def plot_timeline(analysis: Analysis, curves: Curves, path: Path) -> None:
-    """Write the plot. Raises UsageError for another suffix, MissingDependencyError without matplotlib."""
-    if path.suffix.lower() not in (".svg", ".png"):
-        raise UsageError(f"{path}: a plot is written as .svg or .png")
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise MissingDependencyError.of_extra("plots need matplotlib", "plot") from None
+    """Write the plot. Raises as :func:`picture` does."""
     events = pick_events(curves, _POINTS)
     place = events - curves.first
     names = [c for number, c in enumerate(Category) if curves.categories[number].any()]
     heights = [curves.categories[list(Category).index(c), place] / GIB for c in names]
-    figure, axes = pyplot.subplots(figsize=(11, 5), layout="constrained")
-    if names:  # a recording of a refusal at the start holds nothing
-        axes.stackplot(
-            events, heights, labels=[c.replace("_", " ") for c in names], colors=[COLOUR[c] for c in names], step="post"
-        )
-    axes.plot(
-        events,
-        curves.reserved_bytes[place] / GIB,
-        color="black",
-        linewidth=0.9,
-        label="reserved",
-        drawstyle="steps-post",
-    )
-    axes.set_xlim(curves.first, curves.first + max(1, len(curves) - 1))
-    axes.set_ylim(0, max(float(curves.reserved_bytes.max()) / GIB * 1.08, 0.01))
-    axes.set_xlabel("event")
-    axes.set_ylabel("GiB")
-    _bands(analysis, axes, curves)
-    for event in analysis.timeline.oom_events:
-        axes.axvline(event, color="red", linewidth=1.2)
-        axes.annotate("OOM", (event, axes.get_ylim()[1]), color="red", ha="right", va="top")
     source = analysis.timeline.snapshot.source
-    axes.set_title(f"{plain(Path(source).name)} · GPU {analysis.timeline.device.device}", loc="left")
-    axes.legend(loc="upper left", fontsize="small", framealpha=0.85, ncols=2)
-    try:
-        with whole_file(path, source) as out:
-            figure.savefig(out, dpi=130, format=path.suffix.lstrip("."))
-    finally:
-        pyplot.close(figure)
+    with picture(path, (11, 5), source, dpi=130) as (_, axes):
+        if names:  # a recording of a refusal at the start holds nothing
+            axes.stackplot(
+                events,
+                heights,
+                labels=[c.replace("_", " ") for c in names],
+                colors=[COLOUR[c] for c in names],
+                step="post",
+            )
+        axes.plot(
+            events,
+            curves.reserved_bytes[place] / GIB,
+            color="black",
+            linewidth=0.9,
+            label="reserved",
+            drawstyle="steps-post",
+        )
+        axes.set_xlim(curves.first, curves.first + max(1, len(curves) - 1))
+        axes.set_ylim(0, max(float(curves.reserved_bytes.max()) / GIB * 1.08, 0.01))
+        axes.set_xlabel("event")
+        axes.set_ylabel("GiB")
+        _bands(analysis, axes, curves)
+        for event in analysis.timeline.oom_events:
+            axes.axvline(event, color="red", linewidth=1.2)
+            axes.annotate("OOM", (event, axes.get_ylim()[1]), color="red", ha="right", va="top")
+        axes.set_title(f"{plain(Path(source).name)} · GPU {analysis.timeline.device.device}", loc="left")
+        axes.legend(loc="upper left", fontsize="small", framealpha=0.85, ncols=2)
 
 
 def _bands(analysis: Analysis, axes: object, curves: Curves) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from memtrace.estimate.fit import Rung
+from memtrace.estimate.ladder import Rung
 from memtrace.units import format_bytes, format_delta
 from memtrace.writing import whole_file
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memtrace.estimate.fit import FitPlan, Rung
+from memtrace.estimate.fit import FitPlan
 from memtrace.estimate.forecast import Forecast
+from memtrace.estimate.ladder import Rung
 from memtrace.units import format_bytes, format_delta
 
 _BAR = 40

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.gpu.record_runs import DEVICE_TOTAL, MODELS, lengths_of, write_zeros
 
 if TYPE_CHECKING:
-    from memtrace.estimate.fit import FitRun
     from memtrace.estimate.forecast import RunPlan
+    from memtrace.estimate.moves import FitRun
     from memtrace.estimate.options import RunOptions
 
 Row = dict[str, Any]
@@ -83,8 +83,8 @@ def _run_plan(model: str, options: RunOptions, lengths: list[int] | None = None)
 def plan(out: Path) -> None:
     """Each case with a limit under which its forecast dies; the first plan of each configuration."""
     from memtrace.allocator.conf_text import parse_conf
-    from memtrace.estimate.fit import FitRun
     from memtrace.estimate.forecast import forecast, needs_bytes, prepare
+    from memtrace.estimate.moves import FitRun
 
     with out.open("w") as file:
         for number, (name, case) in enumerate((CONFIGURATIONS | RECORDINGS).items()):
@@ -143,7 +143,7 @@ def like(recording: Path, row: Row) -> Row:
     import argparse
 
     from memtrace.cli import fit, forecast
-    from memtrace.estimate.fit import FitRun
+    from memtrace.estimate.moves import FitRun
 
     parser = argparse.ArgumentParser()
     fit.add_arguments(parser)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tools.formulas import backward_peak, forward_peak, optimizer_peak, symbols
 
-from memtrace.estimate.advice import requested_peak
+from memtrace.estimate.depth import requested_peak
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.estimate import estimate
 from memtrace.estimate.options import LOSSES, OPTIMIZERS, QUANT, RunOptions

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from memtrace.errors import UsageError
-from memtrace.estimate.advice import advise, requested_peak
+from memtrace.estimate.advice import advise
 from memtrace.estimate.against import Measured, budget_distortion, compare
+from memtrace.estimate.depth import requested_peak
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.estimate import CATEGORIES, Estimate, estimate
 from memtrace.estimate.options import RunOptions

@@ -12,10 +12,12 @@ import pytest
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.cli import main
-from memtrace.estimate.advice import requested_peak
+from memtrace.estimate.depth import requested_peak
 from memtrace.estimate.estimate import kernels_of
-from memtrace.estimate.fit import _LEAST, OPTIONS, SAFETY_SHARE, FitRun, Search, ladder, moves
+from memtrace.estimate.fit import SAFETY_SHARE, Search
 from memtrace.estimate.forecast import RunPlan, forecast
+from memtrace.estimate.ladder import _LEAST, ladder
+from memtrace.estimate.moves import OPTIONS, FitRun, moves
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.presets import model_shape
 from memtrace.estimate.schedule import steps_of
