@@ -152,8 +152,11 @@ class StandIn(TorchDispatchMode):
         stats |= {f"{name}.all.peak": self.peak for name in names}
         return stats | {"num_ooms": self.num_ooms, "num_alloc_retries": self.num_ooms}
 
-    def levels(self, device: int) -> tuple[int, int, int, int]:
-        return self.allocated, self.allocated, self.peak, self.peak
+    def levels(self, device: int) -> tuple[int, int, int, int, int, int]:
+        return self.allocated, self.allocated, self.peak, self.peak, 0, self.num_ooms
+
+    def blocks(self) -> dict[str, Any]:
+        return self.snapshot() | {"device_traces": []}
 
     def reset_peaks(self, device: int) -> None:
         self.peak = self.allocated

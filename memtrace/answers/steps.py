@@ -42,6 +42,7 @@ class StepSeries:
     reserved_bytes: F8
     peak_allocated_bytes: F8
     tokens: F8
+    holes_bytes: F8 | None = None  # free in segments that are partly in use, when the step has ended
 
     def __len__(self) -> int:
         return len(self.step)
@@ -92,7 +93,9 @@ def read_series(rows: Sequence[Mapping[str, Any]]) -> StepSeries:
         tokens = np.array([float(row.get("tokens") or 0) for row in rows], dtype=np.float64)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NoAnswerError(f"not a per-step log: {error}") from None
-    return StepSeries(**columns, tokens=tokens)
+    holes = [row.get("holes_bytes") for row in rows]
+    known = all(isinstance(size, int | float) for size in holes)
+    return StepSeries(**columns, tokens=tokens, holes_bytes=np.array(holes, dtype=np.float64) if known else None)
 
 
 def from_snapshot_key(steps: Any) -> StepSeries:
@@ -127,10 +130,14 @@ def from_recording(analysis: Analysis) -> StepSeries:
 
 
 def read_log(path: Path) -> StepSeries:
-    """The series in a ``.jsonl`` step log. Raises NoAnswerError."""
+    """The series in a ``.jsonl`` step log: rows under a line with their columns, or one object a row (before 0.2).
+    Raises NoAnswerError."""
     try:
-        return read_series([json.loads(line) for line in path.read_text().splitlines() if line.strip()])
-    except (OSError, ValueError, RecursionError) as error:
+        rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        if rows and isinstance(rows[0], dict) and isinstance(rows[0].get("columns"), list):
+            rows = [dict(zip(rows[0]["columns"], row, strict=True)) for row in rows[1:]]
+        return read_series(rows)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise NoAnswerError(f"{path}: not a per-step log ({error})") from None
 
 
@@ -140,7 +147,7 @@ def analyse(series: StepSeries) -> Drift:
         raise NoAnswerError(f"{len(series)} steps are too few to tell growth from noise; {MIN_STEPS} are needed")
     late = slice(_WARM_UP, None)
     step, tokens, peak = series.step[late], series.tokens[late], series.peak_allocated_bytes[late]
-    per_token, share = _explained(tokens, peak, step)
+    per_token, share = explained(tokens, peak, step)
     allocated = trend(step, series.allocated_bytes[late])
     rest = trend(step, peak - per_token * tokens)
     grown, by_lengths = _reserved(series.reserved_bytes[late], tokens)
@@ -211,7 +218,7 @@ def _blocks(step: F8, values: F8) -> tuple[F8, F8]:
     return np.array([x for x, _ in pairs]), np.array([y for _, y in pairs])
 
 
-def _explained(tokens: F8, peak: F8, step: F8) -> tuple[float, float]:
+def explained(tokens: F8, peak: F8, step: F8) -> tuple[float, float]:
     """Bytes a token, step held constant, and the share of the peak's variance that tokens explain."""
     if not np.ptp(tokens) > 0 or not np.ptp(peak) > 0:
         return 0.0, 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from memtrace.cli.common import usual_signals
@@ -23,11 +24,11 @@ def steps_window(text: str) -> tuple[int, int]:
     return int(match[1] or 0), int(match[2])
 
 
-def add_recording_options(parser: argparse.ArgumentParser) -> None:
+def add_recording_options(parser: argparse.ArgumentParser, stacks: Sequence[str] = ("python", "all")) -> None:
     """The options that every verb which records shares."""
-    from memtrace.record.recorder import DEFAULT_MAX_ENTRIES, STACKS
+    from memtrace.record.recorder import DEFAULT_MAX_ENTRIES
 
-    parser.add_argument("--stacks", choices=STACKS, default="python", help="all adds C++ frames (slower dumps)")
+    parser.add_argument("--stacks", choices=stacks, default="python", help="all adds C++ frames (slower dumps)")
     parser.add_argument(
         "--max-entries",
         type=int,
@@ -53,7 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also write every step's levels to NAME.steps.jsonl (resets PyTorch's peak statistics after each step)",
     )
-    add_recording_options(parser)
+    parser.add_argument("--live", action="store_true", help="let memtrace live watch, and sound alarms")
+    parser.add_argument(
+        "--on-alarm", default="print", metavar="HOW", help="print (default), warn, or a command that gets it as JSON"
+    )
+    parser.add_argument(
+        "--metrics", action="append", default=[], metavar="KIND:WHERE",
+        help="each step's numbers to tensorboard:DIR, prometheus:FILE, wandb, mlflow or otel, too",
+    )  # fmt: skip
+    add_recording_options(parser, ("python", "all", "none"))
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ARGS…", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="script and its arguments")
 
@@ -75,6 +84,9 @@ def run(args: argparse.Namespace) -> int:
         deep=args.deep,
         force=args.force,
         step_log=args.step_log,
+        live=args.live or bool(args.metrics),
+        on_alarm=args.on_alarm,
+        metrics=tuple(args.metrics),
     )
     usual_signals(and_path=True)
     return launch(program, args.module is not None, options)

@@ -11,6 +11,7 @@ from typing import Any
 from memtrace.errors import MissingDependencyError
 from memtrace.record import backend as backend_module
 from memtrace.record import messages, recorder
+from memtrace.record.live import let_watchers_in
 from memtrace.record.recorder import DEFAULT_MAX_ENTRIES, Recorder, RecordOptions
 from memtrace.record.signals import SignalWatch
 
@@ -83,6 +84,9 @@ def record(
     max_entries: int = DEFAULT_MAX_ENTRIES,
     steps: tuple[int, int] | None = None,
     deep: bool = False,
+    live: bool = False,
+    on_alarm: str = "print",
+    metrics: tuple[str, ...] = (),
     force: bool = False,
     required: bool = False,
 ) -> Recording:
@@ -91,15 +95,20 @@ def record(
     ``path`` is the snapshot: the state at the end of the block, or at the out-of-memory error that ended it. A file
     of that name is never replaced unless ``force``; a number is added instead. ``model`` and ``optimizer`` (or lists
     of them) are found without help too; naming them makes phases exact from the first call on. ``stacks="all"`` adds
-    C++ frames. ``max_entries`` bounds the ring of events; ``steps=(10, 12)`` records steps 10 and 11 alone. ``deep``
-    stamps module names on allocations. Where recording is not possible, one line says why and the block runs
-    unrecorded, unless ``required``, which raises :class:`memtrace.errors.MissingDependencyError`.
+    C++ frames, ``"none"`` records no history until a watcher asks for it. ``max_entries`` bounds the ring of events;
+    ``steps=(10, 12)`` records steps 10 and 11 alone. ``deep`` stamps module names on allocations. ``live`` lets
+    ``memtrace live`` watch, and judges alarms: ``on_alarm`` is "print", "warn" (with
+    :class:`memtrace.record.live.MemoryAlarm`) or a command that gets the alarm as JSON on its standard input.
+    ``metrics`` sends each step's numbers elsewhere, ``("tensorboard:DIR",)`` say (implies ``live``). Where recording is
+    not possible, one line says why and the block runs unrecorded, unless ``required``, which raises
+    :class:`memtrace.errors.MissingDependencyError`.
     """
     running = recorder.active()
     if running is not None:
         messages.say("already recording; this record() adds its phases and steps to that recording")
         return Recording(running, owns=False)
     rest = {"stacks": stacks, "max_entries": max_entries, "steps": steps, "deep": deep, "force": force}
+    rest |= {"live": live or bool(metrics), "on_alarm": on_alarm, "metrics": tuple(metrics)}
     options = options_for(path, **rest)
     try:
         backend_module.get().require()
@@ -108,4 +117,4 @@ def record(
             raise
         messages.say(f"not recording: {error}")
         return Recording(None, owns=False)
-    return Recording(Recorder(options, model, optimizer), owns=True)
+    return Recording(let_watchers_in(Recorder(options, model, optimizer)), owns=True)

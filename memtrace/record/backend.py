@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
+import inspect
 import os
 import re
 import runpy
@@ -155,16 +156,29 @@ class CudaBackend:
         taken: dict[str, Any] = import_torch().cuda.memory._snapshot()
         return taken
 
+    def blocks(self) -> dict[str, Any]:
+        """PyTorch's snapshot of segments and blocks without the history; with it before 2.10, which can't leave it out.
+
+        A block's stack is there where its allocation was recorded.
+        """
+        torch = import_torch()
+        if "include_traces" not in inspect.signature(torch.cuda.memory.memory_snapshot).parameters:
+            return self.snapshot()
+        taken: dict[str, Any] = torch._C._cuda_memorySnapshot((0, 0, False))
+        return taken
+
     def stats(self, device: int) -> dict[str, Any]:
         """``torch.cuda.memory_stats`` of one device."""
         return dict(import_torch().cuda.memory_stats(device))
 
-    def levels(self, device: int) -> tuple[int, int, int, int]:
-        """Allocated and reserved bytes, then the peaks of both; a fraction of what ``stats`` takes."""
+    def levels(self, device: int) -> tuple[int, int, int, int, int, int]:
+        """Allocated and reserved bytes, the peaks of both, free bytes in segments that are partly in use, and how often
+        a request went through only after all cached memory had been given back; a fraction of what ``stats`` takes."""
         nested = import_torch().cuda.memory_stats_as_nested_dict(device)
-        both = [nested.get(name, {}).get("all", {}) for name in ("allocated_bytes", "reserved_bytes")]
-        current, peak = ([int(found.get(key, 0)) for found in both] for key in ("current", "peak"))
-        return current[0], current[1], peak[0], peak[1]
+        names = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
+        allocated, reserved, holes = (nested.get(name, {}).get("all", {}) for name in names)
+        current, peak = ([int(found.get(key, 0)) for found in (allocated, reserved)] for key in ("current", "peak"))
+        return *current, *peak, int(holes.get("current", 0)), int(nested.get("num_alloc_retries", 0))  # type: ignore[return-value]
 
     def reset_peaks(self, device: int) -> None:
         """Begin PyTorch's peak statistics anew."""

@@ -27,12 +27,12 @@ def writable_folder(folder: Path) -> tuple[Path, str | None]:
     return folder, None
 
 
-def write_snapshot(snapshot: dict[str, Any], wanted: Path, force: bool = False) -> Path:
+def write_snapshot(snapshot: dict[str, Any], wanted: Path, force: bool = False, mode: int = 0o666) -> Path:
     """Pickle a snapshot under ``wanted``, or under a numbered name where that exists. Raises OSError.
 
     With ``force`` an existing file is replaced, atomically.
     """
-    with draft(wanted.parent) as made:
+    with draft(wanted.parent, mode) as made:
         pickle.dump(snapshot, made.out, protocol=PICKLE_PROTOCOL)
         return made.replace(wanted) if force else made.take_free_name(wanted)
 

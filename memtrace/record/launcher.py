@@ -27,6 +27,7 @@ from typing import Any
 from memtrace.errors import UsageError
 from memtrace.record import backend as backend_module
 from memtrace.record import messages
+from memtrace.record.live import let_watchers_in
 from memtrace.record.recorder import Recorder, RecordOptions
 from memtrace.record.signals import SignalWatch
 
@@ -39,7 +40,7 @@ def launch(program: Sequence[str], is_module: bool, options: RecordOptions) -> i
     backend_module.get().precheck()
     if not is_module and not Path(program[0]).exists():
         raise UsageError(f"can't open {program[0]}: no such file")
-    inner = Recorder(options)
+    inner = let_watchers_in(Recorder(options))
     signals = SignalWatch(inner)
     signals.install()
     _record_children(inner)
@@ -49,7 +50,7 @@ def launch(program: Sequence[str], is_module: bool, options: RecordOptions) -> i
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
     signals.remove()
-    if inner.started_us is None and not inner.is_child and options.steps is None:
+    if inner.started_us is None and not inner.is_child and options.steps is None and options.stacks != "none":
         messages.say("the program never used the GPU; nothing was recorded")
     inner.conclude(error)
     if isinstance(error, KeyboardInterrupt):
@@ -203,7 +204,7 @@ class _BeginInChild:
 
 def _begin_in_child(options: RecordOptions) -> None:
     with messages.guarded("starting the recording in a child process"):
-        inner = Recorder(options)
+        inner = let_watchers_in(Recorder(options))
         inner.is_child = True
         after_import("torch", lambda: _follow(inner))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 # Names that memtrace itself uses; a program may mark any others.
@@ -31,10 +32,13 @@ class PhaseLog:
         self.counted_by_program = False
         self.autocast = False  # whether a forward pass was called under autocast
         self.marks: deque[tuple[int, str, int]] = deque([(now_us(), LOAD, 0)], maxlen=MAX_MARKS)
+        self.on_enter: Callable[[str, str], None] | None = None  # called with the phase that ends and the next one
 
     def enter(self, name: str) -> None:
         """Begin a phase; nothing happens when it is already on."""
         if name != self.name:
+            if self.on_enter is not None:
+                self.on_enter(self.name, name)
             self.name = name
             self.marks.append((now_us(), name, self.step))
 

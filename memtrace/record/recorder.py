@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from memtrace.errors import UsageError
 from memtrace.record import backend as backend_module
@@ -26,7 +26,7 @@ from memtrace.record.steplog import StepLog
 from memtrace.writing import draft
 
 DEFAULT_MAX_ENTRIES = 400_000  # about eight steps of a 7B QLoRA run; some 50 MB on disk, a few hundred in memory
-STACKS = ("python", "all")
+STACKS = ("python", "all", "none")
 _STOPPED = "the program switched PyTorch's recording off itself: events are missing, or all of them"
 
 
@@ -35,6 +35,8 @@ class RecordOptions:
     """Where and what to record. ``steps`` is a window [first, end) of steps counted from 0.
 
     ``step_log`` also keeps the levels of every step, in the window or not; it resets PyTorch's peak statistics then.
+    ``stacks="none"`` records no history until a watcher asks for it. ``live`` lets watchers in; ``on_alarm`` is
+    "print", "warn" or a command; ``metrics`` say where a step's numbers go (see memtrace/live/metrics.py).
     """
 
     folder: Path
@@ -46,14 +48,25 @@ class RecordOptions:
     deep: bool = False
     force: bool = False
     step_log: bool = False
+    live: bool = False
+    on_alarm: str = "print"
+    metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.stacks not in STACKS:
-            raise UsageError(f"stacks must be {' or '.join(STACKS)}, not {self.stacks!r}")
+            raise UsageError(f"stacks must be {', '.join(STACKS[:-1])} or {STACKS[-1]}, not {self.stacks!r}")
         if self.max_entries < 1:
             raise UsageError(f"max_entries must be at least 1, not {self.max_entries}")
         if self.steps is not None and not 0 <= self.steps[0] < self.steps[1]:
             raise UsageError(f"steps must be FIRST:END with 0 <= FIRST < END, not {self.steps[0]}:{self.steps[1]}")
+
+
+class LiveSide(Protocol):
+    """What lets watchers in: :class:`memtrace.record.live.LiveServer`."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def stepped(self) -> None: ...
 
 
 class Recorder:
@@ -65,7 +78,9 @@ class Recorder:
         self.log = PhaseLog()
         self.labels = LabelBook(self.backend.device_type)
         self.ooms = OomBook()
-        self.steps = StepLog(self.backend) if options.step_log else None
+        self.steps = StepLog(self.backend, options.step_log) if options.step_log or options.live else None
+        self.live: LiveSide | None = None
+        self.device = 0  # the one in use when the recording began
         self.hooks = AutoHooks(self.log, self._know_model, self._after_backward, self._before_step, self._after_step)
         self.deep = DeepNames(self.backend) if options.deep else None
         self.is_child = False  # forked or spawned by the process that memtrace was started in
@@ -73,6 +88,7 @@ class Recorder:
         self.stacks = options.stacks
         self.started_us: int | None = None
         self.recording = self.finished = self.window_done = self.stopped_by_program = False
+        self.paused = options.stacks == "none"
         self.last_file: Path | None = None
         self._model, self._optimizer = model, optimizer
         self._folder: Path | None = None
@@ -105,13 +121,27 @@ class Recorder:
             if problem is not None:
                 messages.say(f"{problem}; recordings go to {self._folder}")
             _observe(self.backend, self)
+            self.device = self.backend.current_device()
             self._move_window()
+        if self.live is not None:
+            self.live.start()
+
+    def switch_stacks(self, on: bool) -> None:
+        """Record history from now on, or no longer; what was recorded until then is written to a file first."""
+        with self._lock:
+            self.paused = not on
+            if on and not self.recording and not self.finished:
+                self._start_history()
+            elif not on and self.recording:
+                self.save("-stopped", "request")
+                self._stop_history()
 
     def _start_history(self) -> None:
         self.recording = True
         self.started_us = now_us()
-        self.stacks = self.backend.start(self.options.stacks, self.options.max_entries, self._stopped_by_program)
-        if self.stacks != self.options.stacks:
+        wanted = "python" if self.options.stacks == "none" else self.options.stacks
+        self.stacks = self.backend.start(wanted, self.options.max_entries, self._stopped_by_program)
+        if self.stacks != wanted:
             messages.say("C++ stacks can't be unwound here; recording Python stacks only")
 
     def _stop_history(self) -> None:
@@ -130,6 +160,9 @@ class Recorder:
 
     def end(self) -> None:
         """Switch recording off, remove every hook. Safe to call twice."""
+        if self.live is not None:
+            with messages.guarded("ending the live view"):
+                self.live.stop()
         with self._lock:
             self.finished = True
             _unobserve(self)
@@ -172,15 +205,17 @@ class Recorder:
             self.steps.follow(model)
 
     def _write_steps(self) -> None:
-        if self.steps is not None and len(self.steps) and self._folder is not None:
+        if self.options.step_log and self.steps and self._folder is not None:
             wanted = self.path(".steps").with_suffix(".jsonl")
             with draft(self._folder) as made:
-                made.out.write(self.steps.as_json_lines())
+                made.out.writelines(self.steps.as_json_lines())
                 _ = made.replace(wanted) if self.options.force else made.take_free_name(wanted)
 
     def _note_step(self) -> None:
         if self.steps is not None:
             self.steps.note(self.log.step - 1)
+        if self.live is not None:
+            self.live.stepped()
         self._move_window()
 
     def _before_step(self, optimizer: Any) -> None:
@@ -237,7 +272,7 @@ class Recorder:
 
     def _move_window(self) -> None:
         """Start or stop the history where the window of steps says so."""
-        if self.finished or self.window_done:
+        if self.finished or self.window_done or self.paused:
             return
         window = self.options.steps
         if window is None or window[0] <= self.log.step < window[1]:
@@ -264,18 +299,25 @@ class Recorder:
         """Write the state and history so far; returns the file, or ``None`` after one line on stderr."""
         return self.save("-request", "request", Path(path) if path is not None else None)
 
-    def save(self, kind: str, reason: str, path: Path | None = None, force: bool | None = None) -> Path | None:
+    def save(self, kind: str, reason: str, path: Path | None = None, mode: int = 0o666) -> Path | None:
         """Take and write a snapshot; never raises."""
         with self._lock, messages.guarded("taking a snapshot"):
             snapshot = self.take(reason)
-            return self.write(snapshot, path or self.path(kind), force)
+            return self.write(snapshot, path or self.path(kind), mode=mode)
         return None
 
-    def take(self, reason: str, device: int | None = None, oom: dict[str, Any] | None = None) -> dict[str, Any]:
-        """PyTorch's snapshot with the extra key ``memtrace``."""
+    def take(
+        self,
+        reason: str,
+        device: int | None = None,
+        oom: dict[str, Any] | None = None,
+        raw: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """PyTorch's snapshot with the extra key ``memtrace``; ``raw`` is one that was taken already, and quickly, so
+        that models are not searched for."""
         device = self.backend.current_device() if device is None else device
         extra = facts.process_facts(self.backend, device)
-        snapshot = self.backend.snapshot()
+        snapshot = self.backend.snapshot() if raw is None else raw
         traces = snapshot.get("device_traces", [])
         since = min((trace[0].get("time_us", 0) for trace in traces if trace), default=0)
         problems: list[str] = []
@@ -283,7 +325,8 @@ class Recorder:
             problems.append(_STOPPED)
             if self.recording:
                 messages.say(_STOPPED)
-        models, optimizers = _attempt(problems, ([], []), self.labels.found)
+        known = self.labels.found if raw is None else self.labels.known
+        models, optimizers = _attempt(problems, ([], []), known)
         labels = _attempt(problems, [], lambda: self.labels.collect(models, optimizers, since))
         config: dict[str, Any] = _attempt(problems, {}, lambda: self._config_of(models, optimizers))
         overflowed = any(len(trace) >= self.options.max_entries for trace in traces)
@@ -302,7 +345,7 @@ class Recorder:
             },
             "problems": problems,
         }
-        if self.steps is not None:
+        if self.steps is not None and raw is None:
             extra["steps"] = self.steps.rows()
         snapshot["memtrace"] = extra
         if overflowed:
@@ -312,10 +355,10 @@ class Recorder:
             )
         return snapshot
 
-    def write(self, snapshot: dict[str, Any], path: Path, force: bool | None = None) -> Path | None:
+    def write(self, snapshot: dict[str, Any], path: Path, force: bool | None = None, mode: int = 0o666) -> Path | None:
         """Write one snapshot; on failure one line on stderr and ``None``."""
         try:
-            written = files.write_snapshot(snapshot, path, self.options.force if force is None else force)
+            written = files.write_snapshot(snapshot, path, self.options.force if force is None else force, mode)
         except OSError as error:
             messages.say(f"cannot write {path}: {error.strerror or error}; nothing was left behind")
             return None

@@ -109,10 +109,10 @@ class Counters:
     def __init__(self) -> None:
         self.now, self.peak, self.fails = 100, 100, False
 
-    def levels(self, device: int) -> tuple[int, int, int, int]:
+    def levels(self, device: int) -> tuple[int, int, int, int, int, int]:
         if self.fails:
             raise RuntimeError("gone")
-        return self.now, self.now, self.peak, self.peak
+        return self.now, self.now, self.peak, self.peak, 5, 0
 
     def current_device(self) -> int:
         return 0
@@ -135,8 +135,8 @@ def test_step_log_keeps_a_row_a_step_and_never_raises(tmp_path: Path, capsys: py
         log.note(step)
     assert backend.peak == backend.now
     assert log.rows()["columns"] == list(COLUMNS)
-    assert log.rows()["rows"][3][4:] == [1003, 1003, 14, 7]
-    (tmp_path / "run.steps.jsonl").write_bytes(log.as_json_lines())
+    assert log.rows()["rows"][3][4:] == [1003, 1003, 14, 7, 5, 0]
+    (tmp_path / "run.steps.jsonl").write_bytes(b"".join(log.as_json_lines()))
     assert len(read_log(tmp_path / "run.steps.jsonl")) == 20
     assert analyse(from_snapshot_key(log.rows())).verdict == "steady"
     assert main(["steps", str(tmp_path / "run.steps.jsonl"), "--json"]) == 0
@@ -158,7 +158,7 @@ def test_step_log_follows_a_model() -> None:
     log.close()
     model(torch.zeros(4, 9, dtype=torch.long))
     log.note(1)
-    assert [row[6:] for row in log.rows()["rows"]] == [[15, 5], [0, 0]]
+    assert [row[6:8] for row in log.rows()["rows"]] == [[15, 5], [0, 0]]
 
 
 def series(

@@ -1,0 +1,1 @@
+"""Watching a program that runs: what the recorder says over a socket, and what follows. No torch, no screens."""

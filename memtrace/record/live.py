@@ -1,0 +1,424 @@
+"""The program's side of ``memtrace live``: one thread that reads counters, judges alarms and serves watchers.
+
+The training thread does no more than the step log's one reading a step, and, when somebody asked to look at the blocks,
+one reading of them at the moment asked for, so rarely that it takes a two-hundredth of the time at most. All the rest
+happens here: sockets never block, what a slow watcher does not take is dropped or waits, and a watcher that hangs or
+dies costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memtrace.answers.steps import read_series
+from memtrace.errors import MemtraceError
+from memtrace.live import protocol
+from memtrace.live.alarms import Alarm, Pieces, judge
+from memtrace.live.metrics import Sink, open_sink
+from memtrace.record import facts, files, messages
+from memtrace.record.phases import BACKWARD, now_us
+from memtrace.record.steplog import COLUMNS, StepLog
+
+if TYPE_CHECKING:
+    from memtrace.record.recorder import Recorder
+
+MAX_WATCHERS = 16
+_TICK_S = 0.25
+_QUEUE_BYTES = 4 * protocol.MAX_LINE_BYTES  # said to a watcher and not taken yet; more is dropped
+_ROWS_AT_ONCE = 2_000
+_JUDGED_ROWS = 20_000
+_SHARE = 200  # looking at the blocks takes at most this part of the time
+_LEAST_S, _OWN_S = 2.0, 60.0  # between two looks: asked for, and for the alarms' own use
+
+
+class MemoryAlarm(UserWarning):
+    """What ``on_alarm="warn"`` warns with."""
+
+
+@dataclass
+class _Watcher:
+    socket: socket.socket
+    reader: protocol.LineReader = field(default_factory=lambda: protocol.LineReader(protocol.MAX_ORDER_BYTES))
+    unsent: bytearray = field(default_factory=bytearray)
+    next_row: int = 0
+    dropped: int = 0
+
+
+class LiveServer:
+    """Serves the watchers of one recorder."""
+
+    def __init__(self, recorder: Recorder, steps: StepLog) -> None:
+        self.recorder, self.steps = recorder, steps
+        self.place: Path | None = None
+        self._sinks: list[Sink] = []
+        self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._watchers: list[_Watcher] = []
+        self._wanted: str | None = None  # the moment at which to look at the blocks
+        self._raw: tuple[str, int, int, dict[str, Any]] | None = None  # what was seen: moment, step, µs it took, blocks
+        self._not_before = self._own_at = 0.0
+        self._alarms: dict[str, Alarm] = {}
+        self._judged = self._written = 0
+        self._last_second = 0.0
+        self._largest = 0
+        self._pieces: Pieces | None = None
+        self._phase_levels: dict[str, tuple[int, int]] = {}  # (allocated at its end, peak so far), while watched
+        _servers.add(self)
+
+    def start(self) -> None:
+        """Listen, and begin to serve. Where that fails one line says why, and the run goes on unwatched."""
+        if self._thread is not None:
+            return
+        try:
+            self._socket, self.place = protocol.listen(os.getpid())
+        except (OSError, MemtraceError) as error:
+            messages.say(f"not live: {getattr(error, 'strerror', None) or error}")
+        for spec in self.recorder.options.metrics:
+            with messages.guarded(f"metrics to {spec}"):
+                self._sinks.append(open_sink(spec))
+        self._stopping = False
+        self._thread = threading.Thread(target=self._serve, name="memtrace-live", daemon=True)
+        self._thread.start()
+        if self.place is not None:
+            messages.say(f"live: memtrace live {os.getpid()}")
+
+    def stop(self) -> None:
+        """Say goodbye and leave nothing behind. Waits two seconds at most for what is under way."""
+        self._stopping = True
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(2.0)
+        if self.place is not None:
+            protocol.remove(self.place)
+
+    def forked(self) -> None:
+        """In a forked child: the parent's sockets are not ours, and its thread is not here."""
+        for each in (self._socket, *(watcher.socket for watcher in self._watchers)):
+            if each is not None:
+                with contextlib.suppress(OSError):
+                    each.close()
+        self._socket = self._thread = self.place = None
+        self._watchers, self._sinks = [], []
+
+    # in the program's own threads
+    def entered(self, ending: str, beginning: str) -> None:
+        """A phase begins: note the levels while somebody watches, and look at the blocks if this is the moment."""
+        if self._watchers and self.steps.device is not None:
+            with contextlib.suppress(RuntimeError, AttributeError):
+                allocated, _, peak, *_ = self.recorder.backend.levels(self.steps.device)
+                self._phase_levels[ending] = allocated, peak
+        if self._wanted == "backward" and beginning == BACKWARD:
+            self._look("backward")
+
+    def stepped(self) -> None:
+        """A step has ended."""
+        if self._wanted == "step":
+            self._look("step")
+
+    def _look(self, moment: str) -> None:
+        self._wanted = None
+        with messages.guarded("looking at the blocks"):
+            begun = time.perf_counter()
+            raw = self.recorder.backend.blocks()
+            self._raw = moment, self.recorder.log.step, round((time.perf_counter() - begun) * 1e6), raw
+
+    # in the thread of its own
+    def _serve(self) -> None:
+        try:
+            while not self._stopping:
+                with messages.guarded("serving watchers"):
+                    self._turn()
+            self._tell({"type": "bye"})
+            self._flush()
+        finally:
+            for each in (self._socket, *(watcher.socket for watcher in self._watchers)):
+                if each is not None:
+                    with contextlib.suppress(OSError):
+                        each.close()
+            self._watchers, self._socket = [], None
+            for sink in self._sinks:
+                with messages.guarded("closing metrics"):
+                    sink.close()
+            self._sinks = []
+
+    def _turn(self) -> None:
+        listening = [self._socket] if self._socket is not None else []
+        readers = [*listening, *(watcher.socket for watcher in self._watchers)]
+        ready = select.select(readers, [], [], _TICK_S)[0]
+        if self._socket in ready:
+            self._accept()
+        for watcher in [each for each in self._watchers if each.socket in ready]:
+            self._listen_to(watcher)
+        now = time.monotonic()
+        if now - self._last_second >= 1:
+            self._last_second = now
+            self._second(now)
+        if self._raw is not None:
+            self._hand_out()
+        self._send_rows()
+        self._flush()
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        while True:
+            try:
+                made, _ = self._socket.accept()
+            except OSError:  # nobody else is waiting
+                return
+            if len(self._watchers) >= MAX_WATCHERS or not protocol.is_own(made):
+                made.close()
+                continue
+            made.setblocking(False)
+            watcher = _Watcher(made, next_row=max(0, self.steps.since(0, 0)[1] + len(self.steps) - 3_600))
+            self._watchers.append(watcher)
+            self._say(watcher, self._hello())
+
+    def _listen_to(self, watcher: _Watcher) -> None:
+        try:
+            data = watcher.socket.recv(protocol.MAX_ORDER_BYTES)
+            orders = watcher.reader.feed(data)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):
+            data, orders = b"", []
+        if not data:
+            self._drop(watcher)
+        for order in orders:
+            reply: dict[str, Any] = {"type": "done", "do": str(order.get("do"))[:40]}
+            try:
+                reply |= _ORDERS.get(reply["do"], LiveServer._unknown)(self, order)
+            except Exception as error:
+                reply["error"] = f"{type(error).__name__}: {error}"[:300]
+            self._say(watcher, reply)
+
+    def _drop(self, watcher: _Watcher) -> None:
+        self._watchers.remove(watcher)
+        with contextlib.suppress(OSError):
+            watcher.socket.close()
+
+    # orders
+    def _unknown(self, order: dict[str, Any]) -> dict[str, Any]:
+        return {"error": "no such order"}
+
+    def _snapshot(self, order: dict[str, Any]) -> dict[str, Any]:
+        file = self.recorder.save("-live", "request", mode=0o600)
+        return {"file": str(file)} if file is not None else {"error": "could not be written"}
+
+    def _stacks(self, order: dict[str, Any]) -> dict[str, Any]:
+        self.recorder.switch_stacks(order.get("on") is True)
+        return {"stacks": self.recorder.recording}
+
+    def _phase(self, order: dict[str, Any]) -> dict[str, Any]:
+        self.recorder.log.enter(str(order.get("name"))[:60])
+        return {"phase": self.recorder.log.name}
+
+    def _blocks(self, order: dict[str, Any]) -> dict[str, Any]:
+        moment = order.get("at")
+        if moment not in protocol.MOMENTS:
+            return {"error": f"at is one of {', '.join(protocol.MOMENTS)}"}
+        wait = self._not_before - time.monotonic()
+        if wait > 0:
+            return {"wait_s": round(wait, 1)}
+        self._wanted = moment
+        if moment == "now":
+            self._look("now")
+        return {}
+
+    def _detach(self, order: dict[str, Any]) -> dict[str, Any]:
+        threading.Thread(target=self.recorder.conclude, args=(None,), name="memtrace-detach", daemon=True).start()
+        return {}
+
+    # what is said
+    def _hello(self) -> dict[str, Any]:
+        about = facts.process_facts(self.recorder.backend, self._device())
+        kept = ("torch", "gpu", "device", "device_total_bytes", "limit_bytes", "pid", "rank", "world_size")
+        return {key: about[key] for key in kept} | {
+            "type": "hello",
+            "version": protocol.VERSION,
+            "columns": COLUMNS,
+            "argv": [str(word)[:200] for word in sys.argv[:20]],
+            "started_us": self.recorder.started_us,
+            "peaks_are_of_steps": self.steps.resets,
+            "alarms": [_as_message(alarm) for alarm in self._alarms.values()],
+        }
+
+    def _device(self) -> int:
+        return self.steps.device if self.steps.device is not None else self.recorder.device
+
+    def _second(self, now: float) -> None:
+        """Once a second: the counters, and what they and the new steps mean."""
+        device, backend = self._device(), self.recorder.backend
+        stats = backend.stats(device)
+        free, total = backend.memory_info(device)
+        fraction = backend.memory_fraction(device)
+        reserved = int(stats.get("reserved_bytes.all.current", 0))
+        limit = None if fraction is None else int(total * fraction)
+        capacity = free + reserved if limit is None else min(limit, free + reserved)
+        names = ("requested", "allocated", "reserved", "active", "inactive_split")
+        says: dict[str, Any] = {f"{name}_bytes": int(stats.get(f"{name}_bytes.all.current", 0)) for name in names}
+        says |= {"type": "now", "time_us": now_us(), "step": self.recorder.log.step, "phase": self.recorder.log.name}
+        says |= {f"peak_{name}_bytes": int(stats.get(f"{name}_bytes.all.peak", 0)) for name in names[:3]}
+        says |= {
+            "device_free_bytes": free,
+            "device_total_bytes": total,
+            "limit_bytes": limit,
+            "capacity_bytes": capacity,
+        }
+        says |= {"stacks": self.recorder.recording, "retries": int(stats.get("num_alloc_retries", 0))}
+        says["phases"] = [
+            {"name": name, "end_bytes": a, "peak_bytes": p} for name, (a, p) in self._phase_levels.items()
+        ]
+        self._tell(says)
+        self._judge(capacity)
+        self._write_metrics(says)
+        if self._wanted is None and now >= max(self._own_at, self._not_before) and len(self.steps) > 2:
+            self._own_at = now + _OWN_S
+            self._wanted = "step" if self._largest else "backward"
+
+    def _judge(self, capacity: int) -> None:
+        rows, following = self.steps.since(max(0, self._judged - _JUDGED_ROWS), _JUDGED_ROWS * 2)
+        if following == self._judged:
+            return
+        self._judged = following
+        series = read_series([dict(zip(COLUMNS, row, strict=True)) for row in rows[-_JUDGED_ROWS:]])
+        holding = {alarm.id: alarm for alarm in judge(series, capacity, self._pieces)}
+        new = [alarm for name, alarm in holding.items() if name not in self._alarms]
+        self._alarms = holding
+        for alarm in new:
+            self._tell({"type": "alarm"} | _as_message(alarm))
+            with messages.guarded("sounding an alarm"):
+                self._sound(alarm)
+
+    def _sound(self, alarm: Alarm) -> None:
+        """Say it, and keep the events around it where there are any."""
+        on_alarm = self.recorder.options.on_alarm
+        if on_alarm == "warn":
+            warnings.warn(f"memtrace: {alarm.id}: {alarm.line}", MemoryAlarm, stacklevel=1)
+        else:
+            messages.say(f"alarm: {alarm.id}: {alarm.line}")
+        if on_alarm not in ("print", "warn"):
+            command = subprocess.Popen(
+                shlex.split(on_alarm), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+            )
+            assert command.stdin is not None
+            with contextlib.suppress(OSError), command.stdin as said:
+                said.write(json.dumps(_as_message(alarm)).encode() + b"\n")
+        if self.recorder.recording:
+            self.recorder.save(f"-alarm-{alarm.id}", "alarm")
+
+    def _write_metrics(self, says: dict[str, Any]) -> None:
+        if self._sinks:
+            rows, self._written = self.steps.since(self._written)
+            for sink in list(self._sinks):
+                try:
+                    sink.write([dict(zip(COLUMNS, row, strict=True)) for row in rows], says)
+                except Exception as error:
+                    self._sinks.remove(sink)
+                    messages.say(f"metrics stopped ({type(error).__name__}: {error})")
+
+    def _hand_out(self) -> None:
+        """Write down the blocks that were seen, with what is known of them, for watchers to read."""
+        assert self._raw is not None
+        (moment, step, took_us, raw), self._raw = self._raw, None
+        begun = time.perf_counter()
+        self._note_pieces(moment, raw)
+        if self._watchers and self.place is not None:
+            snapshot = self.recorder.take("live", self._device(), raw=raw)
+            file = files.write_snapshot(snapshot, protocol.sample_place(self.place), force=True, mode=0o600)
+            self._tell({"type": "blocks", "file": str(file), "at": moment, "step": step, "time_us": now_us()})
+        cost_s = took_us / 1e6 + time.perf_counter() - begun
+        self._not_before = time.monotonic() + max(_LEAST_S, _SHARE * cost_s)
+
+    def _note_pieces(self, moment: str, raw: dict[str, Any]) -> None:
+        """The largest block in use before a backward pass is taken for the largest request of its step."""
+        device, backend = self._device(), self.recorder.backend
+        segments = [segment for segment in raw["segments"] if segment.get("device") == device]
+        blocks = [block for segment in segments for block in segment["blocks"]]
+        if moment == "backward":
+            used = (block.get("requested_size") or block["size"] for block in blocks if block["state"] != "inactive")
+            self._largest = max(used, default=0)
+        elif moment == "step" and self._largest:
+            free = max((block["size"] for block in blocks if block["state"] == "inactive"), default=0)
+            cached = sum(segment["total_size"] for segment in segments if not segment.get("active_size"))
+            room, total = backend.memory_info(device)
+            fraction = backend.memory_fraction(device)
+            if fraction is not None:
+                room = min(room, int(total * fraction) - sum(segment["total_size"] for segment in segments))
+            self._pieces = Pieces(self._largest, free, room + cached)
+            self._largest = 0
+
+    # sending
+    def _tell(self, message: dict[str, Any]) -> None:
+        for watcher in self._watchers:
+            self._say(watcher, message)
+
+    def _say(self, watcher: _Watcher, message: dict[str, Any]) -> None:
+        line = protocol.encode(message | {"dropped": watcher.dropped} if watcher.dropped else message)
+        if len(watcher.unsent) + len(line) > _QUEUE_BYTES:
+            watcher.dropped += 1
+        else:
+            watcher.unsent += line
+
+    def _send_rows(self) -> None:
+        for watcher in self._watchers:
+            if not watcher.unsent:  # rows wait in the log
+                rows, following = self.steps.since(watcher.next_row, _ROWS_AT_ONCE)
+                if rows:
+                    self._say(watcher, {"type": "rows", "rows": rows})
+                    watcher.next_row = following
+
+    def _flush(self) -> None:
+        for watcher in [each for each in self._watchers if each.unsent]:
+            try:
+                del watcher.unsent[: watcher.socket.send(watcher.unsent)]
+            except BlockingIOError:
+                continue
+            except OSError:
+                self._drop(watcher)
+
+
+_ORDERS: dict[str, Callable[[LiveServer, dict[str, Any]], dict[str, Any]]] = {
+    "snapshot": LiveServer._snapshot,
+    "stacks": LiveServer._stacks,
+    "phase": LiveServer._phase,
+    "blocks": LiveServer._blocks,
+    "detach": LiveServer._detach,
+}
+_servers: weakref.WeakSet[LiveServer] = weakref.WeakSet()
+
+
+def let_watchers_in(recorder: Recorder) -> Recorder:
+    """Give a recorder its server, if its options ask for one."""
+    if recorder.options.live and recorder.steps is not None:
+        recorder.live = LiveServer(recorder, recorder.steps)
+        recorder.log.on_enter = recorder.live.entered
+    return recorder
+
+
+def _as_message(alarm: Alarm) -> dict[str, Any]:
+    return {"id": alarm.id, "step": alarm.step, "line": alarm.line, "oom_step": alarm.oom_step}
+
+
+def _forked() -> None:
+    for server in list(_servers):
+        server.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
