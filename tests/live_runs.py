@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from allocator_machine import MIB, Machine
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.live.alarms import Pieces
+from memtrace.live.alarms import FreePieces
 
 LAYERS, VOCABULARY_MIB = 12, 40
 LEAKS = ("graph every step", "metrics", "every fifth step", "growing cache", "one layer's outputs")
@@ -26,7 +26,7 @@ class MadeRun:
     """Rows as a step log has them, the pieces after each step, and the step that was refused memory."""
 
     rows: list[dict[str, int]]
-    pieces: list[Pieces]
+    pieces: list[FreePieces]
     capacity_bytes: int
     died: int | None
 
@@ -162,8 +162,8 @@ class _Program:
         whole = self.machine.state.whole
         return sum(size for address, size in self.machine.free_blocks() if whole.get(address) == size)
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> FreePieces:
         """After the step: its largest request, the largest free block, and what the driver would still give."""
         free = max((size for _, size in self.machine.free_blocks()), default=0)
         limit = self.machine.config.limit_bytes or 0
-        return Pieces(self.largest, free, limit - self.machine.state.total_bytes + self.cached())
+        return FreePieces(self.largest, free, limit - self.machine.state.total_bytes + self.cached())

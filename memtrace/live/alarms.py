@@ -29,7 +29,7 @@ _RECENT_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class FreePieces:
     """What the next step has to work with. ``obtainable_bytes``: what the driver would give, cached segments given back
     first; ``largest_request_bytes`` is the last step's."""
 
@@ -62,7 +62,7 @@ class Alarm:
 
 
 def judge(
-    series: StepSeries, capacity_bytes: int | None, pieces: Pieces | None = None, forecast_step: int | None = None
+    series: StepSeries, capacity_bytes: int | None, pieces: FreePieces | None = None, forecast_step: int | None = None
 ) -> tuple[Alarm, ...]:
     """All alarms that hold after the series' last step. In ``forecast_step`` a forecast of the known lengths dies."""
     if not len(series):

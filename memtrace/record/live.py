@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from memtrace.answers.steps import read_series
 from memtrace.errors import MemtraceError
 from memtrace.live import protocol
-from memtrace.live.alarms import Alarm, Pieces, judge
+from memtrace.live.alarms import Alarm, FreePieces, judge
 from memtrace.live.metrics import Sink, open_sink
 from memtrace.record import facts, files, messages
 from memtrace.record.phases import BACKWARD, now_us
@@ -77,7 +77,7 @@ class LiveServer:
         self._judged = self._written = 0
         self._last_second = 0.0
         self._largest = 0
-        self._pieces: Pieces | None = None
+        self._pieces: FreePieces | None = None
         self._phase_levels: dict[str, tuple[int, int]] = {}  # (allocated at its end, peak so far), while watched
         _servers.add(self)
 
@@ -360,7 +360,7 @@ class LiveServer:
             fraction = backend.memory_fraction(device)
             if fraction is not None:
                 room = min(room, int(total * fraction) - sum(segment["total_size"] for segment in segments))
-            self._pieces = Pieces(self._largest, free, room + cached)
+            self._pieces = FreePieces(self._largest, free, room + cached)
             self._largest = 0
 
     # sending
