@@ -25,16 +25,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memtrace.answers.steps import read_series
 from memtrace.errors import MemtraceError
 from memtrace.live import protocol
-from memtrace.live.alarms import Alarm, FreePieces, judge
 from memtrace.live.metrics import Sink, open_sink
 from memtrace.record import facts, files, messages
 from memtrace.record.phases import BACKWARD, now_us
 from memtrace.record.steplog import COLUMNS, StepLog
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # numpy waits until the program has imported what it wants, in the order it wants
+    from memtrace.live.alarms import Alarm
     from memtrace.record.recorder import Recorder
 
 MAX_WATCHERS = 16
@@ -77,7 +76,7 @@ class LiveServer:
         self._judged = self._written = 0
         self._last_second = 0.0
         self._largest = 0
-        self._pieces: FreePieces | None = None
+        self._pieces: tuple[int, int, int] | None = None  # the numbers of FreePieces
         self._phase_levels: dict[str, tuple[int, int]] = {}  # (allocated at its end, peak so far), while watched
         _servers.add(self)
 
@@ -295,9 +294,13 @@ class LiveServer:
         rows, following = self.steps.since(max(0, self._judged - _JUDGED_ROWS), _JUDGED_ROWS * 2)
         if following == self._judged:
             return
+        from memtrace.answers.steps import read_series
+        from memtrace.live.alarms import FreePieces, judge
+
         self._judged = following
         series = read_series([dict(zip(COLUMNS, row, strict=True)) for row in rows[-_JUDGED_ROWS:]])
-        holding = {alarm.id: alarm for alarm in judge(series, capacity, self._pieces)}
+        pieces = FreePieces(*self._pieces) if self._pieces is not None else None
+        holding = {alarm.id: alarm for alarm in judge(series, capacity, pieces)}
         new = [alarm for name, alarm in holding.items() if name not in self._alarms]
         self._alarms = holding
         for alarm in new:
@@ -360,7 +363,7 @@ class LiveServer:
             fraction = backend.memory_fraction(device)
             if fraction is not None:
                 room = min(room, int(total * fraction) - sum(segment["total_size"] for segment in segments))
-            self._pieces = FreePieces(self._largest, free, room + cached)
+            self._pieces = self._largest, free, room + cached
             self._largest = 0
 
     # sending
