@@ -45,7 +45,7 @@ def gpu_forecast() -> Callable[..., Forecast]:
             RunPlan(ShapeSource(model_shape(model)), asked, steps), AllocatorConfig(limit_bytes=limit_bytes)
         )
         if found.oom is not None:
-            refused = format_bytes(found.oom.refusal.requested_bytes)
+            refused = format_bytes(found.oom.requested_bytes)
             pytest.fail(
                 f"the run would die in step {found.oom.step} ({found.oom.phase}): {refused} refused under a limit of "
                 f"{format_bytes(limit_bytes)}",

@@ -67,7 +67,7 @@ def _numbers(text: str | None) -> list[int]:
 
 
 def _measure(args: argparse.Namespace, trials: list[Trial], limit_bytes: int | None) -> list[Outcome]:
-    from memtrace.estimate.sweep_results import Store
+    from memtrace.estimate.sweep import Store
     from memtrace.record import backend as backend_module
     from memtrace.record.checkpoint import find_model
     from memtrace.record.sweep import in_fresh_process, sweep
@@ -104,7 +104,7 @@ def _progress(number: int, total: int, trial: Trial, outcome: Outcome | None) ->
 
 def _show(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
     from memtrace.estimate.presets import gpu_preset
-    from memtrace.estimate.sweep_results import as_json, predicted, render
+    from memtrace.estimate.sweep import as_json, predicted, render
 
     shape = _shape(args)
     gpu = gpu_preset(args.gpu) if args.gpu is not None else None

@@ -90,17 +90,6 @@ Sized = tuple[Cell, tuple[int, ...]]
 """A cell, and at one length the bytes of each kind of its allocations."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Micro-batches that differ in nothing but their length."""
-
-    rows: int
-    padded: bool
-
-    def of(self, length: int) -> MicroBatch:
-        return MicroBatch(self.rows, length, self.padded)
-
-
 class Cells:
     """The cells of a run of ``source`` under ``options``, once :meth:`prepare` has seen their lengths."""
 
@@ -117,45 +106,44 @@ class Cells:
         cells, sizes = self._sized[batch]
         return cells[role], sizes
 
-    def prepare(self, rows: int, padded: bool, lengths: Iterable[int]) -> None:
-        """Work out the cells of micro-batches of these lengths. Raises what the source raises."""
+    def prepare(self, like: MicroBatch, lengths: Iterable[int]) -> None:
+        """Work out the cells of micro-batches ``like`` this one, of these lengths. Raises what the source raises."""
         stretches: dict[tuple[bool, ...], list[int]] = defaultdict(list)
         products: set[tuple[int, int]] = set()
-        kind = _Kind(rows, padded)
-        for length in sorted({length for length in lengths if kind.of(length) not in self._sized}):
+        for length in sorted({length for length in lengths if replace(like, length=length) not in self._sized}):
             if not products:
-                self._shallow(kind, length)  # a dry run knows its products once it ran
+                self._shallow(like, length)  # a dry run knows its products once it ran
                 products = self.source.products(self.options)
-            choices = (fused_4bit_product(self.device, rows * length, n, k) for n, k in sorted(products))
+            choices = (fused_4bit_product(self.device, like.rows * length, n, k) for n, k in sorted(products))
             stretches[tuple(choices)].append(length)
         for stretch in stretches.values():
-            self._solve(kind, stretch)
+            self._solve(like, stretch)
 
     # ---- streams -------------------------------------------------------------------------------------------------
-    def _stream(self, kind: _Kind, length: int, layers: int | None) -> Stream:
+    def _stream(self, like: MicroBatch, length: int, layers: int | None) -> Stream:
         self.streams += 1
         return self.source.stream(
-            replace(self.options, batch=kind.rows, padded=kind.padded, sequence=length), self.device, layers=layers
+            replace(self.options, batch=like.rows, padded=like.padded, sequence=length), self.device, layers=layers
         )
 
-    def _shallow(self, kind: _Kind, length: int) -> Stream:
-        return self._stream(kind, length, self.source.shallow_layers)
+    def _shallow(self, like: MicroBatch, length: int) -> Stream:
+        return self._stream(like, length, self.source.shallow_layers)
 
     # ---- one stretch ---------------------------------------------------------------------------------------------
-    def _solve(self, kind: _Kind, lengths: list[int]) -> None:
+    def _solve(self, like: MicroBatch, lengths: list[int]) -> None:
         """Cells for ``lengths`` (sorted), between whose ends no known kernel switches."""
         samples = _spread(lengths, SAMPLES)
-        streams = [self._shallow(kind, length) for length in samples]
+        streams = [self._shallow(like, length) for length in samples]
         for earlier, later, before, after in zip(streams, streams[1:], samples, samples[1:], strict=False):
             if not _alike(earlier, later):
-                switch = self._switch(kind, lengths, before, after, earlier)
-                self._solve(kind, lengths[:switch])
-                self._solve(kind, lengths[switch:])
+                switch = self._switch(like, lengths, before, after, earlier)
+                self._solve(like, lengths[:switch])
+                self._solve(like, lengths[switch:])
                 return
-        full = self._stream(kind, samples[-1], None)
+        full = self._stream(like, samples[-1], None)
         vectors = _vectors(streams)
         if vectors is None or any(full.key(index) not in vectors for index in range(len(full.sizes))):
-            whole = [self._stream(kind, length, None) for length in samples]
+            whole = [self._stream(like, length, None) for length in samples]
             rows_of = list(zip(*(stream.sizes for stream in whole), strict=True))
         else:
             rows_of = [vectors[full.key(index)] for index in range(len(full.sizes))]
@@ -163,20 +151,20 @@ class Cells:
         table = _sizes_at(lengths, samples, list(kinds))
         if table is None:
             middle = len(lengths) // 2
-            self._solve(kind, lengths[:middle])
-            self._solve(kind, lengths[middle:])
+            self._solve(like, lengths[:middle])
+            self._solve(like, lengths[middle:])
             return
         self.managed_bytes = full.managed_bytes
         cells = cut(full, [kinds[vector] for vector in rows_of])
         for column, length in enumerate(lengths):
-            self._sized[kind.of(length)] = cells, tuple(table[:, column].tolist())
+            self._sized[replace(like, length=length)] = cells, tuple(table[:, column].tolist())
 
-    def _switch(self, kind: _Kind, lengths: list[int], low: int, high: int, at_low: Stream) -> int:
+    def _switch(self, like: MicroBatch, lengths: list[int], low: int, high: int, at_low: Stream) -> int:
         """Where among ``lengths`` the sequence becomes another one than ``at_low``, by bisection."""
         left, right = bisect_left(lengths, low), bisect_left(lengths, high)
         while left + 1 < right:
             middle = (left + right) // 2
-            if _alike(at_low, self._shallow(kind, lengths[middle])):
+            if _alike(at_low, self._shallow(like, lengths[middle])):
                 left = middle
             else:
                 right = middle

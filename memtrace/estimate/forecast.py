@@ -10,7 +10,6 @@ How to call it::
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections import defaultdict
@@ -28,6 +27,7 @@ from memtrace.estimate.placement import ForecastRefusal, ForecastRefused, Peaks,
 from memtrace.estimate.presets import GpuPreset
 from memtrace.estimate.schedule import MicroBatch, Step
 from memtrace.estimate.source import StreamSource
+from memtrace.estimate.stream import uncollected
 
 _NEEDS_GRAIN = 2 << 20  # limits are told apart by the size of the smallest segment
 Progress = Callable[[float], None]
@@ -60,22 +60,12 @@ class StepPeaks:
 
 
 @dataclass(frozen=True, slots=True)
-class RunOom:
-    """Where the run dies. Steps and micro-batches count from 0; -1 is loading."""
-
-    step: int
-    micro_batch: int
-    phase: str
-    refusal: ForecastRefusal
-
-
-@dataclass(frozen=True, slots=True)
 class Forecast:
     """What becomes of a run under one limit. ``steps`` ends with the step that failed."""
 
     plan: RunPlan = field(repr=False)
     config: AllocatorConfig
-    oom: RunOom | None
+    oom: ForecastRefusal | None
     peaks: Peaks
     num_alloc_retries: int
     segment_allocs: int
@@ -98,14 +88,15 @@ class Forecast:
 def prepare(plan: RunPlan) -> Cells:
     """The cells of a plan's run, which any number of forecasts of its steps, in any order, can share."""
     cells = Cells(plan.source, plan.options, kernels_of(plan.gpu).device)
-    lengths: dict[tuple[int, bool], set[int]] = defaultdict(set)
+    lengths: dict[MicroBatch, set[int]] = defaultdict(set)
     for batch in (*(batch for step in plan.steps for batch in step), *plan.evaluation):
-        lengths[batch.rows, batch.padded].add(batch.length)
-    for (rows, padded), wanted in lengths.items():
-        cells.prepare(rows, padded, wanted)
+        lengths[replace(batch, length=0)].add(batch.length)
+    for like, wanted in lengths.items():
+        cells.prepare(like, wanted)
     return cells
 
 
+@uncollected()
 def forecast(
     plan: RunPlan,
     config: AllocatorConfig,
@@ -119,18 +110,6 @@ def forecast(
     """
     cells = cells or prepare(plan)
     walk = Walk(config)
-    enabled = gc.isenabled()
-    gc.disable()  # nothing here makes cycles
-    try:
-        return _forecast(plan, config, cells, walk, on_progress)
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _forecast(
-    plan: RunPlan, config: AllocatorConfig, cells: Cells, walk: Walk, on_progress: Progress | None
-) -> Forecast:
     found: list[StepPeaks] = []
     total = Peaks(0, 0, 0)
     oom = None
@@ -148,7 +127,7 @@ def _forecast(
                     on_progress(len(found) / len(plan.steps))
     except ForecastRefused as refused:
         total |= refused.peaks
-        oom = RunOom(step, micro, refused.refusal.phase, refused.refusal)
+        oom = replace(refused.refusal, step=step, micro_batch=micro)
         if step >= 0:
             found.append(_step(plan, step, peaks | refused.peaks))
     return Forecast(
@@ -251,6 +230,12 @@ def _one_order(numbered: tuple[int, tuple[Step, ...]]) -> OrderOutcome:
 
 
 # ---- for programs ----------------------------------------------------------------------------------------------------
+_OOM_KEYS = (
+    "step", "phase", "micro_batch", "requested_bytes", "tensor_bytes", "allocated_bytes", "reserved_bytes",
+    "largest_free_block_bytes",
+)  # fmt: skip
+
+
 def as_json(
     found: Forecast,
     verdict: str | None,
@@ -259,20 +244,7 @@ def as_json(
     assumptions: Sequence[str],
 ) -> dict[str, Any]:
     """Keys as the contract has them, and more; sizes in bytes. ``verdict`` is the judge's word on the refusal."""
-    oom = None
-    if found.oom is not None:
-        refusal = found.oom.refusal
-        oom = {
-            "step": found.oom.step,
-            "phase": found.oom.phase,
-            "micro_batch": found.oom.micro_batch,
-            "requested_bytes": refusal.requested_bytes,
-            "tensor_bytes": refusal.tensor_bytes,
-            "allocated_bytes": refusal.allocated_bytes,
-            "reserved_bytes": refusal.reserved_bytes,
-            "largest_free_block_bytes": refusal.largest_free_block_bytes,
-            "verdict": verdict,
-        }
+    oom = found.oom and {name: getattr(found.oom, name) for name in _OOM_KEYS} | {"verdict": verdict}
     return {
         "model": found.plan.source.model,
         "options": asdict(found.plan.options),

@@ -9,39 +9,20 @@ from memtrace.estimate.shapes import ModelShape
 from memtrace.units import format_count
 
 OPTIMIZERS = (
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adamw_bnb",
-    "adamw_8bit",
-    "paged_adamw_32bit",
-    "paged_adamw_8bit",
-    "sgd",
-)
+    "adamw_torch", "adamw_torch_fused", "adamw_bnb", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "sgd",
+)  # fmt: skip
 ATTENTION = ("sdpa", "eager", "flash")
 LOSSES = ("full", "chunked", "fused")
 QUANT = ("nf4", "nf4-dq", "int8", "none")
 ALL_LINEAR = "all-linear"
 # Field -> flag of the command line.
 FLAGS = {
-    "sequence": "--seq-len",
-    "batch": "--batch",
-    "accumulation": "--accumulation",
-    "rank": "--rank",
-    "targets": "--targets",
-    "dropout": "--dropout",
-    "optimizer": "--optim",
-    "attention": "--attn",
-    "checkpointing": "--checkpointing",
-    "reentrant": "--reentrant",
-    "prepare_kbit": "--prepare-kbit",
-    "autocast": "--autocast",
-    "adapter_dtype": "--adapter-dtype",
-    "keep_logits": "--keep-logits",
-    "loss": "--loss",
-    "chunk_tokens": "--chunk-tokens",
-    "quant": "--quant",
-    "embeddings_require_grad": "--embedding-grad",
-}
+    "sequence": "--seq-len", "batch": "--batch", "accumulation": "--accumulation", "rank": "--rank",
+    "targets": "--targets", "dropout": "--dropout", "optimizer": "--optim", "attention": "--attn",
+    "checkpointing": "--checkpointing", "reentrant": "--reentrant", "prepare_kbit": "--prepare-kbit",
+    "autocast": "--autocast", "adapter_dtype": "--adapter-dtype", "keep_logits": "--keep-logits", "loss": "--loss",
+    "chunk_tokens": "--chunk-tokens", "quant": "--quant", "embeddings_require_grad": "--embedding-grad",
+}  # fmt: skip
 # What no real run reaches: beyond it a number is a slip, and working on it would take for ever.
 _MOST_TOKENS = 100_000_000  # of a micro-batch
 _MOST_CHUNKS = 2_048  # of the chunked loss, each of which is stepped through

@@ -137,7 +137,8 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True)
 class ForecastRefusal:
-    """The request that the limit refused, and what the allocator held then. ``tensor_bytes`` were asked for;
+    """The request that the limit refused, and what the allocator held then. Steps and micro-batches count from 0, -1 is
+    loading; ``event`` counts within the cell. ``tensor_bytes`` were asked for;
     ``requested_bytes`` is what the allocator asked the driver for, which is what PyTorch's error says.
     ``usable_bytes`` is the largest free block that the request's pool could have used, ``still_needed_bytes`` what the
     pass would have held beyond now, this request included.
@@ -155,6 +156,8 @@ class ForecastRefusal:
     free_bytes: int
     pieces: int
     still_needed_bytes: int
+    step: int = -1
+    micro_batch: int = -1
 
 
 _PASSES = ("backward", "optimizer")  # marks at which another pass begins

@@ -6,6 +6,9 @@ bitwise complement (``~index``) for the free. Labels are ``category/subcategory`
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from memtrace.attribution.categories import Purpose
@@ -29,6 +32,18 @@ class StreamMark:
     def phase(self) -> str:
         """What people call it: bringing in a batch belongs to the forward pass, zeroing gradients to the optimizer."""
         return {"inputs": "forward", "zero_grad": "optimizer"}.get(self.name, self.name)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Python's collector rests: predicted runs make no reference cycles, and looking for them only costs time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Tape:

@@ -11,9 +11,9 @@ from memtrace.allocator.config import AllocatorConfig, from_snapshot, release_of
 from memtrace.allocator.rounding import round_size
 from memtrace.analysis import Analysis
 from memtrace.errors import MemtraceError
-from memtrace.estimate.forecast import RunOom, RunPlan, forecast
+from memtrace.estimate.forecast import RunPlan, forecast
 from memtrace.estimate.options import RunOptions
-from memtrace.estimate.placement import Peaks
+from memtrace.estimate.placement import ForecastRefusal, Peaks
 from memtrace.estimate.recorded import recorded_gpu, recorded_tokens, setup_of
 from memtrace.estimate.schedule import steps_of
 from memtrace.estimate.source import ShapeSource
@@ -83,9 +83,8 @@ def _steps(lengths: list[int], options: RunOptions) -> Any:
     return steps_of(lengths, batch=options.batch, accumulation=options.accumulation)
 
 
-def judge_forecast(oom: RunOom, config: AllocatorConfig) -> Verdict:
+def judge_forecast(refusal: ForecastRefusal, config: AllocatorConfig) -> Verdict:
     """What ``memtrace explain`` would say of a recording of this run."""
-    refusal = oom.refusal
     return judge(
         OomFacts(
             source=FactSource.SNAPSHOT,

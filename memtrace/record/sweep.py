@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from memtrace.estimate.sweep import Outcome, Trial
-from memtrace.estimate.sweep_results import Store
+from memtrace.estimate.sweep import Outcome, Store, Trial
 from memtrace.record import backend as backend_module
 from memtrace.record import qlora
 

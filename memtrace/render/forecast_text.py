@@ -61,7 +61,7 @@ def _verdict(found: Forecast, verdict: Verdict | None) -> Iterator[str]:
     oom = found.oom
     where = "while the model is loaded" if oom.step < 0 else f"in step {oom.step}, {oom.phase}"
     yield from _wrapped(
-        f"DIES {where}: {format_bytes(oom.refusal.requested_bytes)} refused under a limit of "
+        f"DIES {where}: {format_bytes(oom.requested_bytes)} refused under a limit of "
         f"{format_bytes(limit or 0)}" + (f" ({verdict.verdict})." if verdict is not None else ".")
     )
     for sentence in verdict.because if verdict is not None else ():

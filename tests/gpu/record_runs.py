@@ -172,7 +172,7 @@ def plan(out: Path, only: list[str]) -> None:
                 "oom_step": None if oom is None else oom.step,
                 "phase": None if oom is None else oom.phase,
                 "micro_batch": None if oom is None else oom.micro_batch,
-                "requested_bytes": None if oom is None else oom.refusal.requested_bytes,
+                "requested_bytes": None if oom is None else oom.requested_bytes,
                 "peak_reserved_bytes": found.peak_reserved_bytes,
                 "reserved_bytes": [step.peak_reserved_bytes for step in found.steps],
                 "allocated_bytes": [step.peak_allocated_bytes for step in found.steps],

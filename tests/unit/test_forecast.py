@@ -53,7 +53,7 @@ def test_the_error_of_the_readme_is_forecast_as_it_was_recorded(readme: Forecast
     action, size = recorded.action.tolist(), recorded.size.tolist()
     oom = readme.oom
     assert oom is not None and (oom.step, oom.phase, oom.micro_batch) == (10, "forward", 0)
-    assert oom.refusal.requested_bytes == size[action.index(Action.OOM)] == 86 << 20
+    assert oom.requested_bytes == size[action.index(Action.OOM)] == 86 << 20
     assert readme.segment_allocs == action.count(Action.SEGMENT_ALLOC) == 646
     assert readme.segment_frees == action.count(Action.SEGMENT_FREE) == 140
     assert readme.num_alloc_retries == 3
@@ -104,7 +104,7 @@ def test_measured_runs_step_by_step(run: dict[str, Any]) -> None:
         assert found.fits
         return
     assert found.oom is not None
-    refused = found.oom.refusal
+    refused = found.oom
     assert (found.oom.step, found.oom.phase) == (run["oom"]["step"], run["oom"]["phase"])
     assert (refused.requested_bytes, refused.allocated_bytes) == (run["oom"]["requested"], run["oom"]["allocated"])
     assert found.num_alloc_retries == run["oom"]["num_alloc_retries"]
@@ -152,7 +152,7 @@ def test_cells_do_what_the_engine_does_step_by_step(plan: RunPlan, share: float 
         assert step.peak_reserved_bytes == int(placed.reserved[before:end].max())
     if placed.refused_event is not None:
         assert found.oom is not None
-        assert found.oom.refusal.tensor_bytes == stream.sizes[stream.events[placed.refused_event]]
+        assert found.oom.tensor_bytes == stream.sizes[stream.events[placed.refused_event]]
         assert found.peak_reserved_bytes == int(placed.reserved.max())
 
 

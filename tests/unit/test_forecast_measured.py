@@ -39,7 +39,7 @@ def test_whole_runs(run: dict[str, Any]) -> None:
         peak, highest = (max(values) for values in zip(*((s.peak_reserved_bytes, m[2]) for s, m in both), strict=True))
         assert abs(peak / highest - 1) < 0.001
     if found.oom is not None and run["name"] not in ON_THE_EDGE:
-        refused = found.oom.refusal
+        refused = found.oom
         assert found.oom.phase == run["oom"]["phase"] and found.oom.micro_batch == run["oom"]["micro_batch"]
         assert refused.requested_bytes == run["oom"]["requested_bytes"]
         assert refused.allocated_bytes == run["oom"]["allocated_bytes"]

@@ -16,8 +16,7 @@ from memtrace.errors import UsageError
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.presets import gpu_preset, model_preset
-from memtrace.estimate.sweep import THINGS, Outcome, Trial, fit, increments, plan
-from memtrace.estimate.sweep_results import Store, as_json, predicted, render
+from memtrace.estimate.sweep import THINGS, Outcome, Store, Trial, as_json, fit, increments, plan, predicted, render
 from memtrace.record.sweep import in_fresh_process, sweep
 
 TARGET = RunOptions(2048, batch=4, optimizer="adamw_torch", attention="eager", checkpointing=False)

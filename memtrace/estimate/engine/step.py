@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.autograd import Tensor
 from memtrace.estimate.engine.decoder import Decoder
@@ -14,9 +12,10 @@ from memtrace.estimate.engine.ops import Ops
 from memtrace.estimate.engine.optimizer import Optimizer
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.shapes import ModelShape
-from memtrace.estimate.stream import MICRO_BATCHES, Stream, Tape
+from memtrace.estimate.stream import MICRO_BATCHES, Stream, Tape, uncollected
 
 
+@uncollected()
 def simulate_run(
     shape: ModelShape, options: RunOptions, device: KernelDevice, steps: int = 2, warm: bool = False
 ) -> Stream:
@@ -24,16 +23,6 @@ def simulate_run(
 
     ``warm``: the process has trained before, so the workspaces of both threads exist when the first step begins.
     """
-    enabled = gc.isenabled()
-    gc.disable()  # the engine makes no reference cycles; the collector would only cost time
-    try:
-        return _simulate(shape, options, device, steps, warm)
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _simulate(shape: ModelShape, options: RunOptions, device: KernelDevice, steps: int, warm: bool) -> Stream:
     tape = Tape()
     ops = Ops(tape, device.cublas_workspace_bytes, device.cublaslt_workspace_bytes, options.autocast)
     tape.mark("load")
