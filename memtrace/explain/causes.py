@@ -8,7 +8,7 @@ proportional to them first. Nothing is counted twice, and what no group holds is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,35 +33,22 @@ _BARS, _COLUMNS = "▁▂▃▄▅▆▇█", 60
 _WORTH_NAMING = 0.25  # of the largest cause
 _CONSEQUENCES = ("moment", "rounding", "fragmentation", "later_steps", "runtime", "copies", "passing")
 
-# What comes and goes together. The first seven are there only within a step.
-_GROUPS: dict[str, tuple[Category | Purpose, ...]] = {
-    "saved": (Purpose.SAVED, Purpose.CHECKPOINT_INPUT, Purpose.RECOMPUTE),
-    "attention": (Purpose.ATTENTION_MATRIX,),
-    "loss": (Purpose.LOGITS, Purpose.LOSS),
-    "cache": (Purpose.KV_CACHE,),
-    "passing": (Purpose.FORWARD, Purpose.BACKWARD, Purpose.OTHER, Purpose.OPTIMIZER),
-    "copies": (Purpose.DEQUANT, Purpose.LOADING),
-    "gradients": (Purpose.GRADS,),
-    "states": (Purpose.OPTIMIZER_STATE,),
-    "trained": (Purpose.PARAMS,),
-    "weights": (Purpose.QUANTIZED, Purpose.QUANT_STATE, Purpose.UNQUANTIZED, Purpose.BUFFER),
-    "runtime": (Category.RUNTIME,),
+# What comes and goes together: name, in words, purposes. The first seven are there only within a step.
+_GROUPS: dict[str, tuple[str, tuple[Category | Purpose, ...]]] = {
+    "saved": ("saved activations", (Purpose.SAVED, Purpose.CHECKPOINT_INPUT, Purpose.RECOMPUTE)),
+    "attention": ("attention matrices", (Purpose.ATTENTION_MATRIX,)),
+    "loss": ("logits and loss", (Purpose.LOGITS, Purpose.LOSS)),
+    "cache": ("cached keys and values", (Purpose.KV_CACHE,)),
+    "passing": ("short-lived tensors", (Purpose.FORWARD, Purpose.BACKWARD, Purpose.OTHER, Purpose.OPTIMIZER)),
+    "copies": ("copies of weights", (Purpose.DEQUANT, Purpose.LOADING)),
+    "gradients": ("gradients", (Purpose.GRADS,)),
+    "states": ("optimizer states", (Purpose.OPTIMIZER_STATE,)),
+    "trained": ("trained parameters", (Purpose.PARAMS,)),
+    "weights": ("weights", (Purpose.QUANTIZED, Purpose.QUANT_STATE, Purpose.UNQUANTIZED, Purpose.BUFFER)),
+    "runtime": ("workspaces", (Category.RUNTIME,)),
 }
 _WITHIN_A_STEP = tuple(_GROUPS)[:7]
 _BY_TOKENS = ("saved", "attention", "loss", "passing")
-_NAMES = {
-    "saved": "saved activations",
-    "attention": "attention matrices",
-    "loss": "logits and loss",
-    "cache": "cached keys and values",
-    "passing": "short-lived tensors",
-    "copies": "copies of weights",
-    "gradients": "gradients",
-    "states": "optimizer states",
-    "trained": "trained parameters",
-    "weights": "weights",
-    "runtime": "workspaces",
-}
 
 
 def compare(before: Analysis, after: Analysis, at_before: At | None = None, at_after: At | None = None) -> Difference:
@@ -79,19 +66,17 @@ def story_of(before: Analysis, after: Analysis) -> Story:
 
 
 def _like_moment(side: RunSide, other: RunSide) -> At | None:
+    """The highest event of the step that the other run died in, within one phase where that step has it."""
     if other.end.outcome != "oom" or side.end.outcome != "ok" or other.end.step is None:
         return None
-    event = _highest_of_step(side, other.end.step, other.case.phase)
-    return None if event is None else At("event", event, side.analysis.timeline.time_us(event))
-
-
-def _highest_of_step(side: RunSide, step: int, phase: Phase) -> int | None:
-    """The highest event of a step, within one phase where the step has it."""
     phases, level = side.case.facts.phases, side.analysis.timeline.allocated_bytes
-    here = [i for i in range(len(phases)) if phases.step[i] == step]
-    here = [i for i in here if phases.phase[i] == phase] or here
+    here = [i for i in range(len(phases)) if phases.step[i] == other.end.step]
+    here = [i for i in here if phases.phase[i] == other.case.phase] or here
     events = [e for i in here for e in range(int(phases.start[i]), min(int(phases.start[i + 1]), len(level)))]
-    return events[int(level[events].argmax())] if events else None
+    if not events:
+        return None
+    event = events[int(level[events].argmax())]
+    return At("event", event, side.analysis.timeline.time_us(event))
 
 
 def _story(first: RunSide, second: RunSide) -> Story:
@@ -101,30 +86,24 @@ def _story(first: RunSide, second: RunSide) -> Story:
     names = dict.fromkeys([*ours, *theirs])
     unlike = {name: (ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)}
     comparison = _Comparison(first, second)
-    held = list(comparison.causes())
+    held = [*comparison.causes(), comparison.rounding()]
     peaks = [side.analysis.timeline.peaks() for side in (first, second)]
     allocated, reserved = ((peaks[0][i].size_bytes, peaks[1][i].size_bytes) for i in (1, 2))
     change = allocated[1] - allocated[0]
-    held.append(comparison.rounding())
     held.append(_unexplained(second.peak_bytes - first.peak_bytes - sum(cause.bytes for cause in held)))
-    later = change - (second.peak_bytes - first.peak_bytes)
     longer, died = (second, first) if allocated[1] > second.peak_bytes else (first, second)
-    held.append(
-        Cause(
-            "later_steps",
-            f"{'AFTER' if longer is second else 'BEFORE'} went on, to a higher peak",
-            later,
-            f"the other died in step {died.end.step}; up to there its peak is {format_bytes(longer.peak_bytes)}",
-        )
-    )
+    went_on = f"{'AFTER' if longer is second else 'BEFORE'} went on, to a higher peak"
+    why = f"the other died in step {died.end.step}; up to there its peak is {format_bytes(longer.peak_bytes)}"
+    held.append(Cause("later_steps", went_on, change - (second.peak_bytes - first.peak_bytes), why))
     settings = _setting(first, second)
-    small = abs(change) < max(_LEAST_BYTES, _LEAST_SHARE * max(allocated))
     explains, (was, now) = "peak_allocated_bytes", allocated
-    if settings is not None or small:
+    if settings is not None or abs(change) < max(_LEAST_BYTES, _LEAST_SHARE * max(allocated)):
         explains, (was, now) = "peak_reserved_bytes", reserved
         held += [settings] if settings is not None else []
-        rest = now - was - sum(cause.bytes for cause in held)
-        held.append(_pieces(rest, was - allocated[0], now - allocated[1]))
+        rest = now - was - sum(cause.bytes for cause in held)  # reserved, and not what peaks of allocated account for
+        free = (format_bytes(was - allocated[0]), format_bytes(now - allocated[1]))
+        why = f"peak reserved less peak allocated: {free[0]} before, {free[1]} after"
+        held.append(Cause("fragmentation", f"{'more' if rest > 0 else 'less'} reserved and not in use", rest, why))
     causes = _ranked(held, now - was)
     return Story(
         before=first.end,
@@ -160,41 +139,30 @@ def _ranked(causes: list[Cause], change: int) -> tuple[Cause, ...]:
     """
     told = [cause for cause in causes if cause.bytes and cause.id != "unexplained"]
     rest = sum(cause.bytes for cause in causes if cause.id == "unexplained")
-    order = sorted(told, key=lambda cause: (follows(cause, change), -abs(cause.bytes)))
-    return (*order, _unexplained(rest))
+    return (*sorted(told, key=lambda cause: (follows(cause, change), -abs(cause.bytes))), _unexplained(rest))
 
 
 def follows(cause: Cause, change: int) -> bool:
     """Whether it follows from the causes instead of being one."""
-    return cause.id in _CONSEQUENCES or (
-        cause.was is not None and cause.was.endswith("tensors") and cause.bytes * change < 0
-    )
+    is_group = cause.was is not None and cause.was.endswith("tensors")
+    return cause.id in _CONSEQUENCES or (is_group and cause.bytes * change < 0)
 
 
 def _setting(before: RunSide, after: RunSide) -> Cause | None:
     """Other allocator settings, measured by replaying BEFORE under AFTER's; None where they place blocks alike."""
-    if before.config.places_like(after.config):
+    config, other = before.case.config, after.case.config
+    if config.places_like(other):
         return None
-    was, now = settings_text(before.config), settings_text(after.config)
-    timeline, title = before.analysis.timeline, f"allocator settings: {now}"
-    if not 0 < len(timeline) <= _REPLAY_EVENTS or not timeline.replay.exact:
-        evidence = "BEFORE can't be replayed, so what they change is not known"
-        return Cause("allocator_setting", title, 0, evidence, was, now)
-    limit = timeline.snapshot.memtrace.get("limit_bytes")
-    run = simulate(
-        extract(gather(timeline.device, before.config)).to_run(),
-        after.config.with_limit(limit if isinstance(limit, int) and limit > 0 else None),
-    )
-    size = run.peak_reserved_bytes - timeline.peaks()[2].size_bytes
-    fits = " and gets past its refused request" if run.spared else ""
-    evidence = f"BEFORE, replayed under AFTER's settings, reserves {format_bytes(run.peak_reserved_bytes)}{fits}"
-    return Cause("allocator_setting", title, size, evidence, was, now)
-
-
-def _pieces(size: int, was: int, now: int) -> Cause:
-    """Reserved memory that the peaks of allocated memory don't account for."""
-    evidence = f"peak reserved less peak allocated: {format_bytes(was)} before, {format_bytes(now)} after"
-    return Cause("fragmentation", f"{'more' if size > 0 else 'less'} reserved and not in use", size, evidence)
+    was, now, timeline = settings_text(config), settings_text(other), before.analysis.timeline
+    size, evidence = 0, "BEFORE can't be replayed, so what they change is not known"
+    if 0 < len(timeline) <= _REPLAY_EVENTS and timeline.replay.exact:
+        limit = timeline.snapshot.memtrace.get("limit_bytes")
+        limited = other.with_limit(limit if isinstance(limit, int) and limit > 0 else None)
+        run = simulate(extract(gather(timeline.device, config)).to_run(), limited)
+        size = run.peak_reserved_bytes - timeline.peaks()[2].size_bytes
+        fits = " and gets past its refused request" if run.spared else ""
+        evidence = f"BEFORE, replayed under AFTER's settings, reserves {format_bytes(run.peak_reserved_bytes)}{fits}"
+    return Cause("allocator_setting", f"allocator settings: {now}", size, evidence, was, now)
 
 
 @dataclass
@@ -215,19 +183,19 @@ class _Comparison:
         yield from self._evaluation()
         yield from self._weights()
         options = list(self._options())
-        yield from self._tokens({group for groups, _ in options for group in groups})
-        for groups, cause in options:
-            yield from self._take(groups, cause)
+        yield from self._tokens({group for groups, *_ in options for group in groups})
+        for groups, *cause in options:
+            yield from self._take(groups, *cause)
         yield from self._moment(bool(options))
         for name in _GROUPS:
-            yield from self._take((name,), self._by_name(name))
+            yield from self._by_name(name)
 
     @staticmethod
     def _rows(side: RunSide, name: str) -> Bool:
         """Rows of a group: what leaks, and what has the size of attention matrices, belongs to those."""
         if name == "attention":
             return side.of_attention & ~side.leaked
-        return side.case.kind(*_GROUPS[name]) & ~side.of_attention & ~side.leaked
+        return side.case.kind(*_GROUPS[name][1]) & ~side.of_attention & ~side.leaked
 
     def rounding(self) -> Cause:
         """What blocks hold beyond what was asked for."""
@@ -235,97 +203,101 @@ class _Comparison:
         title = f"blocks are rounded up {'more' if now > was else 'less'}"
         return Cause("rounding", title, now - was, f"{format_bytes(was)} before, {format_bytes(now)} after")
 
-    def _take(self, groups: tuple[str, ...], cause: Cause) -> Iterator[Cause]:
-        size = sum(self.left[name] for name in groups)
-        for name in groups:
-            self.left[name] = 0
+    def _take(
+        self, groups: Sequence[str], name: str, title: str, was: str | None = None, now: str | None = None
+    ) -> Iterator[Cause]:
+        """The cause with all that is left of the groups; none if that comes to nothing."""
+        size = sum(self.left[group] for group in groups)
+        self.left.update(dict.fromkeys(groups, 0))
         if size:
-            evidence = cause.evidence or self._sizes(groups)
-            yield Cause(cause.id, cause.title, size, evidence, cause.was, cause.now)
+            yield Cause(name, title, size, self._sizes(groups), was, now)
 
-    def _sizes(self, groups: tuple[str, ...]) -> str:
-        parts = [
-            f"{_NAMES[name]} {format_bytes(self.held[name][0])} → {format_bytes(self.held[name][1])}"
-            for name in groups
-            if self.held[name][0] != self.held[name][1]
+    def _sizes(self, groups: Sequence[str]) -> str:
+        held = [
+            (_GROUPS[name][0], *map(format_bytes, self.held[name])) for name in groups if len({*self.held[name]}) > 1
         ]
-        return "at the peaks: " + ", ".join(parts)
+        return "at the peaks: " + ", ".join(f"{words} {was} → {now}" for words, was, now in held)
 
     def _growth(self) -> Iterator[Cause]:
-        was, now = (side.held(side.leaked) for side in (self.before, self.after))
-        if was or now:
+        size = [side.held(side.leaked) for side in (self.before, self.after)]
+        was, now = map(format_bytes, size)
+        if any(size):
             title = "memory that every step leaves behind"
-            title = f"{title}, gone" if was and not now else f"{title}, new" if now and not was else title
-            evidence = (
-                f"left by finished steps and alive at the peak: {format_bytes(was)} before, {format_bytes(now)} after"
-            )
-            yield Cause("growth_across_steps", title, now - was, evidence, format_bytes(was), format_bytes(now))
+            title += "" if all(size) else ", new" if size[1] else ", gone"
+            evidence = f"left by finished steps and alive at the peak: {was} before, {now} after"
+            yield Cause("growth_across_steps", title, size[1] - size[0], evidence, was, now)
 
     def _evaluation(self) -> Iterator[Cause]:
         """The peak lies in an evaluation on one side alone, or on both with other sizes."""
-        was, now = (_in_evaluation(side) for side in (self.before, self.after))
+        was, now = (bool(side.case.in_evaluation) for side in (self.before, self.after))
         if not was and not now:
             return
         title = (
-            "evaluation: its peak changed" if was and now else f"evaluation {'no longer ' if was else ''}sets the peak"
+            f"evaluation {'no longer ' if was else ''}sets the peak" if was != now else "evaluation: its peak changed"
         )
-        where = ["in evaluation" if here else f"in training ({side.case.phase.label})"
-                 for here, side in ((was, self.before), (now, self.after))]  # fmt: skip
-        yield from self._take(_WITHIN_A_STEP[:5], Cause("eval_peak", title, 0, "", *where))
+        where = [
+            "in evaluation" if side.case.in_evaluation else f"in training ({side.case.phase.label})"
+            for side in (self.before, self.after)
+        ]
+        yield from self._take(_WITHIN_A_STEP[:5], "eval_peak", title, *where)
 
     def _weights(self) -> Iterator[Cause]:
         before, after = self.before, self.after
         if before.second_model != after.second_model:
             title = "a second copy of the model" if after.second_model else "no second copy of the model"
-            yield from self._take(("weights",), Cause("reference_model", title, 0, "", *_words(before.second_model)))
+            copies = _turned(after.second_model, "two copies", "one copy")
+            yield from self._take(("weights",), "reference_model", title, *copies)
         elif before.quantized != after.quantized:
             title = f"weights stored in {'4 or 8' if after.quantized else '16 or 32'} bits"
-            was, now = ("16 or 32 bits", "4 or 8 bits") if after.quantized else ("4 or 8 bits", "16 or 32 bits")
-            yield from self._take(("weights",), Cause("quantization", title, 0, "", was, now))
+            bits = _turned(after.quantized, "4 or 8 bits", "16 or 32 bits")
+            yield from self._take(("weights",), "quantization", title, *bits)
         elif self._same_weights():
-            title = f"the same weights in {'larger' if self.left['weights'] > 0 else 'smaller'} types (a cast)"
             along = self.left["weights"]
-            same = self.before.checkpoints == after.checkpoints and self.before.tokens == after.tokens
+            title = f"the same weights in {'larger' if along > 0 else 'smaller'} types (a cast)"
+            same = before.checkpoints == after.checkpoints and before.tokens == after.tokens
             moved = ("saved", "loss", "attention", "passing", "copies") if same else ()
-            groups = ("weights", *(name for name in moved if self.left[name] * along > 0))
-            yield from self._take(groups, Cause("cast", title, 0, ""))
+            yield from self._take(("weights", *(name for name in moved if self.left[name] * along > 0)), "cast", title)
 
     def _same_weights(self) -> bool:
         """Whether as many weights are there, some in another type."""
-        counts = []
-        for side in (self.before, self.after):
-            rows = side.case.kind(Purpose.QUANTIZED, Purpose.UNQUANTIZED) & side.case.live & (side.case.size >= 1 << 16)
-            counts.append(int(rows.sum()))
-        return bool(self.left["weights"]) and counts[0] == counts[1] > 0
+        stored = (Purpose.QUANTIZED, Purpose.UNQUANTIZED)
+        was, now = (
+            int((side.case.kind(*stored) & side.case.live & (side.case.size >= 1 << 16)).sum())
+            for side in (self.before, self.after)
+        )
+        return bool(self.left["weights"]) and was == now > 0
 
-    def _options(self) -> Iterator[tuple[tuple[str, ...], Cause]]:
-        """Options that are unlike in the two runs, with the groups that each decides."""
+    def _options(self) -> Iterator[tuple[tuple[str, ...], str, str, str, str]]:
+        """Options that are unlike in the two runs: the groups that each decides, its name, title, before and after."""
         before, after = self.before, self.after
         checkpoints = None not in (before.checkpoints, after.checkpoints) and before.checkpoints != after.checkpoints
         if checkpoints:
-            was, now = ("off", "on") if after.checkpoints else ("on", "off")
-            yield ("saved",), Cause("checkpointing", f"gradient checkpointing {now}", 0, "", was, now)
+            was, now = _turned(after.checkpoints, "on", "off")
+            yield ("saved",), "checkpointing", f"gradient checkpointing {now}", was, now
         if None not in (before.matrices, after.matrices) and before.matrices != after.matrices:
             title = f"attention's token × token matrices are {'made' if after.matrices else 'no longer made'}"
-            was, now = ("not made", "made") if after.matrices else ("made", "not made")
-            yield ("attention",) if checkpoints else ("attention", "saved"), Cause("attention", title, 0, "", was, now)
+            also = () if checkpoints else ("saved",)
+            yield ("attention", *also), "attention", title, *_turned(after.matrices, "made", "not made")
         if _ratio(before.logits, after.logits) > _RATIO:
-            less = (after.logits or 0) < (before.logits or 0)
-            title = f"{'smaller' if less else 'larger'} tensors of logits (chunks, type, or not made at all)"
+            title = f"{_larger(before.logits, after.logits)} tensors of logits (chunks, type, or not made at all)"
             unit = " a token" if before.tokens and after.tokens else ""
             was, now = (format_bytes(round(x or 0)) + unit for x in (before.logits, after.logits))
-            yield ("loss",), Cause("loss", title, 0, "", was, now)
+            yield ("loss",), "loss", title, was, now
         other_optimizer = _ratio(before.states, after.states) > _RATIO
         if other_optimizer:
-            less = (after.states or 0) < (before.states or 0)
-            title = f"an optimizer with {'smaller' if less else 'larger'} states"
+            title = f"an optimizer with {_larger(before.states, after.states)} states"
             was, now = (f"{x or 0:.2f} bytes a byte of parameters" for x in (before.states, after.states))
-            yield ("states",), Cause("optimizer", title, 0, "", was, now)
+            yield ("states",), "optimizer", title, was, now
         if before.trained != after.trained and min(before.trained, after.trained) > 0:
             title = f"{after.trained / before.trained:.2g} times as much is trained (rank, targets or type)"
-            was, now = format_bytes(before.trained), format_bytes(after.trained)
-            groups = ("trained", "gradients") if other_optimizer else ("trained", "gradients", "states")
-            yield groups, Cause("adapters", title, 0, "", was, now)
+            also = () if other_optimizer else ("states",)
+            yield (
+                ("trained", "gradients", *also),
+                "adapters",
+                title,
+                format_bytes(before.trained),
+                format_bytes(after.trained),
+            )
 
     def _tokens(self, decided: set[str]) -> Iterator[Cause]:
         """What other sequence lengths, batches or padding account for: all of a group that nothing else decides."""
@@ -349,18 +321,18 @@ class _Comparison:
         phases = [side.case.phase for side in (self.before, self.after)]
         died = "oom" in (self.before.end.outcome, self.after.end.outcome)
         moving = _WITHIN_A_STEP if decided else ("passing", "copies", "gradients", *(("loss",) if died else ()))
-        groups = [name for name in moving if phases[0] is not phases[1]]
+        groups = list(moving) if phases[0] is not phases[1] else []
         if 0 in self.held["states"] and all(side.states for side in (self.before, self.after)):
             groups.append("states")
         where = [phase.label if phase is not Phase.UNKNOWN else "an unknown phase" for phase in phases]
         title = f"the peak lies in {where[1]} instead of {where[0]}" if where[0] != where[1] else "another step"
-        yield from self._take(tuple(groups), Cause("moment", title, 0, "", *where))
+        yield from self._take(groups, "moment", title, *where)
 
-    def _by_name(self, name: str) -> Cause:
+    def _by_name(self, name: str) -> Iterator[Cause]:
         was, now = (int((self._rows(side, name) & side.case.live).sum()) for side in (self.before, self.after))
         grew = self.left[name] > 0
         word = ("larger" if grew else "smaller") if (now > was) != grew or now == was else "more" if grew else "fewer"
-        return Cause(name, f"{word} {_NAMES[name]}", 0, "", f"{was:,} tensors", f"{now:,} tensors")
+        yield from self._take((name,), name, f"{word} {_GROUPS[name][0]}", f"{was:,} tensors", f"{now:,} tensors")
 
 
 def _ratio(a: float | None, b: float | None) -> float:
@@ -371,12 +343,13 @@ def _ratio(a: float | None, b: float | None) -> float:
     return high / low if low > 0 else (1.0 if high == 0 else 1e9)
 
 
-def _in_evaluation(side: RunSide) -> bool:
-    return bool(side.case.in_evaluation)
+def _larger(was: float | None, now: float | None) -> str:
+    return "smaller" if (now or 0) < (was or 0) else "larger"
 
 
-def _words(second: bool) -> tuple[str, str]:
-    return ("two copies", "one copy") if second else ("one copy", "two copies")
+def _turned(is_now: bool | None, yes: str, no: str) -> tuple[str, str]:
+    """(before, after) of what one run has and the other has not."""
+    return (no, yes) if is_now else (yes, no)
 
 
 def _sentence(before: RunEnd, after: RunEnd, explains: str, was: int, now: int, causes: tuple[Cause, ...]) -> str:
@@ -388,22 +361,11 @@ def _sentence(before: RunEnd, after: RunEnd, explains: str, was: int, now: int, 
     worth = [cause for cause in worth if not follows(cause, now - was)][:3] or worth[:1]
     reasons = "; ".join(f"{cause.title} ({format_delta(cause.bytes)})" for cause in worth)
     start = _ends(before, after)
-    if not worth:
-        if was == now and before == after:
-            return f"No difference: {figures}."
-        return f"{_capital(start or 'no cause found')}: {figures}."
-    text = f"{start}: {reasons}; {figures}." if start else f"{reasons}; {figures}."
-    return _capital(text)
-
-
-def _curve(analysis: Analysis, highest: int) -> str:
-    """Highest allocated bytes of each sixtieth of a run as a row of bars; "" without history."""
-    level = analysis.timeline.allocated_bytes
-    parts = np.array_split(level, min(_COLUMNS, len(level))) if len(level) else []
-    return "".join(_BARS[min(int(part.max()) * len(_BARS) // max(highest + 1, 1), len(_BARS) - 1)] for part in parts)
-
-
-def _capital(text: str) -> str:
+    if worth:
+        text = f"{start}: {reasons}; {figures}." if start else f"{reasons}; {figures}."
+    else:
+        alike = was == now and before == after
+        text = f"no difference: {figures}." if alike else f"{start or 'no cause found'}: {figures}."
     return text[0].upper() + text[1:]
 
 
@@ -411,11 +373,18 @@ def _ends(before: RunEnd, after: RunEnd) -> str:
     place = ["" if side.step is None else f" in step {side.step}" for side in (before, after)]
     if before.outcome == after.outcome == "ok":
         return ""
-    if before.outcome == "oom" and after.outcome == "ok":
+    if after.outcome == "ok":
         return f"died{place[0]}, now survives"
-    if after.outcome == "oom" and before.outcome == "ok":
+    if before.outcome == "ok":
         return f"survived, now dies{place[1]}"
     if before.step == after.step:
         return f"dies{place[1]} as before"
     later = (after.step or 0) > (before.step or 0)
     return f"dies {'later' if later else 'earlier'}, in step {after.step} instead of {before.step}"
+
+
+def _curve(analysis: Analysis, highest: int) -> str:
+    """Highest allocated bytes of each sixtieth of a run as a row of bars; "" without history."""
+    level = analysis.timeline.allocated_bytes
+    parts = np.array_split(level, min(_COLUMNS, len(level))) if len(level) else []
+    return "".join(_BARS[min(int(part.max()) * len(_BARS) // max(highest + 1, 1), len(_BARS) - 1)] for part in parts)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -21,8 +22,6 @@ _JSON_KEYS = re.compile(rb'"(segments|device_traces|blocks|total_size|allocator_
 _BINARY = (b"PK\x03\x04", b"SQLite format 3\x00", b"\x89HDF", b"GGUF", b"\x7fELF")
 _HEAD_BYTES = 4096
 _TWICE_BYTES = 64 << 20
-
-
 _SNAPSHOT_NAMES = (".pickle", ".pkl", ".pickle.gz", ".pickle.xz", ".pickle.zst")
 
 
@@ -42,28 +41,28 @@ def is_snapshot(source: str) -> bool:
     if source == "-":
         stdin = cast(io.BufferedReader, sys.stdin.buffer)
         return looks_like_snapshot(stdin.peek(_HEAD_BYTES)[:_HEAD_BYTES])
-    head = _head(source)
-    if head.startswith(_PACKED):
-        with open_stream(source) as opened:
-            return looks_like_snapshot(opened.head)
-    return looks_like_snapshot(head)
+    with _unpacked(source) as stream:
+        return looks_like_snapshot(stream.read(_HEAD_BYTES))
 
 
-def _head(source: str) -> bytes:
-    with _open(source) as raw:
-        return raw.read(_HEAD_BYTES)
-
-
-def _open(source: str) -> BinaryIO:
+@contextmanager
+def _unpacked(source: str) -> Iterator[BinaryIO]:
+    """A file's content, whether packed or plain. Raises SnapshotError if it can't be read."""
     path = Path(source)
     try:
         if path.is_dir():
             raise SnapshotError(f"{path}: a folder, neither a snapshot nor a log")
-        return path.open("rb")
+        raw = path.open("rb")
     except FileNotFoundError:
         raise SnapshotError(f"{path}: no such file") from None
     except OSError as error:
         raise SnapshotError(f"{path}: {error.strerror or error}") from None
+    with raw:
+        if not raw.peek(_HEAD_BYTES).startswith(_PACKED):
+            yield raw
+            return
+    with open_stream(source) as opened:
+        yield opened.stream
 
 
 class Logs:
@@ -86,11 +85,8 @@ class Logs:
     def _read(self, source: str) -> LogReading:
         if source == "-":
             return read_log(self)
-        if _head(source).startswith(_PACKED):
-            with open_stream(source) as opened:
-                return read_log(opened.stream)
-        with _open(source) as raw:
-            return read_log(raw)
+        with _unpacked(source) as stream:
+            return read_log(stream)
 
     def read(self, size: int, /) -> bytes:
         """Standard input, kept up to a bound."""
@@ -104,23 +100,22 @@ class Logs:
         are not read twice."""
         if len(self.sources) != 1 or number <= 0:
             return []
-        source = self.sources[0]
-        if source == "-":
-            return lines_before(io.StringIO(b"".join(self._stdin).decode("utf-8", "replace"), newline="\n"), number)
-        if _head(source).startswith(_PACKED):
-            with open_stream(source) as opened:
-                return lines_before((line.decode("utf-8", "replace") for line in opened.stream), number)
-        if Path(source).stat().st_size > _TWICE_BYTES:
+        if self.sources[0] == "-":
+            return lines_before(io.BytesIO(b"".join(self._stdin)), number)
+        if Path(self.sources[0]).stat().st_size > _TWICE_BYTES:
             return []
-        with Path(source).open(encoding="utf-8", errors="replace", newline="\n") as text:
-            return lines_before(text, number)
+        with _unpacked(self.sources[0]) as stream:
+            return lines_before(stream, number)
 
 
 def refuse_foreign(sources: Sequence[str]) -> None:
     """Raise SnapshotError for what can't be a log, once no message was found in it: a web page, a file of other
     content under a snapshot's name. A log under such a name is a log all the same."""
     for source in sources:
-        head = b"" if source == "-" else _head(source)
+        head = b""
+        if source != "-":
+            with _unpacked(source) as stream:
+                head = stream.read(_HEAD_BYTES)
         start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:64].lower()
         if start.startswith((b"<!doctype", b"<html")):
             raise SnapshotError(f"{source}: an HTML page, neither a snapshot nor a log with an out-of-memory message")

@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -113,14 +114,10 @@ CAUSES = (
 )  # fmt: skip
 
 
-def lines_before(lines: Iterable[str], number: int) -> list[str]:
+def lines_before(lines: Iterable[bytes], number: int) -> list[str]:
     """The last few hundred lines up to line ``number`` (1-based), that one included."""
-    kept: deque[str] = deque(maxlen=_LINES_BEFORE)
-    for count, line in enumerate(lines, 1):
-        kept.append(line[-4000:])
-        if count >= number:
-            break
-    return list(kept)
+    kept = deque(islice(lines, max(number, 1)), maxlen=_LINES_BEFORE)
+    return [line.decode("utf-8", "replace")[-4000:] for line in kept]
 
 
 def frames_in_log(lines: list[str], rank: int | None = None) -> tuple[Frame, ...]:

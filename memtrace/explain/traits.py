@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.analysis import Analysis
@@ -20,9 +19,9 @@ from memtrace.explain.detectors.growth import growth_across_steps, leftovers
 from memtrace.explain.detectors.reference import reference_model_copy
 from memtrace.explain.snapshot_facts import verdict_at
 from memtrace.history.timeline import At
+from memtrace.snapshot.model import Bool
 from memtrace.units import format_bytes
 
-Bool = NDArray[np.bool_]
 _PASSING = (Purpose.FORWARD, Purpose.BACKWARD, Purpose.SAVED, Purpose.RECOMPUTE)
 _WEIGHTS = (Purpose.QUANTIZED, Purpose.QUANT_STATE, Purpose.UNQUANTIZED, Purpose.BUFFER)
 
@@ -79,11 +78,6 @@ class RunSide:
         return found.rows if found is not None else np.zeros(len(self.case.table), dtype=np.bool_)
 
     @cached_property
-    def config(self) -> AllocatorConfig:
-        """The recorded allocator settings."""
-        return self.case.config
-
-    @cached_property
     def tokens(self) -> int | None:
         """Tokens of the pass that the peak lies in."""
         here = self.case.here
@@ -138,14 +132,13 @@ class RunSide:
 
     def traits(self) -> dict[str, str]:
         """Everything known of the run, in words; what is not known is left out."""
-        snapshot = self.analysis.timeline.snapshot
-        extra: Mapping[str, object] = snapshot.memtrace
-        config = extra.get("config")
+        extra = self.analysis.timeline.snapshot.memtrace
+        limit, config = extra.get("limit_bytes"), extra.get("config")
         found: dict[str, str | None] = {
-            "allocator settings": settings_text(self.config),
+            "allocator settings": settings_text(self.case.config),
             "PyTorch": _text(extra.get("torch")),
             "GPU": _text(extra.get("gpu")),
-            "limit": _size(extra.get("limit_bytes")),
+            "limit": format_bytes(limit) if isinstance(limit, int) and limit > 0 else None,
             "checkpointing": _word(self.checkpoints, "on", "off"),
             "attention matrices": _word(self.matrices, "made", "not made"),
             "tokens of the peak's pass": f"{self.tokens:,}" if self.tokens is not None else None,
@@ -160,32 +153,24 @@ class RunSide:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def _word(value: bool | None, yes: str, no: str) -> str | None:
-    return None if value is None else yes if value else no
-
-
 def _text(value: object) -> str | None:
     return None if value is None else str(value)[:80]
 
 
-def _size(value: object) -> str | None:
-    return format_bytes(value) if isinstance(value, int) and value > 0 else None
+def _word(value: bool | None, yes: str, no: str) -> str | None:
+    return None if value is None else yes if value else no
 
 
 def settings_text(config: AllocatorConfig) -> str:
     """The settings that differ from PyTorch's defaults, as PYTORCH_CUDA_ALLOC_CONF has them."""
-    plain = AllocatorConfig()
-    parts = []
-    if config.expandable_segments:
-        parts.append("expandable_segments:True")
-    if config.max_split_bytes is not None:
-        parts.append(f"max_split_size_mb:{config.max_split_bytes >> 20}")
-    if config.gc_threshold:
-        parts.append(f"garbage_collection_threshold:{config.gc_threshold:g}")
-    if any(config.roundup_divisions):
-        divisions = config.roundup_divisions
-        whole = str(divisions[0]) if len(set(divisions)) == 1 else f"[{','.join(map(str, divisions))}]"
-        parts.append(f"roundup_power2_divisions:{whole}")
-    if config.large_segment_bytes != plain.large_segment_bytes:
-        parts.append(f"large_segment_size_mb:{config.large_segment_bytes >> 20}")
-    return ",".join(parts) or "PyTorch's defaults"
+    divisions = [*dict.fromkeys(config.roundup_divisions)]
+    roundup = f"{divisions[0]}" if len(divisions) == 1 else f"[{','.join(map(str, config.roundup_divisions))}]"
+    parts = (
+        ("expandable_segments:True", config.expandable_segments),
+        (f"max_split_size_mb:{(config.max_split_bytes or 0) >> 20}", config.max_split_bytes is not None),
+        (f"garbage_collection_threshold:{config.gc_threshold:g}", config.gc_threshold),
+        (f"roundup_power2_divisions:{roundup}", any(divisions)),
+        (f"large_segment_size_mb:{config.large_segment_bytes >> 20}",
+         config.large_segment_bytes != AllocatorConfig().large_segment_bytes),
+    )  # fmt: skip
+    return ",".join(text for text, is_set in parts if is_set) or "PyTorch's defaults"

@@ -89,4 +89,4 @@ def test_a_file_is_read_up_to_its_message(tmp_path: Path) -> None:
     packed = tmp_path / "log.gz"
     packed.write_bytes(gzip.compress(text.encode()))
     assert Logs([str(packed)]).lines(reading.messages[0].line) == lines
-    assert lines_before(iter(["a", "b", "c"]), 2) == ["a", "b"]
+    assert lines_before(iter([b"a", b"b", b"c"]), 2) == ["a", "b"]
