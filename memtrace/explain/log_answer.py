@@ -14,7 +14,7 @@ from memtrace.explain.setting import RunSetting
 from memtrace.explain.traceback import TracebackCause, cause_in, finding_of
 from memtrace.explain.verdict import judge
 from memtrace.oomlog import MemorySummary, MessageKind, OomMessage
-from memtrace.oomlog.versions import intersect
+from memtrace.oomlog.message import intersect
 from memtrace.snapshot.stacks import Frame
 from memtrace.units import GIB, MIB, format_bytes
 

@@ -17,8 +17,7 @@ import re
 from collections.abc import Iterator
 
 from memtrace.oomlog.clean import TextFlow
-from memtrace.oomlog.message import SIZE, MessageDraft, MessageKind
-from memtrace.oomlog.versions import EXCEPTIONS, TAILS, Range
+from memtrace.oomlog.message import SIZE, MessageDraft, MessageKind, Range
 
 _I = re.IGNORECASE
 _TORCH_BACKENDS = ("cuda", "hip", None)
@@ -72,6 +71,30 @@ _ERROR_LEVEL = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
 _GAP = 500  # characters (white space not counted) that may stand between two parts of one message
 _BODY = 2600  # characters a message may span at most
 _MAX_SPLICED_LINES = 16
+
+# Exceptions as they changed class; the bound between 2.4 and 2.5 is known from logs only. RuntimeError (1.12 and
+# earlier) says nothing, for programs raise it again with the old text in it.
+_EXCEPTIONS: dict[str, Range] = {
+    "torch.cuda.OutOfMemoryError": ("1.13", "2.5"),
+    "torch.OutOfMemoryError": ("2.5", None),
+    "torch.AcceleratorError": ("2.8", None),
+}
+
+# Wording after the figures (white space removed), most specific first.
+_TAILS: tuple[tuple[re.Pattern[str], Range], ...] = tuple(
+    (re.compile(pattern, _I), versions)
+    for pattern, versions in (
+        (r"expandable_segmentsisenabled\.Ifinsteadtheprocess", ("2.15", None)),
+        (r"exceedstheexpandable-segmentreserve", ("2.15", None)),
+        (r"customallocatorbackingthisMemPool", ("2.15", None)),
+        (r"PYTORCH_ALLOC_CONF=", ("2.10", "2.11")),
+        (r"#optimizing-memory-usage-with-pytorch-cuda-alloc-conf", ("2.8", None)),
+        (r"unallocatedmemoryislargetrysettingmax_split_size_mb", ("2.1", "2.2")),
+        (r"unallocatedmemoryislargetrysettingPYTORCH_\w+_CONF=expandable", ("2.2", None)),
+        (r"notes/cuda\.html#environment-variables", ("2.2", "2.11")),
+        (r">>allocatedmemorytrysettingmax_split_size_mb", ("1.10", "2.1")),
+    )
+)
 
 Found = tuple[re.Match[str], MessageDraft]
 
@@ -127,8 +150,8 @@ def _read(head: re.Match[str], body: str, exception: str | None) -> MessageDraft
     """
     backend = head["backend"]
     draft = MessageDraft(MessageKind.ALLOCATOR, backend=backend.lower() if backend else None, exception=exception)
-    if exception in EXCEPTIONS and draft.backend in _TORCH_BACKENDS:
-        draft.implies(EXCEPTIONS[exception])
+    if exception in _EXCEPTIONS and draft.backend in _TORCH_BACKENDS:
+        draft.implies(_EXCEPTIONS[exception])
     if _PREEMPTIVE.match(body):
         return _read_preemptive(draft, body)
     tried = _TRIED.match(body)
@@ -161,7 +184,7 @@ def _read(head: re.Match[str], body: str, exception: str | None) -> MessageDraft
         return draft
     draft.consumed += place
     if draft.backend in _TORCH_BACKENDS:  # Ascend's and others' forks keep old wording
-        for pattern, versions in TAILS:
+        for pattern, versions in _TAILS:
             if pattern.search(body[place : place + 900]):
                 draft.implies(versions)
     return draft

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from memtrace.oomlog.message import MessageKind, OomMessage
-from memtrace.oomlog.versions import intersect
+from memtrace.oomlog.message import MessageKind, OomMessage, intersect
 
 MAX_MESSAGES = 4_000
 """A log with more distinct messages (a run that skips every batch that does not fit) is not read to its end."""

@@ -9,8 +9,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from memtrace.oomlog.versions import UNKNOWN, Range, intersect
 from memtrace.units import GIB, KIB, MIB, TIB
+
+Range = tuple[str | None, str | None]
+"""Versions of PyTorch: at least (inclusive), below (exclusive); None is open."""
 
 CONTRACT_KEYS = (
     "is_gpu_oom", "backend", "device", "tried_bytes", "total_bytes", "free_bytes", "allocated_bytes", "reserved_bytes",
@@ -42,6 +44,19 @@ class MessageKind(StrEnum):
     HOST = "host"  # look-alike: memory of the machine, not of the GPU
     ON_CHIP = "on_chip"  # look-alike: shared memory or registers of one kernel
     PLAN = "plan"  # look-alike: a program that computed beforehand that something will not fit
+
+
+def _key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def intersect(one: Range, other: Range) -> Range | None:
+    """Versions in both ranges; None if there are none."""
+    low = max((v for v in (one[0], other[0]) if v), key=_key, default=None)
+    high = min((v for v in (one[1], other[1]) if v), key=_key, default=None)
+    if low is not None and high is not None and _key(low) >= _key(high):
+        return None
+    return low, high
 
 
 def unit_bytes(unit: str, *, decimal_units: bool = False) -> int:
@@ -134,7 +149,7 @@ class MessageDraft:
     cut_short: bool = False
     damaged: bool = False
     is_caught: bool = False
-    versions: Range = UNKNOWN
+    versions: Range = (None, None)
     figures: dict[str, int] = field(default_factory=dict)
     half_units: dict[str, float] = field(default_factory=dict)
     processes: list[tuple[int, int | None]] = field(default_factory=list)
