@@ -33,6 +33,10 @@ class Hostile(Exception):
     """Would cost far more than a snapshot of its size; the text says why."""
 
 
+class Unsupported(Exception):
+    """Perhaps sound, but not for the compiled decoder: the plain one reads the file, and knows what is wrong."""
+
+
 def refuse_expansion(value: Any, what: str) -> None:
     """Raise SnapshotError for containers that are small in memory and endless when written out, or nested too deeply.
 

@@ -16,6 +16,15 @@ _FX_KEYS = ("fx_node_op", "fx_node_name", "fx_node_target", "fx_original_trace")
 _MAX_DEPTH = 10_000  # the deepest of 91 public files has 303 frames
 
 
+class ListRef:
+    """Stands for a recorded list of frames that was not built: its number among those lists, and its stack."""
+
+    __slots__ = ("context", "stack")
+
+    def __init__(self, context: int, stack: int) -> None:
+        self.context, self.stack = context, stack
+
+
 class StackInterner:
     """Collects stacks. Frame dictionaries and lists are recognised by identity first, then by content.
 
@@ -29,11 +38,15 @@ class StackInterner:
         self._frame_of_object: dict[int, int] = {}
         self._stack_of_objects: dict[tuple[int, ...], int] = {(): 0}
         self._stacks: dict[tuple[int, ...], int] = {(): 0}
+        self.returned = 0  # how many times a stand-in was added
 
     def add(self, frames: Any) -> int:
         """The stack's number; -1 for None (no frames recorded)."""
         if frames is None:
             return -1
+        if type(frames) is ListRef:
+            self.returned += 1
+            return frames.stack
         if type(frames) is not list:
             if not isinstance(frames, tuple):
                 raise SnapshotError("a 'frames' entry is not a list")

@@ -7,19 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from memtrace.errors import SnapshotError
-from memtrace.snapshot.bounds import CutShort, Damaged, Foreign, Hostile, refuse_expansion, refuse_sharing
+from memtrace.snapshot.bounds import Unsupported, refuse_expansion, refuse_sharing
 from memtrace.snapshot.container import Source, open_stream
+from memtrace.snapshot.decoder.columns import COMPILED, WINDOW_BYTES, Decoder, TraceColumns
 from memtrace.snapshot.decoder.decode import bounded_memory, decode, memory_allowance_bytes, without_gc
-from memtrace.snapshot.decoder.fast_columns import TraceColumns
-from memtrace.snapshot.decoder.fast_contexts import Contexts, Unsupported
-from memtrace.snapshot.decoder.fast_decode import FastDecoder
 from memtrace.snapshot.fields import as_dicts, as_list
 from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.model import Annotation, Device, Snapshot
 from memtrace.snapshot.segment_columns import read_segments
 from memtrace.snapshot.trace_columns import read_trace
 from memtrace.snapshot.version import release_range
-from memtrace.snapshot.window import WINDOW_BYTES, ReadWindow
 from memtrace.units import printable, printable_in
 
 _TOP_KEYS = {
@@ -27,9 +24,6 @@ _TOP_KEYS = {
     "host_segments", "host_traces", "memtrace",
 }  # fmt: skip
 _MAX_DEVICES = 4096
-_FAST_HEADS = (b"\x80\x04", b"\x80\x05")
-_FAST_BYTES = 4 << 20  # below, building objects is as fast
-_TYPICAL_RATIO = 20  # of a compressed dump
 
 
 def load(source: str | os.PathLike[str], on_progress: Callable[[float], None] | None = None) -> Snapshot:
@@ -49,7 +43,7 @@ def load(source: str | os.PathLike[str], on_progress: Callable[[float], None] | 
         name = opened.name
         with bounded_memory(memory_allowance_bytes(opened.size_bytes, opened.is_compressed)):
             try:
-                fast = load_fast(opened) if _is_large(opened) else None
+                fast = load_fast(opened)
                 if fast is not None:
                     return fast
                 scale = 0.5
@@ -71,21 +65,15 @@ def _named(name: str, error: SnapshotError) -> str:
 
 
 def load_fast(opened: Source, window_bytes: int = WINDOW_BYTES) -> Snapshot | None:
-    """The snapshot by the fast decoder; None where the file is not for it, or needs a message the other one has."""
-    if opened.head[:2] not in _FAST_HEADS:
+    """By the compiled decoder; None where there is none, or where only the plain one can say what the file is."""
+    if COMPILED is None or opened.head[:1] != b"\x80":
         return None
-    window = ReadWindow(opened.stream, window_bytes, frames_at=2)
-    decoder = FastDecoder(window, StackInterner())
+    decoder = Decoder(opened.stream, window_bytes)
     try:
-        return from_raw(decoder.load(), opened.name, contexts=decoder.contexts)
-    except (Unsupported, Damaged, CutShort, Foreign, Hostile, SnapshotError):
+        snapshot = from_raw(decoder.load(), opened.name, stacks=decoder.stacks)
+    except (Unsupported, UnicodeDecodeError, SnapshotError):
         return None
-    finally:
-        window.on_move = None  # a reference cycle would keep everything while the collector is off
-
-
-def _is_large(opened: Source) -> bool:
-    return opened.size_bytes * (_TYPICAL_RATIO if opened.is_compressed else 1) >= _FAST_BYTES
+    return snapshot if decoder.is_used_up() else None
 
 
 class _Warnings:
@@ -104,11 +92,11 @@ class _Warnings:
 
 
 def from_raw(
-    raw: Any, name: str, on_progress: Callable[[float], None] | None = None, contexts: Contexts | None = None
+    raw: Any, name: str, on_progress: Callable[[float], None] | None = None, stacks: StackInterner | None = None
 ) -> Snapshot:
     """A :class:`Snapshot` from the builtin containers PyTorch dumps.
 
-    With ``contexts``, traces may be :class:`TraceColumns` of the fast decoder that made them.
+    Traces may be :class:`TraceColumns` of a decoder that has added to ``stacks``.
     """
     warn = _Warnings()
     if isinstance(raw, list):  # torch.cuda.memory_snapshot(), and PyTorch 1.13's _snapshot()
@@ -135,8 +123,8 @@ def from_raw(
     if is_list and at_least == "2.1":
         below = None  # memory_snapshot() still returns the bare list, without the keys that would tell more
 
-    stacks = contexts.interner if contexts is not None else StackInterner()
-    devices = _devices(segments, traces, stacks, contexts, warn, on_progress)
+    stacks = stacks or StackInterner()
+    devices = _devices(segments, traces, stacks, warn, on_progress)
     host_segments = as_list(raw.get("host_segments") or [], "host_segments")
     return Snapshot(
         source=name,
@@ -163,7 +151,6 @@ def _devices(
     segments: list[dict[str, Any]],
     traces: list[Any],
     stacks: StackInterner,
-    contexts: Contexts | None,
     warn: _Warnings,
     on_progress: Callable[[float], None] | None,
 ) -> tuple[Device, ...]:
@@ -177,8 +164,8 @@ def _devices(
     devices = []
     for done, ordinal in enumerate(with_data):
         raw_trace = traces[ordinal] if ordinal < len(traces) else []
-        if isinstance(raw_trace, TraceColumns) and contexts is not None:
-            trace = raw_trace.read(ordinal, contexts, warn)
+        if isinstance(raw_trace, TraceColumns):
+            trace = raw_trace.read(ordinal, warn)
         else:
             trace = read_trace(ordinal, raw_trace, stacks, warn)
         columns = read_segments(by_device.get(ordinal, []), stacks, warn)

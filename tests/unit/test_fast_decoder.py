@@ -1,9 +1,10 @@
-"""The fast decoder gives the same snapshot as the loader that builds objects: every recording and form, any window."""
+"""The compiled decoder gives the same snapshot as the plain one: every recording and form, any window."""
 
 from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 import random
 from pathlib import Path
@@ -19,6 +20,9 @@ from memtrace.snapshot.container import Source, open_stream
 from memtrace.snapshot.decoder.decode import decode
 from memtrace.snapshot.load import from_raw, load_fast
 from memtrace.snapshot.model import Snapshot
+
+if os.environ.get("MEMTRACE_COMPILE") != "1":
+    pytest.importorskip("memtrace.snapshot.decoder._compiled")
 
 # One of each kind: stacks of Python, of C++ and none, several ranks, a ring, mapped segments, a late start, trainers.
 _KINDS = (
@@ -107,12 +111,38 @@ FORMS: dict[str, Any] = {
     "two devices": lambda: two_devices(),
     "rare keys": lambda: with_rare(long(modern())),
     "out of order": lambda: out_of_order(long(modern())),
+    "frames first": lambda: reordered(long(modern(), share=False)),
+    "pools first": lambda: reordered(with_pools(long(modern()))),
+    "no stream": lambda: without(long(modern()), trace_keys=("stream",)),
+    "cut by a script": lambda: cut(long(modern(), 900)),
+    "merged": lambda: merged(),
+    "read again": lambda: pickle.loads(pickle.dumps(long(modern(), share=False))),
 }
 
 
 def long_of(count: int) -> dict[str, Any]:
     raw = long(modern(), count)
     del raw["device_traces"][0][count:]
+    return raw
+
+
+def reordered(raw: dict[str, Any]) -> dict[str, Any]:
+    """Frames before other keys, of one, two or no frames: an empty list is followed by a key, not by what it holds."""
+    for number, entry in enumerate(raw["device_traces"][0]):
+        entry["frames"] = entry["frames"][: number % 3]
+        raw["device_traces"][0][number] = dict(sorted(entry.items(), key=lambda item: item[0] != "frames"))
+    return raw
+
+
+def cut(raw: dict[str, Any]) -> dict[str, Any]:
+    raw["device_traces"][0] = raw["device_traces"][0][500:2000]
+    return raw
+
+
+def merged() -> dict[str, Any]:
+    """Two files' traces joined by a script: equal texts and frames that are not the same objects."""
+    raw, other = (pickle.loads(pickle.dumps(long(modern(), count), 4)) for count in (50, 70))
+    raw["device_traces"][0] += other["device_traces"][0]
     return raw
 
 
@@ -159,12 +189,22 @@ def out_of_order(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
-@pytest.mark.parametrize("protocol", [4, 5])
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: str, protocol: int) -> None:
     data = pickle.dumps(FORMS[form](), protocol)
     for window_bytes in (700, 1 << 20):
         check(data, window_bytes)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_written_without_a_memo(form: str) -> None:
+    """As PyTorch's C++ pickler writes lists and dictionaries: nothing shared, keys written out each time."""
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, 2)
+    pickler.fast = True
+    pickler.dump(FORMS[form]())
+    check(out.getvalue(), 900)
 
 
 @pytest.mark.parametrize("key", ["addr", "size", "stream", "time_us", "frames", "action", "pool_id", "user_metadata"])
@@ -211,7 +251,7 @@ def test_a_trace_used_twice_is_left_to_the_other_loader() -> None:
 
 
 def test_a_frame_head_within_an_opcode_is_left_to_the_other_loader() -> None:
-    """Taking out frame heads must not join bytes that no pickler wrote side by side."""
+    """A head is one where an opcode may begin, and nowhere else."""
     sound = pickle.dumps(long(modern(), 900), 4)
     assert sound[2] == 0x95
     size = int.from_bytes(sound[3:11], "little")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import lzma
 import pickle
 import signal
@@ -22,7 +21,6 @@ from memtrace.snapshot.decoder import decode
 from memtrace.snapshot.decoder.machine import Machine
 from memtrace.snapshot.load import load
 from memtrace.snapshot.plain import Look, look
-from memtrace.snapshot.window import ReadWindow
 
 
 @contextmanager
@@ -162,12 +160,12 @@ def test_the_machine_builds_what_pickle_builds(protocol: int) -> None:
         {str(i): i for i in range(2500)},
     ]  # fmt: skip
     data = pickle.dumps(value, protocol)
-    assert Machine(ReadWindow(io.BytesIO(data), 64)).load() == pickle.loads(data) == value
+    assert Machine(data).load() == pickle.loads(data) == value
 
 
 def test_the_machine_keeps_shared_objects_shared() -> None:
     inner = [1]
-    made = Machine(ReadWindow(io.BytesIO(pickle.dumps([inner, inner], 4)))).load()
+    made = Machine(pickle.dumps([inner, inner], 4)).load()
     assert made[0] is made[1]
 
 
@@ -183,7 +181,7 @@ def test_the_machine_keeps_shared_objects_shared() -> None:
 )  # fmt: skip
 def test_the_machine_says_what_is_wrong(data: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
-        Machine(ReadWindow(io.BytesIO(data))).load()
+        Machine(data).load()
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -1,41 +1,54 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, initializedcheck=False, cdivision=True
-"""The compiled twin of fast_template.py and fast_fields.py: events of one shape, read one after the other from the bytes.
+"""A pickle machine that reads a snapshot's traces straight into columns, without a Python object an event.
 
-Files come from strangers. Before every read, ``room`` keeps it below ``end``; every write goes into a typed memoryview,
-whose index Cython checks. What is not exactly such an event is left to the pickle machine.
+Everything else becomes the containers, texts and numbers that it stands for. Files come from strangers: before an opcode
+is looked at, ``peek`` makes sure that it and its operands are in sight (``_PADDING`` zeros follow the end), longer operands
+ask ``need``, and what is written to a column is within ``room``. What is not certainly a snapshot raises Unsupported, and
+the plain decoder, which knows what is wrong, reads the file.
 """
 
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memset
 
-cdef enum Key:
-    ACTION = 0
-    ADDR = 1
-    SIZE = 2
-    STREAM = 3
-    TIME = 4
+from struct import unpack
+
+from memtrace.snapshot.bounds import Unsupported
+from memtrace.snapshot.intern import ListRef
+
+cdef enum:
+    IN_SIGHT = 16  # more than any opcode with operands of fixed size
+    EDGE = 200  # events at either end of a trace whose keys tell the release
+    NOT_ASKED = -2
+    NO_KEY = 255
+    MOST_FRAMES = 10_000
+
+cdef enum:  # keys of events
+    ADDR = 0  # integers
+    SIZE = 1
+    TIME = 2
+    STREAM = 3  # coded columns
+    POOL = 4
     USER_METADATA = 5
     COMPILE_CONTEXT = 6
     CATEGORY = 7
-    POOL = 8
+    ACTION = 8
     FRAMES = 9
 
-cdef enum Outcome:
-    SOUND = 0
-    OTHER = 1  # the machine reads this event
-    OUT_OF_SIGHT = 2  # goes on behind the window
-    REFUSED = 3  # not for the fast decoder
+KEYS = ("addr", "size", "time_us", "stream", "pool_id", "user_metadata", "compile_context", "category", "action", "frames")
+EDGE_EVENTS = EDGE
+cdef enum:
+    CODED = 5  # columns from STREAM on
 
-KEYS = ("action", "addr", "size", "stream", "time_us", "user_metadata", "compile_context", "category", "pool_id", "frames")
-ENDED_OUT_OF_SIGHT, ENDED_REFUSED = OUT_OF_SIGHT, REFUSED
-MOST_MEMOIZED = 6  # entries that one event adds to the memo: itself, three texts, a pair, a list
-cdef enum Slot:  # as fast_contexts.py has them
-    UNBUILT = -1
-    BUILT = -2
-    TEXT = -3  # and below: a written text
+cdef enum:  # of memo entries, in the lowest two bits; the number is above. A negative entry is nothing to be fetched.
+    OBJECT = 0
+    TEXT = 1
+    LIST = 2  # a list of frames, by its context
+    PAIR = 3  # a pool id
 
+_PADDING = bytes(32)
+cdef int64_t MAX_ADDRESS = <int64_t>1 << 62, MAX_SIZE = <int64_t>1 << 60
 
 
 cdef struct Body:
@@ -122,407 +135,704 @@ cdef uint64_t mixed_of(const uint8_t* body, Py_ssize_t size) noexcept nogil:
     return mixed | 1
 
 
-@cython.final  # so that calls are direct
-cdef class Known:
-    """Codes of memo entries or numbers that were asked for lately; :meth:`of` asks ``ask`` for others."""
-
-    cdef int64_t numbers[256]
-    cdef int32_t codes[256]
-    cdef object ask
-
-    def __cinit__(self, ask):
-        cdef int i
-        self.ask = ask
-        for i in range(256):
-            self.codes[i] = -1
-
-    cdef int32_t of(self, int64_t number) except -2:
-        """The code, -1 where there is none (yet)."""
-        cdef int place = <int>(number & 255)
-        if self.codes[place] >= 0 and self.numbers[place] == number:
-            return self.codes[place]
-        cdef int32_t code = self.ask(number)
-        if code >= 0:
-            self.numbers[place], self.codes[place] = number, code
-        return code if code >= 0 else -1
+cdef void* grown(void* data, Py_ssize_t count, Py_ssize_t* room, Py_ssize_t item) except NULL:
+    """``data`` with room for more than ``count`` items."""
+    if count < room[0]:
+        return data
+    cdef Py_ssize_t wanted = 2 * count + 1024
+    data = realloc(data, wanted * item)
+    if data == NULL:
+        raise MemoryError
+    room[0] = wanted
+    return data
 
 
 @cython.final  # so that calls are direct
-cdef class Scanner:
-    """Reads the events of one trace. ``source`` answers what bytes alone can't tell; see ``fast_decode._Source``."""
+cdef class Reader:
+    """Reads one file. ``owner`` is the :class:`columns.Decoder` that is asked what the bytes alone don't tell."""
 
-    cdef object source
-    cdef Bodies bodies, written
-    cdef Known actions, streams, texts, written_texts, pools
+    cdef object owner, stream
+    cdef Py_ssize_t window_bytes
+    # The window: data[at:end] is in sight. Nothing behind ``keep`` (unless -1) is let go.
+    cdef bytes window
     cdef const uint8_t* data
-    cdef Py_ssize_t end, at, cut, cut_at
-    cdef object cuts
-    cdef int64_t number, first, second  # of the field read last
-    cdef int64_t pool_first, pool_second
-    cdef int32_t pool_code
-    cdef const int32_t[::1] of_slot
-    cdef int32_t[::1] slots
-    cdef int64_t filled, memoized  # memo entries before this run, and in it
+    cdef Py_ssize_t at, end, keep
+    cdef uint64_t base, frames_end  # where the window begins in the file, and where the frames claim to end
+    cdef bint at_end
+    # The machine.
+    cdef list stack, marks, objects
+    cdef bint fresh  # whether the top of the stack is a list just made
+    cdef int32_t* memo
+    cdef Py_ssize_t filled, memo_room
+    # Texts by number, with what they mean as a key, as an action and as a value of the three text columns.
+    cdef list texts
+    cdef Bodies text_table
+    cdef int32_t* meanings  # five a text: key, action, three codes
+    cdef Py_ssize_t meanings_room
+    cdef int32_t no_text
+    # Lists of frames.
+    cdef Bodies list_table
+    cdef int32_t* items
+    cdef Py_ssize_t items_room
+    cdef int32_t* stack_of  # by context
+    cdef Py_ssize_t contexts, contexts_room
+    # The trace under way.
+    cdef object trace
+    cdef Py_ssize_t count, room
+    cdef uint8_t* action
+    cdef int64_t* wide[3]
+    cdef int32_t* stacks
+    cdef int32_t* lists
+    cdef int32_t* coded[CODED]  # NULL while all codes are 0
+    cdef uint16_t masks[EDGE]
+    cdef int64_t number, last_stream, pool_first, pool_second
+    cdef int32_t last_stream_code, pool_code, context, stack_number
 
-    def __cinit__(self, source, Bodies bodies, Bodies written):
-        self.source = source
-        self.bodies, self.written = bodies, written
-        self.pool_code = -1
-        self.actions, self.streams = Known(source.action), Known(source.stream)
-        self.texts, self.pools = Known(source.text), Known(source.pool)
-        self.written_texts = Known(source.text_written)
+    def __cinit__(self, owner, stream, Py_ssize_t window_bytes):
+        self.owner, self.stream, self.window_bytes = owner, stream, window_bytes
+        self.window, self.keep = _PADDING, -1
+        self.data = self.window
+        self.stack, self.marks, self.objects, self.texts = [], [], [], []
+        self.text_table, self.list_table = Bodies(), Bodies()
+        self.no_text = self.interned(self.data, 0)
 
-    # Single fields. Each moves ``at`` behind what it has read.
+    def __dealloc__(self):
+        free(self.memo)
+        free(self.meanings)
+        free(self.items)
+        free(self.stack_of)
 
-    cdef inline bint room(self, Py_ssize_t size) noexcept nogil:
-        """Whether ``size`` more bytes are in sight."""
-        return size <= self.end - self.at
+    # The window.
 
-    cdef inline int boundary(self) except -1:
-        """At the beginning of an opcode: whether none before it spans the place where a frame began."""
-        return SOUND if self.cut > self.at else self.cross()
-
-    cdef int cross(self) except -1:
-        if self.cut < self.at:
-            return REFUSED
-        while self.cut == self.at:
-            self.cut_at += 1
-            self.cut = self.cuts[self.cut_at] if self.cut_at < len(self.cuts) else self.end + 1
-        return SOUND
-
-    cdef inline int expect(self, uint8_t wanted) noexcept nogil:
-        """One opcode without operands."""
-        if not self.room(1):
-            return OUT_OF_SIGHT
-        if self.data[self.at] != wanted:
-            return OTHER
-        self.at += 1
-        return SOUND
-
-    cdef inline int fetch(self, int64_t wanted) noexcept nogil:
-        """The memo entry that holds a key."""
-        cdef int outcome = self.reference()
-        return OTHER if outcome == SOUND and self.number != wanted else outcome
-
-    cdef inline int reference(self) noexcept nogil:
-        """A fetched memo entry: ``number``."""
-        cdef uint32_t wide
-        if not self.room(5):
-            return OUT_OF_SIGHT
-        if self.data[self.at] == 0x68:
-            self.number = self.data[self.at + 1]
-            self.at += 2
-        elif self.data[self.at] == 0x6A:
-            memcpy(&wide, self.data + self.at + 1, 4)
-            self.number = wide
-            self.at += 5
-        else:
-            return OTHER
-        return SOUND
-
-    cdef inline int integer(self) noexcept nogil:
-        """An integer of up to 64 bits: ``number``."""
-        cdef uint8_t op
-        cdef Py_ssize_t size, i
-        cdef uint64_t value = 0
-        if not self.room(10):
-            return OUT_OF_SIGHT
-        op = self.data[self.at]
-        self.at += 1
-        if op == 0x4B:
-            self.number = self.data[self.at]
-            self.at += 1
-        elif op == 0x4D:
-            self.number = self.data[self.at] | <int64_t>self.data[self.at + 1] << 8
-            self.at += 2
-        elif op == 0x4A or op == 0x8A:
-            size = 4
-            if op == 0x8A:
-                size = self.data[self.at]
-                self.at += 1
-                if size < 1 or size > 8:
-                    return OTHER
-            for i in range(size):
-                value |= <uint64_t>self.data[self.at + i] << (8 * i)
-            if size < 8 and self.data[self.at + size - 1] & 0x80:
-                value |= ~<uint64_t>0 << (8 * size)
-            self.number = <int64_t>value
-            self.at += size
-        else:
-            return OTHER
-        return SOUND
-
-    cdef int32_t text(self, int* outcome) except -2:
-        """The code of a text that is fetched, or written and memoized."""
-        cdef int32_t code = UNBUILT
-        cdef Py_ssize_t start, size
-        if not self.room(2):
-            outcome[0] = OUT_OF_SIGHT
-            return -1
-        if self.data[self.at] != 0x8C:
-            outcome[0] = self.reference()
-            if outcome[0] != SOUND:
-                return -1
-            if self.number < self.filled:
-                code = self.of_slot[self.number]
-            elif self.number < self.filled + self.memoized:
-                code = self.slots[self.number - self.filled]
-            return self.written_texts.of(TEXT - code) if code <= TEXT else self.texts.of(self.number)
-        size = self.data[self.at + 1]
-        start = self.at + 2
-        if not self.room(size + 3):
-            outcome[0] = OUT_OF_SIGHT
-            return -1
-        self.at = start + size
-        outcome[0] = OTHER if size == 0 else self.boundary()
-        if outcome[0] == SOUND:
-            outcome[0] = self.expect(0x94)
-        if outcome[0] != SOUND:
-            return -1
-        code = self.known(self.written, start, start + size, self.source.written_text)
-        if code < 0:
-            return -1
-        self.memoize(TEXT - code)
-        return self.written_texts.of(code)
-
-    cdef int memoize(self, int32_t what) except -1:
-        self.slots[self.memoized] = what
-        self.memoized += 1
+    cdef int more(self, Py_ssize_t wanted) except -1:
+        """Move on until ``wanted`` bytes behind ``at`` are in sight, or all that are left."""
+        if self.at_end:
+            return 0
+        cdef Py_ssize_t start = self.keep if self.keep >= 0 else self.at
+        cdef Py_ssize_t have = self.end - start
+        parts = [self.window[start : self.end]]
+        wanted = max(self.at - start + wanted, self.window_bytes)
+        while have < wanted:
+            part = self.stream.read(self.window_bytes)  # never as much as a stranger's length claims
+            if not part:
+                self.at_end = True
+                break
+            parts.append(part)
+            have += len(part)
+        parts.append(_PADDING)
+        self.window = b"".join(parts)
+        self.data = self.window
+        self.base += start
+        self.at -= start
+        self.end = have
+        if self.keep >= 0:
+            self.keep = 0
         return 0
 
-    cdef int32_t pair(self, int* outcome) except -2:
-        """The code of a pool id: fetched, or two numbers and memoized."""
-        outcome[0] = self.reference()
-        if outcome[0] == SOUND:
-            return self.pools.of(self.number)
-        if outcome[0] != OTHER:
+    cdef inline int need(self, Py_ssize_t size) except -1:
+        """``size`` bytes behind ``at``."""
+        if size > self.end - self.at:
+            self.more(size)
+            if size > self.end - self.at:
+                raise Unsupported("cut short")
+        return 0
+
+    cdef inline int peek(self) except -1:
+        """The next opcode. Frames, which may begin before any, are passed over."""
+        cdef uint64_t size
+        while True:
+            if self.end - self.at < IN_SIGHT:
+                self.more(IN_SIGHT)
+                if self.at >= self.end:
+                    raise Unsupported("cut short")
+            if self.data[self.at] != 0x95:
+                return self.data[self.at]
+            memcpy(&size, self.data + self.at + 1, 8)
+            self.at += 9
+            if size > <uint64_t>1 << 62:
+                raise Unsupported("a frame without end")
+            self.frames_end = max(self.frames_end, self.base + <uint64_t>self.at + size)
+
+    cdef inline int next(self) except -1:
+        """The next opcode, which is taken."""
+        cdef int op = self.peek()
+        self.at += 1
+        return op
+
+    # Operands. ``at`` is behind the opcode.
+
+    cdef inline bint integer(self, int op) noexcept:
+        """An integer of up to 64 bits: ``number``. False for another opcode."""
+        cdef int32_t narrow
+        cdef uint64_t word
+        cdef int size
+        if op == 0x4B:  # BININT1
+            self.number = self.data[self.at]
+            self.at += 1
+        elif op == 0x4D:  # BININT2
+            self.number = self.data[self.at] | <int64_t>self.data[self.at + 1] << 8
+            self.at += 2
+        elif op == 0x4A:  # BININT
+            memcpy(&narrow, self.data + self.at, 4)
+            self.number = narrow
+            self.at += 4
+        elif op == 0x8A and 1 <= self.data[self.at] <= 8:  # LONG1
+            size = self.data[self.at]
+            memcpy(&word, self.data + self.at + 1, 8)
+            self.number = <int64_t>(word << (64 - 8 * size)) >> (64 - 8 * size)
+            self.at += 1 + size
+        else:
+            return False
+        return True
+
+    cdef inline int32_t fetched(self, int op) except? -1:
+        """The memo entry that BINGET or LONG_BINGET names."""
+        cdef uint32_t slot = self.data[self.at]
+        if op == 0x6A:
+            memcpy(&slot, self.data + self.at, 4)
+        self.at += 1 if op == 0x68 else 4
+        if slot >= <uint64_t>self.filled:
+            raise Unsupported("refers to an object it has not stored")
+        return self.memo[slot]
+
+    cdef inline bint stores(self) except -1:
+        """Whether the next opcode stores the top of the stack in the memo's next entry; it is taken then."""
+        cdef int op = self.peek()
+        cdef uint32_t slot
+        if op == 0x94:  # MEMOIZE
+            self.at += 1
+            return True
+        if op != 0x71 and op != 0x72:  # BINPUT, LONG_BINPUT
+            return False
+        slot = self.data[self.at + 1]
+        if op == 0x72:
+            memcpy(&slot, self.data + self.at + 1, 4)
+        if slot != <uint64_t>self.filled:
+            raise Unsupported("memo entries out of order")
+        self.at += 2 if op == 0x71 else 5
+        return True
+
+    cdef inline int store(self, int32_t entry) except -1:
+        """The next memo entry."""
+        self.memo = <int32_t*>grown(self.memo, self.filled, &self.memo_room, sizeof(int32_t))
+        self.memo[self.filled] = entry
+        self.filled += 1
+        return 0
+
+    cdef int32_t interned(self, const uint8_t* start, Py_ssize_t size) except -1:
+        """The number of a text."""
+        cdef uint64_t mixed = mixed_of(start, size)
+        cdef Py_ssize_t place = self.text_table.find(mixed, start, size)
+        cdef int32_t number
+        cdef int i
+        if self.text_table.slots[place].mixed != 0:
+            return self.text_table.slots[place].number
+        number = <int32_t>len(self.texts)
+        if number >= 1 << 28:
+            raise Unsupported("too many texts")
+        text = (<const char*>start)[:size].decode("utf-8", "surrogatepass")
+        self.texts.append(text)
+        self.text_table.put(mixed, start, size, number)
+        self.meanings = <int32_t*>grown(self.meanings, number, &self.meanings_room, 5 * sizeof(int32_t))
+        self.meanings[5 * number] = KEYS.index(text) if text in KEYS else NO_KEY
+        self.meanings[5 * number + 1] = self.owner.action(text)
+        for i in range(2, 5):
+            self.meanings[5 * number + i] = NOT_ASKED
+        return number
+
+    cdef int32_t text(self, int op) except -2:
+        """The number of a text that is fetched, or written and perhaps stored; -1 for anything else."""
+        cdef int32_t entry
+        cdef uint32_t narrow
+        cdef uint64_t size
+        if op == 0x68 or op == 0x6A:
+            entry = self.fetched(op)
+            return entry >> 2 if entry >= 0 and entry & 3 == TEXT else -1
+        if op == 0x8C:  # SHORT_BINUNICODE
+            size = self.data[self.at]
+            self.at += 1
+        elif op == 0x58:  # BINUNICODE
+            memcpy(&narrow, self.data + self.at, 4)
+            size = narrow
+            self.at += 4
+        elif op == 0x8D:  # BINUNICODE8
+            memcpy(&size, self.data + self.at, 8)
+            self.at += 8
+            if size > <uint64_t>1 << 62:
+                raise Unsupported("a text without end")
+        else:
             return -1
-        outcome[0] = self.integer()
-        if outcome[0] != SOUND:
-            return -1
-        self.first = self.number
-        outcome[0] = self.boundary()
-        if outcome[0] == SOUND:
-            outcome[0] = self.integer()
-        if outcome[0] != SOUND:
-            return -1
-        self.second = self.number
-        outcome[0] = self.boundary()
-        if outcome[0] == SOUND:
-            outcome[0] = self.expect(0x86)
-        if outcome[0] == SOUND:
-            outcome[0] = self.boundary()
-        if outcome[0] == SOUND:
-            outcome[0] = self.expect(0x94)
-        if outcome[0] != SOUND:
-            return -1
-        self.memoize(UNBUILT)
-        if self.pool_code < 0 or self.first != self.pool_first or self.second != self.pool_second:
-            self.pool_code = self.source.written_pool(self.first, self.second)
-            self.pool_first, self.pool_second = self.first, self.second
+        self.need(<Py_ssize_t>size)
+        entry = self.interned(self.data + self.at, <Py_ssize_t>size)
+        self.at += <Py_ssize_t>size
+        if self.stores():
+            self.store(entry << 2 | TEXT)
+        return entry
+
+    # The machine.
+
+    def load(self):
+        """The file's object."""
+        self.run(-1)
+        if self.marks or len(self.stack) != 1:
+            raise Unsupported("ends at an open container")
+        while not self.at_end and self.base + <uint64_t>self.end < self.frames_end:
+            self.at = self.end
+            self.more(1)
+        if self.base + <uint64_t>self.end < self.frames_end:
+            raise Unsupported("cut short")
+        return self.stack[0]
+
+    cdef int run(self, Py_ssize_t height) except -1:
+        """Until STOP, or until SETITEM or SETITEMS leave the stack ``height`` high."""
+        cdef list stack = self.stack, items
+        cdef int op
+        cdef int32_t entry
+        cdef bint fresh
+        while True:
+            op = self.next()
+            fresh, self.fresh = self.fresh, False
+            if op == 0x68 or op == 0x6A:
+                entry = self.fetched(op)
+                if entry < 0:
+                    raise Unsupported("something within an event")
+                if entry & 3 == OBJECT:
+                    stack.append(self.objects[entry >> 2])
+                elif entry & 3 == TEXT:
+                    stack.append(self.texts[entry >> 2])
+                elif entry & 3 == PAIR:
+                    stack.append(self.owner.pairs[entry >> 2])
+                else:
+                    self.owner.lent += 1
+                    stack.append(ListRef(entry >> 2, self.stack_of[entry >> 2]))
+            elif op == 0x94 or op == 0x71 or op == 0x72:
+                self.at -= 1
+                self.stores()
+                self.fresh = fresh
+                self.objects.append(self.top())
+                self.store(self.object_entry(len(self.objects) - 1))
+            elif op == 0x8C or op == 0x58 or op == 0x8D:
+                stack.append(self.texts[self.text(op)])
+            elif self.integer(op):
+                stack.append(self.number)
+            elif op == 0x8A:  # LONG1, longer than 64 bits
+                self.need(1 + self.data[self.at])
+                stack.append(int.from_bytes(self.window[self.at + 1 : self.at + 1 + self.data[self.at]], "little", signed=True))
+                self.at += 1 + self.data[self.at]
+            elif op == 0x28:  # MARK
+                if not (fresh and self.read_trace()):
+                    self.marks.append(len(stack))
+            elif op == 0x7D:
+                stack.append({})
+            elif op == 0x5D:
+                stack.append([])
+                self.fresh = True
+            elif op == 0x75 or op == 0x73:  # SETITEMS, SETITEM
+                items = self.from_mark() if op == 0x75 else self.taken(2)
+                self.set_items(items)
+                if len(stack) == height:
+                    return 0
+            elif op == 0x65 or op == 0x61:  # APPENDS, APPEND
+                items = self.from_mark() if op == 0x65 else self.taken(1)
+                target = self.top()
+                if type(target) is not list or id(target) in self.owner.settled:
+                    raise Unsupported("appends to something that is not a list")
+                (<list>target).extend(items)
+            elif op == 0x86 or op == 0x74:  # TUPLE2, TUPLE
+                items = self.from_mark() if op == 0x74 else self.taken(2)
+                if len(items) != 2 or type(items[0]) is not int or type(items[1]) is not int:
+                    raise Unsupported("another tuple than a pool id")
+                stack.append(tuple(items))
+            elif op == 0x4E:
+                stack.append(None)
+            elif op == 0x88 or op == 0x89:
+                stack.append(op == 0x88)
+            elif op == 0x47:  # BINFLOAT
+                stack.append(unpack(">d", self.window[self.at : self.at + 8])[0])
+                self.at += 8
+            elif op == 0x80:  # PROTO
+                if not 2 <= self.data[self.at] <= 5:
+                    raise Unsupported("a pickle protocol that does not exist yet")
+                self.at += 1
+            elif op == 0x2E:
+                return 0
+            else:
+                raise Unsupported("another opcode")
+
+    cdef inline Py_ssize_t bottom(self) except -1:
+        """What lies below belongs to another container."""
+        return self.marks[len(self.marks) - 1] if self.marks else 0
+
+    cdef object top(self):
+        if len(self.stack) <= self.bottom():
+            raise Unsupported("takes from an empty stack")
+        return self.stack[len(self.stack) - 1]
+
+    cdef list taken(self, Py_ssize_t count):
+        """The uppermost ``count`` objects."""
+        cdef Py_ssize_t start = len(self.stack) - count
+        if start < self.bottom():
+            raise Unsupported("takes from an empty stack")
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    cdef list from_mark(self):
+        """What lies above the last mark, which goes."""
+        cdef Py_ssize_t start = self.bottom()
+        if not self.marks or start > len(self.stack):
+            raise Unsupported("closes a container that was not opened")
+        items = self.stack[start:]
+        del self.stack[start:]
+        self.marks.pop()
+        return items
+
+    cdef int set_items(self, list items) except -1:
+        target = self.top()
+        if type(target) is not dict or len(items) % 2 or id(target) in self.owner.settled:
+            raise Unsupported("sets items of something that is not a dictionary")
+        cdef Py_ssize_t i
+        for i in range(0, len(items), 2):
+            if type(items[i]) is not str and type(items[i]) is not int:
+                raise Unsupported("a key that is neither text nor number")
+            (<dict>target)[items[i]] = items[i + 1]
+        return 0
+
+    cdef int32_t object_entry(self, Py_ssize_t number) except -1:
+        if number >= 1 << 28:
+            raise Unsupported("too many objects")
+        return <int32_t>number << 2
+
+    # Traces.
+
+    cdef bint read_trace(self) except -1:
+        """At the MARK behind a new list: read it as a trace, to behind its last batch, if it is one."""
+        cdef int op
+        cdef Py_ssize_t height = len(self.stack), depth = len(self.marks)
+        if depth > 2 or self.trace is not None or not self.owner.is_trace(self.stack, self.marks):
+            return False
+        target = self.stack[height - 1]
+        if self.filled and self.memo[self.filled - 1] & 3 == OBJECT and self.objects[self.memo[self.filled - 1] >> 2] is target:
+            self.memo[self.filled - 1] = -1  # the list stays empty: nothing else may refer to it
+        self.trace = self.owner.new_trace(target)
+        self.count = self.room = 0
+        self.last_stream_code = self.pool_code = -1
+        for op in range(CODED):
+            self.coded[op] = NULL
+        for op in range(<int>len(self.texts)):
+            self.meanings[5 * op + 2] = self.meanings[5 * op + 3] = self.meanings[5 * op + 4] = NOT_ASKED
+        while True:
+            op = self.next()
+            if op == 0x7D:
+                self.any_event(height, depth)
+            elif op == 0x65:  # APPENDS
+                op = self.peek()
+                if op == 0x28:
+                    self.at += 1
+                elif op == 0x7D:  # a last one alone, APPEND
+                    self.at += 1
+                    self.any_event(height, depth)
+                    if self.next() != 0x61:
+                        raise Unsupported("something else than an event")
+                    break
+                else:
+                    break
+            else:
+                raise Unsupported("something else than an event")
+        self.trace.close(self.count, [self.masks[i] for i in range(min(self.count, EDGE))])
+        self.trace = None
+        return True
+
+    cdef inline int any_event(self, Py_ssize_t height, Py_ssize_t depth) except -1:
+        """An event, behind its EMPTY_DICT."""
+        self.keep = self.at - 1
+        if self.event():
+            self.keep = -1
+            return 0
+        self.keep = -1
+        return self.slow_event(height, depth)
+
+    cdef int slow_event(self, Py_ssize_t height, Py_ssize_t depth) except -1:
+        """An event that has to be looked at as a dictionary; ``at`` is before it."""
+        cdef int i
+        self.marks.append(height)
+        self.run(height + 1)
+        if len(self.stack) != height + 1 or len(self.marks) != depth + 1 or type(self.stack[height]) is not dict:
+            raise Unsupported("an event in several parts")
+        self.marks.pop()
+        if self.count == self.room:
+            self.grow()
+        values = self.trace.rare(self.count, self.stack.pop())
+        self.action[self.count] = values[0]
+        for i in range(3):
+            self.wide[i][self.count] = values[1 + i]
+        self.lists[self.count], self.stacks[self.count] = values[4]
+        for i in range(CODED):
+            self.put_code(i, values[5 + i])
+        self.masks[self.count % EDGE] = 0
+        self.count += 1
+        return 0
+
+    cdef int grow(self) except -1:
+        """Room for more events."""
+        cdef uint8_t[::1] bytes_
+        cdef int64_t[::1] words
+        cdef int32_t[::1] numbers
+        cdef int i
+        self.room = self.trace.grow(max(1024, 3 * self.room // 2))
+        bytes_ = self.trace.action
+        self.action = &bytes_[0]
+        for i in range(3):
+            words = self.trace.wide[i]
+            self.wide[i] = &words[0]
+        numbers = self.trace.lists
+        self.lists = &numbers[0]
+        numbers = self.trace.stacks
+        self.stacks = &numbers[0]
+        for i in range(CODED):
+            self.point_at_codes(i)
+        return 0
+
+    cdef int point_at_codes(self, int column) except -1:
+        cdef int32_t[::1] numbers
+        self.coded[column] = NULL
+        if self.trace.coded[column] is not None:
+            numbers = self.trace.coded[column]
+            if numbers.shape[0] < self.room:
+                raise IndexError
+            self.coded[column] = &numbers[0]
+        return 0
+
+    cdef inline int put_code(self, int column, int32_t code) except -1:
+        """The code of event ``count`` in a column that exists from its first code other than 0 on."""
+        if self.coded[column] == NULL:
+            if code == 0:
+                return 0
+            self.trace.spread(column)
+            self.point_at_codes(column)
+        self.coded[column][self.count] = code
+        return 0
+
+    cdef bint event(self) except -1:
+        """An event, behind its EMPTY_DICT. False, and all as before, if it is not of the usual kind."""
+        cdef Py_ssize_t start = self.at - 1, filled = self.filled
+        cdef int64_t base = <int64_t>self.base
+        if self.usual():
+            return True
+        self.at = <Py_ssize_t>(start + base - <int64_t>self.base)
+        self.filled = filled
+        return False
+
+    cdef bint usual(self) except -1:
+        cdef int64_t values[3]
+        cdef int32_t texts[3]
+        cdef int op, key, action = 0
+        cdef int32_t name, stream = -1, pool = -1
+        cdef unsigned int seen = 0
+        cdef int i
+        values[0] = values[1] = values[2] = 0
+        texts[0] = texts[1] = texts[2] = self.no_text
+        self.context = self.stack_number = -1
+        if self.stores():
+            self.store(-1)
+        if self.next() != 0x28:
+            return False
+        while True:
+            op = self.next()
+            if op == 0x75:
+                break
+            name = self.text(op)
+            if name < 0:
+                return False
+            key = self.meanings[5 * name]
+            if key == NO_KEY or seen >> key & 1:
+                return False
+            seen |= 1 << key
+            op = self.next()
+            if key <= TIME:
+                if not self.integer(op):
+                    return False
+                values[key] = self.number
+            elif key == ACTION:
+                name = self.text(op)
+                if name < 0 or self.meanings[5 * name + 1] < 0:
+                    return False
+                action = self.meanings[5 * name + 1]
+            elif key == FRAMES:
+                if not self.frames(op):
+                    return False
+            elif key == STREAM:
+                if not self.integer(op):
+                    return False
+                stream = self.code_of_stream(self.number)
+            elif key == POOL:
+                pool = self.pair(op)
+                if pool < 0:
+                    return False
+            else:
+                texts[key - USER_METADATA] = self.text(op)
+                if texts[key - USER_METADATA] < 0:
+                    return False
+        if not (seen >> ACTION & 1 and seen >> SIZE & 1):
+            return False
+        if values[ADDR] < 0 or values[ADDR] > MAX_ADDRESS or values[SIZE] < 0 or values[SIZE] >= MAX_SIZE:
+            return False
+        if self.count == self.room:
+            self.grow()
+        self.action[self.count] = <uint8_t>action
+        for i in range(3):
+            self.wide[i][self.count] = values[i]
+        self.lists[self.count], self.stacks[self.count] = self.context, self.stack_number
+        self.put_code(0, stream if stream >= 0 else self.code_of_stream(0))
+        self.put_code(1, pool if pool >= 0 else self.code_of_pair(0, 0))
+        for i in range(3):
+            if self.meanings[5 * texts[i] + 2 + i] == NOT_ASKED:
+                self.meanings[5 * texts[i] + 2 + i] = self.trace.text_code(i, self.texts[texts[i]])
+            self.put_code(2 + i, self.meanings[5 * texts[i] + 2 + i])
+        self.masks[self.count % EDGE] = <uint16_t>seen
+        if self.count == 0:
+            self.trace.first_keys = self.trace.keys_of(seen)
+        if self.count < EDGE:
+            self.trace.first_masks |= seen
+        self.count += 1
+        return True
+
+    cdef inline int32_t code_of_stream(self, int64_t number) except -1:
+        if self.last_stream_code < 0 or number != self.last_stream:
+            self.last_stream_code = self.trace.stream_code(number)
+            self.last_stream = number
+        return self.last_stream_code
+
+    cdef inline int32_t code_of_pair(self, int64_t first, int64_t second) except -1:
+        if self.pool_code < 0 or first != self.pool_first or second != self.pool_second:
+            self.pool_code = self.trace.pool_code((first, second))
+            self.pool_first, self.pool_second = first, second
         return self.pool_code
 
-    cdef int32_t known(self, Bodies table, Py_ssize_t start, Py_ssize_t stop, ask) except -2:
-        """The number of a piece of the data; ``ask`` is asked about one that is new, and answers -1 if it has none."""
-        cdef uint64_t mixed = mixed_of(self.data + start, stop - start)
-        cdef Py_ssize_t place = table.find(mixed, self.data + start, stop - start)
-        if table.slots[place].mixed != 0:
-            return table.slots[place].number
-        cdef int32_t found = ask((<const char*>self.data)[start:stop])
-        if found >= 0:
-            table.put(mixed, self.data + start, stop - start, found)
-        return found
+    cdef int32_t pair(self, int op) except -2:
+        """The code of a pool id: fetched, or two numbers; -1 for anything else."""
+        cdef int32_t entry
+        cdef int64_t first
+        cdef bint marked = op == 0x28
+        if op == 0x68 or op == 0x6A:
+            entry = self.fetched(op)
+            if entry >= 0 and entry & 3 == PAIR:
+                return self.trace.pool_code(self.owner.pairs[entry >> 2])
+            return -1
+        if not self.integer(self.next() if marked else op):
+            return -1
+        first = self.number
+        if not self.integer(self.next()) or self.next() != (0x74 if marked else 0x86):
+            return -1
+        entry = self.code_of_pair(first, self.number)
+        if self.stores():
+            self.store(self.object_entry(self.owner.pair((first, self.pool_second))) | PAIR)
+        return entry
 
-    # Events.
-
-    def take(
-        self,
-        const uint8_t[::1] data,
-        Py_ssize_t at,
-        Py_ssize_t end,
-        cuts,
-        const uint8_t[::1] keys,
-        const int64_t[::1] fetches,
-        int64_t filled,
-        const int32_t[::1] of_slot,
-        int32_t context,
-        uint8_t[::1] action,
-        int64_t[:, ::1] wide,
-        int32_t[:, ::1] narrow,
-        int32_t[::1] slots,
-        int32_t[::1] stacks,
-    ):
-        """Read events from ``at`` on, as many as fit the shape, the window and the arrays.
-
-        ``filled`` counts memo entries, ``of_slot`` has the context of those, ``context`` is the next one's number.
-        Filled are ``action``; the rows addr, size, time of ``wide``; stream, context, pool, three texts of ``narrow``;
-        by new memo entry its context in ``slots``; by new context its stack in ``stacks``. Returns (events, position
-        behind them, new memo entries, new contexts, cuts passed, what stopped it).
-        """
-        if end > data.shape[0] or at < 0 or at > end or not keys.shape[0] or fetches.shape[0] != keys.shape[0]:
-            raise ValueError("the window is smaller than it claims")
-        self.data = &data[0]
-        self.end, self.at = end, at
-        self.cuts = cuts
-        self.cut_at = 0
-        self.cut = cuts[0] if cuts else end + 1
-        self.of_slot, self.slots = of_slot, slots
-        self.filled, self.memoized = filled, 0
-        cdef Py_ssize_t count = 0, behind = at, most = action.shape[0], i, body, passed = 0
-        cdef int64_t memoized = 0
-        cdef int32_t made = 0, code, number
-        cdef int outcome = SOUND
-        cdef uint8_t key
-        while count < most:
-            # Between two events: nothing, or a new batch. Its opcodes are one byte each, so no cut can be within one.
-            if count and self.room(3) and self.data[self.at] == 0x65 and self.data[self.at + 1] == 0x28:
-                self.at += 2
-                while self.cut < self.at:
-                    self.cut_at += 1
-                    self.cut = cuts[self.cut_at] if self.cut_at < len(cuts) else end + 1
-            outcome = self.boundary()
-            if outcome == SOUND:
-                outcome = self.expect(0x7D)
-            if outcome == SOUND:
-                outcome = self.boundary()
-            if outcome == SOUND:
-                outcome = self.expect(0x94)
-            if outcome == SOUND:
-                outcome = self.boundary()
-            if outcome == SOUND:
-                outcome = self.expect(0x28)
-            if outcome != SOUND:
-                break
-            self.memoize(UNBUILT)  # the dictionary itself
-            for i in range(keys.shape[0]):
-                key = keys[i]
-                outcome = self.boundary()
-                if outcome == SOUND:
-                    outcome = self.fetch(fetches[i])
-                if outcome == SOUND:
-                    outcome = self.boundary()
-                if outcome != SOUND:
-                    break
-                if key == ACTION:
-                    outcome = self.reference()
-                    if outcome != SOUND:
-                        break
-                    code = self.actions.of(self.number)
-                    if code < 0:
-                        outcome = OTHER
-                        break
-                    action[count] = <uint8_t>code
-                elif key == ADDR or key == SIZE or key == TIME or key == STREAM:
-                    outcome = self.integer()
-                    if outcome != SOUND:
-                        break
-                    if key == STREAM:
-                        narrow[0, count] = self.streams.of(self.number)
-                    else:
-                        wide[0 if key == ADDR else 1 if key == SIZE else 2, count] = self.number
-                elif key == POOL:
-                    code = self.pair(&outcome)
-                    if outcome == SOUND and code < 0:
-                        outcome = OTHER
-                    if outcome != SOUND:
-                        break
-                    narrow[2, count] = code
-                elif key == FRAMES:
-                    outcome = self.frames(&context, &made, stacks, &number)
-                    if outcome != SOUND:
-                        break
-                    narrow[1, count] = number
-                else:
-                    code = self.text(&outcome)
-                    if outcome == SOUND and code < 0:
-                        outcome = OTHER
-                    if outcome != SOUND:
-                        break
-                    narrow[3 + key - USER_METADATA, count] = code
-            if outcome == SOUND:
-                outcome = self.boundary()
-            if outcome == SOUND:
-                outcome = self.expect(0x75)
-            if outcome != SOUND:
-                break
-            count += 1
-            memoized = self.memoized
-            behind = self.at
-            passed = self.cut_at
-        self.data = NULL
-        self.cuts = self.of_slot = self.slots = None
-        # Of an event that was not finished nothing counts; a list that it wrote was the last thing it did.
-        return count, behind, memoized, self.contexts_of(slots, memoized), passed, outcome
-
-    cdef int contexts_of(self, int32_t[::1] slots, int64_t memoized) except -1:
-        """How many of the new memo entries are lists of frames."""
-        cdef int found = 0
-        cdef int64_t i
-        for i in range(memoized):
-            found += slots[i] >= 0
-        return found
-
-    cdef int frames(self, int32_t* context, int32_t* made, int32_t[::1] stacks, int32_t* known) except -1:
-        """The frames of an event: fetched, or written out and memoized."""
-        cdef int outcome = self.reference()
-        cdef Py_ssize_t start, stop
-        cdef int32_t found
-        if outcome == SOUND:
-            if self.number >= self.filled + self.memoized:
-                return REFUSED  # fetched before it is stored
-            if self.number >= self.filled:
-                known[0] = self.slots[self.number - self.filled]
+    cdef bint frames(self, int op) except -1:
+        """The frames of an event, fetched or written: ``context`` and ``stack_number``."""
+        cdef int32_t entry
+        cdef Py_ssize_t slot = -1, count = 0
+        if op == 0x68 or op == 0x6A:
+            entry = self.fetched(op)
+            if entry >= 0 and entry & 3 == LIST:
+                self.context, self.stack_number = entry >> 2, self.stack_of[entry >> 2]
+                return True
+            if entry < 0 or entry & 3 != OBJECT or type(self.objects[entry >> 2]) is not list:
+                return False
+            self.context, self.stack_number = self.known(self.objects[entry >> 2])
+            return True
+        if op != 0x5D:
+            return False
+        if self.stores():
+            slot = self.filled
+            self.store(-1)
+        while True:
+            op = self.peek()
+            if op == 0x28:  # MARK … APPENDS
+                self.at += 1
+                op = self.next()
+                while op != 0x65:
+                    entry = self.frame(op)
+                    if entry < 0:
+                        return False
+                    self.items = <int32_t*>grown(self.items, count, &self.items_room, sizeof(int32_t))
+                    self.items[count] = entry
+                    count += 1
+                    op = self.next()
+            elif op == 0x7D or ((op == 0x68 or op == 0x6A) and self.fetches_object()):  # one frame, APPEND
+                self.at += 1
+                entry = self.frame(op)
+                if entry < 0 or self.next() != 0x61:
+                    return False
+                self.items = <int32_t*>grown(self.items, count, &self.items_room, sizeof(int32_t))
+                self.items[count] = entry
+                count += 1
             else:
-                known[0] = self.of_slot[self.number]
-                if known[0] == BUILT:
-                    if made[0]:
-                        return OTHER  # a new context comes behind those that wait to be taken over: look again then
-                    known[0] = self.source.context(self.number)
-                    context[0] = self.source.next_context()
-            return SOUND if known[0] >= 0 else REFUSED
-        if outcome != OTHER:
-            return outcome
-        outcome = self.expect(0x5D)
-        if outcome == SOUND:
-            outcome = self.boundary()
-        if outcome == SOUND:
-            outcome = self.expect(0x94)
-        if outcome == SOUND:
-            outcome = self.boundary()
-        if outcome != SOUND:
-            return outcome
-        if not self.room(1):
-            return OUT_OF_SIGHT
-        if self.data[self.at] == 0x28:  # MARK … APPENDS
-            self.at += 1
-            start = self.at
-            outcome = self.boundary()
-            while outcome == SOUND:
-                outcome = self.reference()
-                if outcome == SOUND:
-                    outcome = self.boundary()
-            if outcome != OTHER:
-                return outcome
-            stop = self.at
-            outcome = self.expect(0x65) if stop > start else OTHER
-        elif self.data[self.at] == 0x75:  # empty
-            start = stop = self.at
-            outcome = SOUND
-        else:  # one frame, APPEND
-            start = self.at
-            outcome = self.reference()
-            stop = self.at
-            if outcome == SOUND:
-                outcome = self.boundary()
-            if outcome == SOUND:
-                outcome = self.expect(0x61)
-        if outcome != SOUND:
-            return outcome
-        found = self.known(self.bodies, start, stop, self.source.stack)
-        if found < 0:
-            return OTHER
-        stacks[made[0]] = found
-        known[0] = context[0] + made[0]
-        self.memoize(known[0])
-        made[0] += 1
-        return SOUND
+                break
+        if count > MOST_FRAMES:
+            return False
+        self.stack_number = self.stack_of_items(count)
+        self.context = self.new_context(self.stack_number)
+        if slot >= 0:
+            self.memo[slot] = self.context << 2 | LIST
+        return True
+
+    cdef bint fetches_object(self) except -1:
+        """Whether the next opcode fetches something that was built: after a list a frame to append, not a key."""
+        cdef Py_ssize_t at = self.at
+        self.at += 1
+        cdef int32_t entry = self.fetched(self.data[at])
+        self.at = at
+        return entry >= 0 and entry & 3 == OBJECT
+
+    cdef inline int32_t frame(self, int op) except -2:
+        """The number of a frame's object, fetched or written; -1 for anything else."""
+        cdef int32_t entry
+        if op == 0x68 or op == 0x6A:
+            entry = self.fetched(op)
+            return entry >> 2 if entry >= 0 and entry & 3 == OBJECT else -1
+        return self.written_frame() if op == 0x7D else -1
+
+    cdef int32_t written_frame(self) except -2:
+        cdef Py_ssize_t height = len(self.stack), depth = len(self.marks), before = self.filled
+        self.at -= 1
+        self.marks.append(height)
+        self.run(height + 1)
+        if len(self.stack) != height + 1 or len(self.marks) != depth + 1:
+            raise Unsupported("a frame in several parts")
+        self.marks.pop()
+        made = self.stack.pop()
+        if self.filled > before and self.memo[before] & 3 == OBJECT and self.objects[self.memo[before] >> 2] is made:
+            return self.memo[before] >> 2
+        self.objects.append(made)
+        return self.object_entry(len(self.objects) - 1) >> 2
+
+    cdef int32_t stack_of_items(self, Py_ssize_t count) except -2:
+        """The stack of the first ``count`` items."""
+        cdef const uint8_t* body = <const uint8_t*>self.items
+        cdef Py_ssize_t size = count * sizeof(int32_t), i
+        cdef uint64_t mixed = mixed_of(body, size)
+        cdef Py_ssize_t place = self.list_table.find(mixed, body, size)
+        if self.list_table.slots[place].mixed != 0:
+            return self.list_table.slots[place].number
+        cdef int32_t number = self.owner.stack([self.objects[self.items[i]] for i in range(count)])
+        self.list_table.put(mixed, body, size, number)
+        return number
+
+    cdef int32_t new_context(self, int32_t stack_number) except -1:
+        if self.contexts >= 1 << 28:
+            raise Unsupported("too many stacks")
+        self.stack_of = <int32_t*>grown(self.stack_of, self.contexts, &self.contexts_room, sizeof(int32_t))
+        self.stack_of[self.contexts] = stack_number
+        self.contexts += 1
+        return <int32_t>(self.contexts - 1)
+
+    def known(self, list frames):
+        """(context, stack) of a list that was built."""
+        found = self.owner.of_list.get(id(frames))
+        if found is None:
+            stack = self.owner.stack(frames)
+            found = self.owner.of_list[id(frames)] = (self.new_context(stack), stack)
+            self.owner.settled.add(id(frames))
+        return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import json
 import pickle
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from memtrace.snapshot.bounds import CutShort, Foreign, Hostile
 from memtrace.snapshot.container import half_of_free_memory_bytes, is_json, is_pickle
 from memtrace.snapshot.decoder.machine import Machine
 from memtrace.snapshot.plain import Look, look
-from memtrace.snapshot.window import ReadWindow
 
 # Python objects take 5 to 10 times the bytes of their pickle; hostile opcodes ask for thousands of times.
 _MEMORY_PER_BYTE = 32
@@ -85,7 +83,7 @@ def _decode_pickle(stream: BinaryIO, name: str) -> Any:
         if found is Look.CUT_SHORT:
             raise CutShort
         if found is Look.OTHER:
-            return Machine(ReadWindow(io.BytesIO(data))).load()
+            return Machine(data).load()
         # Every opcode in it was looked at. From bytes, and only from bytes, the C machine reads what was looked at even
         # where frames overlap.
         return pickle.loads(data)
@@ -102,7 +100,7 @@ def _decode_pickle(stream: BinaryIO, name: str) -> Any:
     except (CutShort, EOFError):
         raise SnapshotError(f"{name}: ends in the middle; the dump or the download was cut short") from None
     except Exception as error:  # a damaged pickle makes the machine raise nearly anything
-        if "truncated" in str(error) or "exhausted" in str(error):
+        if "truncated" in str(error):
             raise SnapshotError(f"{name}: ends in the middle; the dump or the download was cut short") from None
         raise SnapshotError(f"{name}: a damaged pickle ({_one_line(error)})") from None
 
