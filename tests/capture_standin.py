@@ -52,7 +52,10 @@ class StandIn(TorchDispatchMode):
         return result
 
     def _see(self, storage: Any) -> None:
-        address, size = storage.data_ptr(), storage.nbytes()
+        try:
+            address, size = storage.data_ptr(), storage.nbytes()
+        except RuntimeError:  # a tensor that only wraps others
+            return
         with self.lock:
             if not address or not size or address in self.live:
                 return

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import json
 import lzma
+import os
 import pickle
 import subprocess
 import sys
@@ -52,8 +53,9 @@ def now_us() -> int:
 class Stage:
     """What a program is handed: it marks its phases and says what it trains. Times are µs, the events' clock."""
 
-    def __init__(self, run: TruthRun, checkpoint: Path, scratch: Path, device: str, mode: str) -> None:
+    def __init__(self, run: TruthRun, checkpoint: Path, scratch: Path, device: str, mode: str, rank: int = 0) -> None:
         self.backend = backend_module.get()
+        self.rank, self.ranks = rank, run.ranks
         self.device, self.checkpoint, self.scratch = device, checkpoint, scratch
         self.small = device == "cpu"
         self.cfg, self.options = qlora.StepConfig(**run.step), run.options
@@ -126,6 +128,9 @@ class Stage:
         found = (identity.storage_of(tensor, self.backend.device_type) for tensor in tensors)
         return [(storage[0], label) for storage in found if storage is not None]
 
+    def note(self, tensors: list[Any], label: str) -> None:
+        self._note(self._tensors(tensors, label))
+
     def note_model(self) -> None:
         if self.model is not None:
             # Of a run that trains nothing, no weight is trained, whatever it requires.
@@ -176,23 +181,28 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
     """One process's job: run, and leave ``NAME.MODE.pickle`` with everything the labels need."""
     import torch
     from programs import PROGRAMS
+    from stack_programs import STACKS
 
     torch.manual_seed(0)
     backend = backend_module.get()
+    rank = int(os.environ.get("RANK", 0))
     if device != "cpu":
         torch.cuda.init()
         if "cap_gib" in run.options:
             backend.limit(int(run.options["cap_gib"] * 2**30))
     place = "cpu" if device == "cpu" else "cuda:0"
-    scratch = work / f"{name}.{mode}"
+    scratch = work / f"{name}{f'-rank{rank}' if rank else ''}.{mode}"
     scratch.mkdir(parents=True, exist_ok=True)
-    stage = Stage(run, checkpoint, scratch, place, mode)
+    if run.ranks > 1:
+        kind, meeting = "gloo" if device == "cpu" else "nccl", f"file://{work}/{name}.{mode}.meeting"
+        torch.distributed.init_process_group(kind, init_method=meeting, rank=rank, world_size=run.ranks)
+    stage = Stage(run, checkpoint, scratch, place, mode, rank)
     record: dict[str, Any] = {"oom": None, "recorder_oom": None, "before": {}, "log": None}
     dump_at = run.options.get("dump", "oom")
     recorder = Recorder(RecordOptions(scratch, name, max_entries=2_000_000)) if run.options.get("recorder") else None
 
     def dump(kind: str) -> None:
-        if "snapshot" in record:
+        if "snapshot" in record or rank:
             return
         stage.note_all()
         snapshot = backend.snapshot() if recorder is None else recorder.take(kind, 0, record["recorder_oom"])
@@ -213,6 +223,8 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
             stage.mark("oom")
 
     def begin() -> None:
+        if rank:
+            return
         backend.attach_oom_observer(on_oom)
         if recorder is not None:
             recorder.begin()
@@ -224,13 +236,15 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
     if run.program == "offload":
         note_streamed_weights(stage)
     stage.mark("load")
-    stamping = stamps.stamping(lambda: stage.packed) if mode == "stamped" else contextlib.nullcontext()
+    # What is compiled asks for memory without operators, and runs uncompiled where somebody watches operators.
+    stamped = mode == "stamped" and not run.options.get("compiled")
+    stamping = stamps.stamping(lambda: stage.packed) if stamped else contextlib.nullcontext(stamps.StampLog())
     try:
         with stamping as log:
             record["log"] = log
-            program = PROGRAMS[run.program](stage)
+            program = (PROGRAMS | STACKS)[run.program](stage)
             next(program)
-            if run.late:
+            if run.late and not rank:
                 backend.synchronize()
                 begin()
                 record["before"] = _live(backend.snapshot())
@@ -243,6 +257,8 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
         record["oom"] = (record["oom"] or {}) | {"message": str(error)}
         if dump_at == "except":
             dump("except")
+    if rank:
+        os._exit(0)
     if "snapshot" not in record:  # ``finally``: nothing of the pass is alive any more
         dump("finally")
     if recorder is not None:
@@ -250,6 +266,8 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
     record["log"] = record["log"].as_dict() if record["log"] is not None else None
     record.update(marks=stage.marks, identity=stage.identity, vocab=_vocabulary(stage.model), cfg=asdict(stage.cfg))
     (work / f"{name}.{mode}.pickle").write_bytes(pickle.dumps(record))
+    if run.ranks > 1:
+        os._exit(0)  # another rank may wait in a collective for good
 
 
 def _vocabulary(model: Any) -> int:
@@ -344,20 +362,42 @@ def pack(out: Path) -> None:
         path.unlink()
 
 
-def job(name: str, arguments: argparse.Namespace, checkpoint: Path) -> str:
+def job(number: int, name: str, arguments: argparse.Namespace, checkpoint: Path) -> str:
     """One run, recorded and then stamped; errors become the returned line, so that one does not lose the others."""
     began, seconds = time.time(), []
+    ranks = RUNS[name].ranks
     for mode in ("clean", "stamped", "pack"):
         command = [sys.executable, __file__, "--one", name, "--mode", mode, "--checkpoint", str(checkpoint)]
         command += ["--work", str(arguments.work), "--device", arguments.device]
+        (arguments.work / f"{name}.{mode}.meeting").unlink(missing_ok=True)
+        # Each process sees one GPU.
+        places = [dict(os.environ, CUDA_VISIBLE_DEVICES=str((number + r) % arguments.gpus)) for r in range(ranks)]
+        if ranks > 1:
+            words = {"WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+            places = [place | words | {"RANK": str(rank)} for rank, place in enumerate(places)]
+        others = [
+            subprocess.Popen(command, env=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            for place in (places[1:] if mode != "pack" else ())
+        ]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.timeout)
-        except subprocess.TimeoutExpired:
-            return f"{name}: FAILED: {mode} took longer than {arguments.timeout} s"
-        if done.returncode:
-            return f"{name}: FAILED in {mode}: {done.stderr[-1500:]}"
+            done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.timeout, env=places[0])
+        except subprocess.TimeoutExpired as error:
+            said = str(error.stderr or "")[-1500:]
+            return f"{name}: FAILED: {mode} took longer than {arguments.timeout} s: {said} {_ended(others)}"
+        said = _ended(others)
+        if done.returncode or (not done.stdout.strip() and mode == "pack"):
+            return f"{name}: FAILED in {mode}: {done.stderr[-2500:]} {said}"
         seconds.append(round(time.time() - began, 1))
     return f"{done.stdout.strip()} {seconds}"
+
+
+def _ended(others: list[subprocess.Popen[str]]) -> str:
+    """End the other ranks; returns the ends of what they said."""
+    said = []
+    for other in others:
+        other.kill()
+        said.append(other.communicate()[1][-600:])
+    return " ".join(said)
 
 
 def write_checkpoints(names: list[str], arguments: argparse.Namespace) -> dict[str, Path]:
@@ -390,6 +430,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--timeout", type=int, default=200)
     parser.add_argument("--one")
     parser.add_argument("--mode")
@@ -422,7 +463,9 @@ def main() -> None:
     folders = write_checkpoints(names, arguments)
     print(f"checkpoints after {time.time() - began:.0f} s", flush=True)
     with ThreadPoolExecutor(arguments.workers) as pool:
-        for line in pool.map(lambda n: job(n, arguments, folders.get(RUNS[n].arch, Path())), names):
+        for line in pool.map(
+            lambda i: job(i, names[i], arguments, folders.get(RUNS[names[i]].arch, Path())), range(len(names))
+        ):
             print(line, flush=True)
     if arguments.labels:
         relabel(files)

@@ -55,6 +55,7 @@ class TruthRun:
     options: dict[str, Any] = field(default_factory=dict)
     late: bool = False
     stacks: str = "python"
+    ranks: int = 1
 
 
 def _plain(arch: str, step: dict[str, Any] | None = None, **rest: Any) -> TruthRun:
@@ -66,11 +67,13 @@ _BF16 = {"quant": "none", "prepare_kbit": False}
 _NOT_HELD = {"checkpointing": False}
 
 
-def _both(name: str, program: str, arch: str, step: dict[str, Any], **options: Any) -> dict[str, TruthRun]:
+def _both(
+    name: str, program: str, arch: str, step: dict[str, Any], ranks: int = 1, **options: Any
+) -> dict[str, TruthRun]:
     """A kind of run, recorded late to its end, and from its beginning until it runs out of memory."""
     return {
-        f"{name}_late": TruthRun(program, arch, step, options, late=True),
-        f"{name}_oom": TruthRun(program, arch, step, options | {"oom": True}),
+        f"{name}_late": TruthRun(program, arch, step, options, late=True, ranks=ranks),
+        f"{name}_oom": TruthRun(program, arch, step, options | {"oom": True}, ranks=ranks),
     }
 
 
@@ -178,6 +181,25 @@ RUNS: dict[str, TruthRun] = {
         "caught", "llama-3-layers", _BF16 | _NOT_HELD, {"recorder": True, "oom": True, "dump": "end"}
     ),
 }
+
+# Stacks: sharded, split over ranks, compiled, with kernels and loops of other libraries.
+STACK_RUNS: dict[str, TruthRun] = {
+    **_both("fsdp2", "fsdp2", "tinyllama-4-layers", {}, ranks=2),
+    **_both("fsdp2-qlora", "fsdp2", "llama-3-layers", {}, ranks=2, lora=True),
+    **_both("fsdp1", "fsdp1", "tinyllama-4-layers", {}, ranks=2),
+    **_both("ddp", "ddp", "tinyllama-4-layers", {}, ranks=2),
+    **_both("zero-states", "ddp", "tinyllama-4-layers", {}, ranks=2, zero=True),
+    **_both("tensor-parallel", "tensor_parallel", "tinyllama-4-layers", {}, ranks=2),
+    **_both("compiled", "compiled", "tinyllama-4-layers", {}, compiled=True),
+    **_both("compiled-graphs", "compiled", "tinyllama-4-layers", {}, compiled=True, mode="reduce-overhead"),
+    **_both("sdpa-flash", "kernels", "llama-3-layers", _BF16 | _NOT_HELD, sdpa="FLASH_ATTENTION"),
+    **_both("sdpa-cudnn", "kernels", "llama-3-layers", _BF16 | _NOT_HELD, sdpa="CUDNN_ATTENTION"),
+    **_both("liger", "kernels", "llama-3-layers", _BF16, liger=True),
+    **_both("vision-language", "vision", "", {}),
+    **_both("dpo", "preferences", "tinyllama-4-layers", _BF16 | _NOT_HELD, trainer="dpo"),
+    **_both("grpo", "preferences", "tinyllama-4-layers", _BF16 | _NOT_HELD, trainer="grpo"),
+}
+RUNS |= STACK_RUNS
 
 TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2,
