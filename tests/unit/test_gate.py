@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtrace.answers.gate import judge, judge_peaks, parse_growth, read_baseline
+from memtrace.answers.gate import CONDITIONS, differences, judge, judge_peaks, parse_growth, read_baseline
 from memtrace.errors import SnapshotError, UsageError
 
 MIB = 1 << 20
@@ -84,3 +86,15 @@ def test_a_baseline_of_a_later_version_may_know_more() -> None:
         b'{"peaks": {"allocated_bytes": 1, "reserved_bytes": 2, "x_bytes": 3}, "categories": {"lora": 4, "new": "?"}}'
     )
     assert read_baseline(data, "b").categories == {"lora": 4}
+
+
+@pytest.mark.parametrize(("percent", "found"), [(0, []), (0.9, []), (-0.9, []), (1.1, ["model"]), (-1.1, ["model"])])
+def test_another_model_is_one_whose_base_weights_differ_by_more_than_a_hundredth(
+    percent: float, found: list[str]
+) -> None:
+    conditions = dict.fromkeys(CONDITIONS)
+    baseline = SimpleNamespace(device=0, event="peak", conditions=conditions, categories={"base_weights": 10_000})
+    now = SimpleNamespace(
+        device=0, at=SimpleNamespace(kind="peak"), categories={"base_weights": int(10_000 * (1 + percent / 100))}
+    )
+    assert [each.what for each in differences(baseline, conditions, now, ())] == found  # type: ignore[arg-type]
