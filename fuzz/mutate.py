@@ -72,34 +72,32 @@ def sound(rng: random.Random) -> dict[str, Any]:
     return {"segments": [segment], "device_traces": [trace], "allocator_settings": {}, "external_annotations": []}
 
 
-_MAX_PLACES = 500_000
-
-
-def _places(value: Any, found: list[tuple[Any, Any]], depth: int = 0) -> None:
-    if depth > 12 or len(found) > _MAX_PLACES:  # a container that holds itself often is endless
-        return
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        found.append((value, key))
-        _places(inner, found, depth + 1)
+def _place(raw: Any, rng: random.Random) -> tuple[Any, Any] | None:
+    """A container and one of its keys, found by going down from the top; None if there is nothing to change."""
+    place, value = None, raw
+    for _ in range(12):  # a container may hold itself
+        keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+        if not keys or (place and rng.random() < 0.2):
+            break
+        place = (value, rng.choice(keys))
+        value = value[place[1]]
+    return place
 
 
 def structure(raw: dict[str, Any], rng: random.Random) -> None:
     """One change of the containers, in place."""
-    found: list[tuple[Any, Any]] = []
-    _places(raw, found)
-    if not found:
+    found = _place(raw, rng)
+    if found is None:
         return
-    parent, key = rng.choice(found)
+    parent, key = found
     how = rng.randrange(7)
     if how == 0:
         del parent[key]
     elif how in (1, 2):
         parent[key] = copy.deepcopy(rng.choice(ODD))
     elif how == 3:  # share with another place, or hold itself
-        other, place = rng.choice(found)
-        if place in other if isinstance(other, dict) else place < len(other):
-            parent[key] = other[place]
+        other, place = _place(raw, rng) or found
+        parent[key] = other[place]
     elif how == 4:
         traces = raw.get("device_traces")
         if isinstance(traces, list) and traces and isinstance(traces[0], list):
