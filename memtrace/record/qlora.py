@@ -295,14 +295,21 @@ def record_run(
     if cap_bytes is not None:
         backend.limit(cap_bytes)
     net = _build(model, cfg, device) if late else None
-    with contextlib.suppress(torch.OutOfMemoryError), record(path, required=True, **options) as recording:
-        assert recording.recorder is not None
-        log = recording.recorder.log
-        recording.count_steps_by_hand()
-        net = net if net is not None else _build(model, cfg, device)
-        optimizer = make_optimizer(net, cfg)
-        log.enter(phases.BETWEEN)
-        run_loop(net, optimizer, cfg, device, lambda name: log.enter(_PHASE_OF.get(name, name)), recording.step)
+    recording = record(path, required=True, **options)
+    try:
+        with recording:
+            assert recording.recorder is not None
+            log = recording.recorder.log
+            recording.count_steps_by_hand()
+            net = net if net is not None else _build(model, cfg, device)
+            optimizer = make_optimizer(net, cfg)
+            log.enter(phases.BETWEEN)
+            run_loop(net, optimizer, cfg, device, lambda name: log.enter(_PHASE_OF.get(name, name)), recording.step)
+    except Exception as error:
+        # Out of a pass on autograd's thread the refusal can come as a SystemError that says nothing of memory.
+        refused = recording.recorder is not None and recording.recorder.ooms.last is not None
+        if not refused and not isinstance(error, torch.OutOfMemoryError):
+            raise
     if recording.file is None:
         raise NoAnswerError(f"nothing was recorded to {path}")
     return recording.file

@@ -17,7 +17,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memtrace.estimate.forecast import Forecast, RunPlan
 
 Row = dict[str, Any]
 DEVICE_TOTAL = 150_109_880_320  # an H200, as PyTorch sees it
@@ -119,70 +122,106 @@ def specs() -> list[Row]:
              "lengths": lengths_of(kinds[number // 2], 60 + 10 * number, 100 + number),
              "conf": CONFS[number // 2 % 2], "share": shares[number % 6]}
         )  # fmt: skip
+    return found + more_specs()
+
+
+def more_specs() -> list[Row]:
+    """Models that only a dry run knows, near enough to their limit to die; and runs with masks of padded rows,
+    evaluation and clipped gradients, whose limit is a share of what they reserve without one."""
+    off = {"checkpointing": False, "embeddings_require_grad": False}
+    moe: Row = {"prepare_kbit": False, "targets": _ATTENTION_ONLY}
+    rows: list[tuple[str, Row, str, str, float]] = [
+        ("qwen3-moe", off | moe | {"optimizer": "adamw_torch"}, "uniform", "", 0.97),
+        ("olmo2", off | {"optimizer": "adamw_8bit"}, "rare", "", 0.97),
+        ("qwen3-moe", moe | {"optimizer": "paged_adamw_8bit"}, "lognormal", "expandable_segments:True", 0.985),
+        ("olmo2", {"optimizer": "adamw_torch"}, "uniform", "", 0.985),
+        ("llama", off | {"optimizer": "paged_adamw_8bit", "batch": 2, "padded": True}, "uniform", "", 0.97),
+        ("llama-1b", {"optimizer": "adamw_torch", "batch": 4, "padded": True}, "rare", "", 0.95),
+        ("qwen2", {"optimizer": "adamw_8bit", "evaluate_every": 10, "eval_length": 1024}, "uniform", "", 0.95),
+        ("mistral", off | {"optimizer": "adamw_torch", "clip": 1.0}, "lognormal", "", 0.97),
+    ]
+    found = []
+    for number, (model, options, kind, conf, share) in enumerate(rows, 40):
+        options = {"checkpointing": True, "embeddings_require_grad": True, "attention": "sdpa", "prepare_kbit": True,
+                   **options}  # fmt: skip
+        lengths = lengths_of(kind, 60 * options.get("batch", 1), 200 + number)
+        found.append({"name": f"{number}_{model}", "model": model, "options": options, "lengths": lengths,
+                      "conf": conf, "share": share})  # fmt: skip
     return found
+
+
+LOOP_ONLY = ("padded", "evaluate_every", "eval_length", "clip")  # options of the loop here, not of RunOptions
 
 
 # ---- before the runs -------------------------------------------------------------------------------------------------
 def plan(out: Path, only: list[str]) -> None:
-    """Choose every run's limit and forecast it."""
-    from dataclasses import replace
-
+    """Choose every run's limit and forecast it; runs with options of the loop get their limit on the GPU."""
     from memtrace.allocator.conf_text import parse_conf
-    from memtrace.estimate.forecast import RunPlan, forecast, needs_bytes, prepare
-    from memtrace.estimate.options import RunOptions
-    from memtrace.estimate.schedule import steps_of
-    from memtrace.estimate.shapes import FAMILIES, shape_from_config
-    from memtrace.estimate.source import ShapeSource, StreamSource
+    from memtrace.estimate.forecast import forecast, needs_bytes, prepare
 
     done = {json.loads(line)["name"] for line in out.open()} if out.exists() else set()
     for spec in specs():
         if spec["name"] in done or (only and not any(word in spec["name"] for word in only)):
             continue
-        architecture = MODELS[spec["model"]]
-        source: StreamSource
-        if architecture["model_type"] in FAMILIES:
-            source = ShapeSource(shape_from_config(architecture, spec["name"]))
-        else:
-            from memtrace.estimate.dryrun.source import DryRunSource
-
-            source = DryRunSource(spec["model"], architecture)
-        options = RunOptions(
-            **{"sequence": 2, **spec["options"], "targets": tuple(spec["options"].get("targets", ["all-linear"]))}
-        )
-        began = time.process_time()
-        config = parse_conf(spec["conf"], (2, 11), DEVICE_TOTAL)
-        while True:
-            steps = steps_of(spec["lengths"], batch=options.batch, accumulation=options.accumulation)
-            run_plan = RunPlan(source, options, steps)
-            cells = prepare(run_plan)
-            free = forecast(run_plan, config.with_limit(None), cells)
-            if free.peak_reserved_bytes <= MOST_BYTES:
-                break
-            spec["lengths"] = [max(length * 2 // 3, 16) for length in spec["lengths"]]
-        needs = needs_bytes(run_plan, config, free, cells)
-        assert needs is not None
-        limit = int(needs * spec["share"])
-        found = forecast(run_plan, replace(config, limit_bytes=limit), cells)
-        oom = found.oom
-        row = spec | {
-            "architecture": architecture,
-            "limit_bytes": limit,
-            "needs_bytes": needs,
-            "predicted": {
-                "oom_step": None if oom is None else oom.step,
-                "phase": None if oom is None else oom.phase,
-                "micro_batch": None if oom is None else oom.micro_batch,
-                "requested_bytes": None if oom is None else oom.requested_bytes,
-                "peak_reserved_bytes": found.peak_reserved_bytes,
-                "reserved_bytes": [step.peak_reserved_bytes for step in found.steps],
-                "allocated_bytes": [step.peak_allocated_bytes for step in found.steps],
-            },
-        }
+        row = spec | {"architecture": MODELS[spec["model"]]}
+        told = "limit: a share of what it reserves"
+        if not any(name in spec["options"] for name in LOOP_ONLY):
+            began = time.process_time()
+            config = parse_conf(spec["conf"], (2, 11), DEVICE_TOTAL)
+            while True:
+                run_plan = run_plan_of(row)
+                cells = prepare(run_plan)
+                free = forecast(run_plan, config.with_limit(None), cells)
+                if free.peak_reserved_bytes <= MOST_BYTES:
+                    break
+                row["lengths"] = [max(length * 2 // 3, 16) for length in row["lengths"]]
+            needs = needs_bytes(run_plan, config, free, cells)
+            assert needs is not None
+            limit = int(needs * spec["share"])
+            found = forecast(run_plan, config.with_limit(limit), cells)
+            row |= {"limit_bytes": limit, "needs_bytes": needs, "predicted": predicted(found)}
+            fate = f"dies in step {found.oom.step}" if found.oom else "survives"
+            seconds = time.process_time() - began
+            told = f"{limit / 2**30:8.2f} GiB  {fate:<20}{run_plan.source.basis:<14}{seconds:6.1f} s"
         with out.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        fate = f"dies in step {oom.step}" if oom else "survives"
-        seconds = time.process_time() - began
-        print(f"{spec['name']:<16}{limit / 2**30:8.2f} GiB  {fate:<20}{source.basis:<14}{seconds:6.1f} s", flush=True)
+        print(f"{spec['name']:<16}{told}", flush=True)
+
+
+def run_plan_of(row: Row) -> RunPlan:
+    """The run as ``memtrace forecast`` sees it."""
+    from memtrace.estimate.forecast import RunPlan
+    from memtrace.estimate.options import RunOptions
+    from memtrace.estimate.schedule import steps_of
+    from memtrace.estimate.shapes import FAMILIES, shape_from_config
+    from memtrace.estimate.source import ShapeSource, StreamSource
+
+    given, architecture = row["options"], row["architecture"]
+    source: StreamSource
+    if architecture["model_type"] in FAMILIES:
+        source = ShapeSource(shape_from_config(architecture, row["name"]))
+    else:
+        from memtrace.estimate.dryrun.source import DryRunSource
+
+        source = DryRunSource(row["model"], architecture)
+    known = {name: value for name, value in given.items() if name not in LOOP_ONLY}
+    options = RunOptions(**{"sequence": 2, **known, "targets": tuple(given.get("targets", ["all-linear"]))})
+    steps = steps_of(row["lengths"], batch=options.batch, accumulation=options.accumulation)
+    return RunPlan(source, options, steps)
+
+
+def predicted(found: Forecast) -> Row:
+    """What a forecast says, to be compared."""
+    oom = found.oom
+    return {
+        "oom_step": None if oom is None else oom.step,
+        "phase": None if oom is None else oom.phase,
+        "micro_batch": None if oom is None else oom.micro_batch,
+        "requested_bytes": None if oom is None else oom.requested_bytes,
+        "peak_reserved_bytes": found.peak_reserved_bytes,
+        "reserved_bytes": [step.peak_reserved_bytes for step in found.steps],
+        "allocated_bytes": [step.peak_allocated_bytes for step in found.steps],
+    }
 
 
 # ---- on the GPU ------------------------------------------------------------------------------------------------------
@@ -248,16 +287,30 @@ def one(row: Row, folder: Path) -> Row:
             for number, group in enumerate(micro[step : step + accumulation]):
                 where.update(step=step // accumulation, phase="forward", micro_batch=number)
                 ids = torch.randint(0, vocab, (len(group), max(group))).to("cuda")
+                mask = None
+                if options.get("padded"):
+                    places = torch.arange(max(group))
+                    mask = torch.stack([(places < length).long() for length in group]).to("cuda")
                 with torch.autocast("cuda", torch.bfloat16, enabled=cfg.autocast):
-                    out = model(input_ids=ids, labels=ids)
+                    out = model(input_ids=ids, attention_mask=mask, labels=ids)
                 loss = out.loss
                 del out
                 where["phase"] = "backward"
                 loss.backward()
                 del loss
             where["phase"] = "optimizer"
+            if options.get("clip"):
+                torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], options["clip"])
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            if options.get("evaluate_every") and (step // accumulation + 1) % options["evaluate_every"] == 0:
+                where["phase"] = "evaluation"
+                model.eval()
+                with torch.no_grad():
+                    held_out = torch.randint(0, vocab, (1, options["eval_length"])).to("cuda")
+                    model(input_ids=held_out, labels=held_out)
+                del held_out
+                model.train()
             stats = torch.cuda.memory_stats()
             steps.append([stats[f"{kind}_bytes.all.peak"] for kind in ("requested", "allocated", "reserved")])
     except torch.OutOfMemoryError as error:
@@ -324,6 +377,15 @@ def run(plan_file: Path, out: Path, seconds: float) -> None:
 
 
 # ---- after the runs --------------------------------------------------------------------------------------------------
+def afterwards(row: Row) -> Row:
+    """The forecast of a run whose limit was not known before."""
+    from memtrace.allocator.conf_text import parse_conf
+    from memtrace.estimate.forecast import forecast
+
+    config = parse_conf(row["conf"], (2, 11), DEVICE_TOTAL).with_limit(row["limit_bytes"])
+    return predicted(forecast(run_plan_of(row), config))
+
+
 def compare(plan_file: Path, out: Path) -> None:
     """One line a run, and how many were right."""
     planned = {row["name"]: row for row in map(json.loads, plan_file.open())}
@@ -334,7 +396,8 @@ def compare(plan_file: Path, out: Path) -> None:
             print(found["name"], "FAILED", found["failed"][-150:])
             continue
         count += 1
-        guess, oom = row["predicted"], found["oom"]
+        oom = found["oom"]
+        guess = row["predicted"] if "predicted" in row else afterwards(row | {"limit_bytes": found["limit_bytes"]})
         real_step = None if oom is None else oom["step"]
         pairs = list(zip(guess["reserved_bytes"], (step[2] for step in found["steps"]), strict=False))
         same = sum(a == b for a, b in pairs)
