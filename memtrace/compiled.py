@@ -12,7 +12,7 @@ from typing import Any
 
 SWITCH = "MEMTRACE_PLAIN"
 PARTS = {
-    "decoder": "memtrace.snapshot.decoder._compiled",
+    "decoder": "memtrace.snapshot.decoder._reader",
     "allocator": "memtrace.allocator._compiled",
 }
 

@@ -22,7 +22,7 @@ from memtrace.snapshot.load import from_raw, load_fast
 from memtrace.snapshot.model import Snapshot
 
 if os.environ.get("MEMTRACE_COMPILE") != "1":
-    pytest.importorskip("memtrace.snapshot.decoder._compiled")
+    pytest.importorskip("memtrace.snapshot.decoder._reader")
 
 # One of each kind: stacks of Python, of C++ and none, several ranks, a ring, mapped segments, a late start, trainers.
 _KINDS = (

@@ -1,6 +1,6 @@
 """A snapshot's pickle straight to columns: what the compiled reader asks, and the trace that it fills.
 
-The reader (``_compiled.pyx``) runs the whole pickle, of any protocol that PyTorch's dumps use. Within a trace it writes
+The reader (``_reader.pyx``) runs the whole pickle, of any protocol that PyTorch's dumps use. Within a trace it writes
 each event into columns as it reads it; the few events of a rare kind (a refusal, a key that is not known) are built and
 read by the functions that read dictionaries. What it is not sure of raises Unsupported, and the plain decoder reads the
 file: both give the same snapshot.
