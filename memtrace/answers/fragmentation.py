@@ -7,10 +7,10 @@ but another stream may still use them). Together with the requested bytes of liv
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.allocator.rounding import round_sizes
 from memtrace.attribution.classify import Attribution
@@ -18,7 +18,7 @@ from memtrace.history.layout import Layout, State, layout_at
 from memtrace.history.timeline import At, Timeline
 from memtrace.snapshot.model import DEFAULT_POOL
 
-I8 = NDArray[np.int64]
+Place = tuple[str, str, str]  # category, subcategory, call site
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,8 @@ class Fragmentation:
     @property
     def total_bytes(self) -> int:
         """Reserved bytes that no live allocation asked for."""
-        return (
-            self.rounding_bytes
-            + self.unsplit_tail_bytes
-            + self.holes_bytes
-            + self.cached_segments_bytes
-            + self.pending_free_bytes
-        )
+        inside = self.rounding_bytes + self.unsplit_tail_bytes + self.holes_bytes
+        return inside + self.cached_segments_bytes + self.pending_free_bytes
 
 
 def measure(timeline: Timeline, attribution: Attribution, at: At, layout: Layout | None = None) -> Fragmentation:
@@ -118,7 +113,7 @@ def measure(timeline: Timeline, attribution: Attribution, at: At, layout: Layout
         by_pool=_by_pool(layout),
         utilisation=allocated_bytes / reserved_bytes if reserved_bytes else 1.0,
         peak_utilisation=allocated_peak.size_bytes / reserved_peak.size_bytes if reserved_peak.size_bytes else 1.0,
-        pinned_segments=_pinned(timeline, attribution, layout),
+        pinned_segments=tuple(_pinned(timeline, attribution, layout)),
     )
 
 
@@ -147,27 +142,32 @@ def _by_pool(layout: Layout) -> tuple[Pool, ...]:
     return tuple(sorted(pools, key=lambda pool: -pool.reserved_bytes))
 
 
-def _pinned(timeline: Timeline, attribution: Attribution, layout: Layout) -> tuple[PinnedSegment, ...]:
-    """Segments that are partly free, most free bytes first, with what is live in them grouped by purpose and site."""
+def live_by_site(timeline: Timeline, attribution: Attribution, layout: Layout) -> dict[int, dict[Place, int]]:
+    """For each segment that is partly free, most free bytes first: live bytes by purpose and call site."""
     free, used = layout.free_bytes(), layout.used_bytes() + layout.pending_bytes()
-    sites = attribution.sites
-    stacks = timeline.allocations.stack
-    found = []
-    for segment in np.flatnonzero((free > 0) & (used > 0)).tolist():
+    partly = np.flatnonzero((free > 0) & (used > 0))
+    found: dict[int, dict[Place, int]] = {}
+    for segment in partly[np.argsort(-free[partly], kind="stable")].tolist():
         blocks = slice(int(layout.first_block[segment]), int(layout.first_block[segment + 1]))
-        pins: dict[tuple[str, str, str], int] = {}
+        sites = found[segment] = {}
         for row, size in zip(layout.row[blocks].tolist(), layout.block_bytes[blocks].tolist(), strict=True):
             if row >= 0:
-                rule = attribution.rules[attribution.rule[row]]
-                key = (str(rule.category), rule.subcategory, sites.label(int(stacks[row])))
-                pins[key] = pins.get(key, 0) + size
-        ranked = sorted(pins.items(), key=lambda item: -item[1])
-        found.append(
-            PinnedSegment(
-                int(layout.address[segment]),
-                int(layout.total_bytes[segment]),
-                int(free[segment]),
-                tuple(Pin(category, sub, size, frame) for (category, sub, frame), size in ranked),
-            )
-        )
-    return tuple(sorted(found, key=lambda segment: -segment.free_bytes))
+                place = place_of(timeline, attribution, row)
+                sites[place] = sites.get(place, 0) + size
+    return found
+
+
+def place_of(timeline: Timeline, attribution: Attribution, row: int) -> Place:
+    """What an allocation is for and where it was made."""
+    rule = attribution.rules[attribution.rule[row]]
+    return str(rule.category), rule.subcategory, attribution.sites.label(int(timeline.allocations.stack[row]))
+
+
+def _pinned(timeline: Timeline, attribution: Attribution, layout: Layout) -> Iterator[PinnedSegment]:
+    """Segments that are partly free, most free bytes first, with what is live in them."""
+    free = layout.free_bytes()
+    for segment, sites in live_by_site(timeline, attribution, layout).items():
+        ranked = sorted(sites.items(), key=lambda item: -item[1])
+        pins = tuple(Pin(category, sub, size, frame) for (category, sub, frame), size in ranked)
+        address, total = int(layout.address[segment]), int(layout.total_bytes[segment])
+        yield PinnedSegment(address, total, int(free[segment]), pins)

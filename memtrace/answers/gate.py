@@ -114,11 +114,14 @@ def judge_peaks(
     baseline: Mapping[str, int], current: Mapping[str, int], growth: Growth, which: Sequence[str] = PEAKS
 ) -> list[GateResult]:
     """Each chosen peak (``allocated``, ``reserved``) against its baseline; both maps are ``Report.peaks``."""
-    return [
-        judge(f"peak {name}", baseline[f"{name}_bytes"], current[f"{name}_bytes"], growth)
-        for name in which
-        if f"{name}_bytes" in baseline
-    ]
+    return [judge(f"peak {name}", baseline[f"{name}_bytes"], current[f"{name}_bytes"], growth) for name in which]
+
+
+def at_most(peak_bytes: int, limit_bytes: int | None) -> list[GateResult]:
+    """The peak of reserved memory against a fixed limit, if there is one."""
+    if limit_bytes is None:
+        return []
+    return [GateResult("peak reserved", None, peak_bytes, limit_bytes, peak_bytes <= limit_bytes)]
 
 
 @dataclass(frozen=True, slots=True)

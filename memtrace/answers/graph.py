@@ -8,6 +8,7 @@ Neighbouring blocks of a segment are joined by ``next`` edges, so that regions a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import networkx as nx
 from memtrace.analysis import Analysis
 from memtrace.answers.fragmentation import pool_name
 from memtrace.answers.pins import pins
+from memtrace.attribution.sites import NO_STACK
 from memtrace.errors import UsageError
 from memtrace.history.layout import State, layout_at
 
@@ -67,56 +69,50 @@ def build_graph(analysis: Analysis, event: int) -> nx.DiGraph:
 
 def _add_allocation(graph: nx.DiGraph, analysis: Analysis, block: Node, row: int, requested_bytes: int) -> None:
     table, attribution = analysis.timeline.allocations, analysis.attribution
-    rule = attribution.rules[attribution.rule[row]]
-    allocation = f"allocation {row}"
+    rule, number = attribution.rules[attribution.rule[row]], int(table.stack[row])
+    allocation, stack, category = f"allocation {row}", f"stack {number}", f"category {rule.category}"
     graph.add_node(
         allocation, kind="allocation", requested_bytes=requested_bytes, alloc_event=int(table.alloc_event[row]),
         category=str(rule.category), subcategory=rule.subcategory, evidence=f"{rule.evidence}:{rule.id}",
     )  # fmt: skip
-    graph.add_edge(block, allocation, relation="holds", bytes=requested_bytes)
-    number = int(table.stack[row])
-    stack, category = f"stack {number}", f"category {rule.category}"
     if stack not in graph:
-        graph.add_node(
-            stack, kind="stack", frame=attribution.sites.label(number) or "(no stack recorded)", live_bytes=0
-        )
-    graph.nodes[stack]["live_bytes"] += requested_bytes
+        graph.add_node(stack, kind="stack", frame=attribution.sites.label(number) or NO_STACK, live_bytes=0)
     if category not in graph:
         graph.add_node(category, kind="category", live_bytes=0)
-    graph.nodes[category]["live_bytes"] += requested_bytes
+    for node in (stack, category):
+        graph.nodes[node]["live_bytes"] += requested_bytes
+    graph.add_edge(block, allocation, relation="holds", bytes=requested_bytes)
     graph.add_edge(allocation, stack, relation="made by", bytes=requested_bytes)
-    if graph.has_edge(stack, category):
-        graph.edges[stack, category]["bytes"] += requested_bytes
-    else:
-        graph.add_edge(stack, category, relation="serves", bytes=requested_bytes)
+    served = graph.get_edge_data(stack, category, {"bytes": 0})["bytes"]
+    graph.add_edge(stack, category, relation="serves", bytes=served + requested_bytes)
 
 
-def _kind(graph: nx.DiGraph, kind: str) -> list[Node]:
-    return [node for node, data in graph.nodes(data=True) if data["kind"] == kind]
+def _live(graph: nx.DiGraph, blocks: Iterable[Node]) -> Iterator[dict[str, Any]]:
+    """What is live in some blocks: size of the block, purpose, call site."""
+    for block in blocks:
+        for node in graph.successors(block):
+            if graph.edges[block, node]["relation"] == "holds":
+                data, stack = graph.nodes[node], next(iter(graph.successors(node)))
+                purpose = {"category": data["category"], "subcategory": data["subcategory"]}
+                size = graph.nodes[block]["block_bytes"]
+                yield {"block_bytes": size, **purpose, "frame": graph.nodes[stack]["frame"]}
 
 
 def pins_of(graph: nx.DiGraph, segment: Node) -> dict[str, int]:
     """Bytes by call site that keep a segment from being released. Raises KeyError for an unknown segment."""
-    pins: dict[str, int] = {}
-    for block in graph.successors(segment):
-        for allocation in _holds(graph, block):
-            for stack in graph.successors(allocation):
-                frame = graph.nodes[stack]["frame"]
-                pins[frame] = pins.get(frame, 0) + graph.nodes[block]["block_bytes"]
-    return dict(sorted(pins.items(), key=lambda item: -item[1]))
+    return _by_frame(_live(graph, graph.successors(segment)))
 
 
 def sites_of_pool(graph: nx.DiGraph, pool: Node) -> dict[str, int]:
     """Live bytes by call site in a pool, largest first."""
-    sites: dict[str, int] = {}
-    for segment in graph.successors(pool):
-        for frame, size in pins_of(graph, segment).items():
-            sites[frame] = sites.get(frame, 0) + size
-    return dict(sorted(sites.items(), key=lambda item: -item[1]))
+    return _by_frame(live for segment in graph.successors(pool) for live in _live(graph, graph.successors(segment)))
 
 
-def _holds(graph: nx.DiGraph, block: Node) -> list[Node]:
-    return [node for node in graph.successors(block) if graph.edges[block, node]["relation"] == "holds"]
+def _by_frame(found: Iterable[dict[str, Any]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for live in found:
+        sums[live["frame"]] = sums.get(live["frame"], 0) + live["block_bytes"]
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +137,15 @@ def cheapest_region(graph: nx.DiGraph, wanted_bytes: int) -> list[Region]:
     if wanted_bytes <= 0:
         raise UsageError("a region's size must be positive")
     best: dict[str, tuple[int, Node, list[Node]]] = {}
-    for pool in _kind(graph, "pool"):
+    for pool in [node for node, data in graph.nodes(data=True) if data["kind"] == "pool"]:
         for segment in graph.successors(pool):
             if graph.nodes[segment]["total_bytes"] < wanted_bytes:
                 continue
             found = _cheapest_run(graph, segment, wanted_bytes)
             if found is not None and (pool not in best or found[0] < best[pool][0]):
                 best[pool] = (found[0], segment, found[1])
-    return [
-        _region(graph, pool, segment, blocks)
-        for pool, (_, segment, blocks) in sorted(best.items(), key=lambda item: item[1][0])
-    ]
+    cheapest = sorted(best.items(), key=lambda item: item[1][0])
+    return [_region(graph, pool, segment, blocks) for pool, (_, segment, blocks) in cheapest]
 
 
 def _cheapest_run(graph: nx.DiGraph, segment: Node, wanted_bytes: int) -> tuple[int, list[Node]] | None:
@@ -175,19 +169,6 @@ def _cheapest_run(graph: nx.DiGraph, segment: Node, wanted_bytes: int) -> tuple[
 
 def _region(graph: nx.DiGraph, pool: Node, segment: Node, blocks: list[Node]) -> Region:
     total = sum(graph.nodes[block]["block_bytes"] for block in blocks)
-    must_go = []
-    for block in blocks:
-        for allocation in _holds(graph, block):
-            data = graph.nodes[allocation]
-            stack = next(iter(graph.successors(allocation)))
-            must_go.append(
-                {
-                    "block_bytes": graph.nodes[block]["block_bytes"],
-                    "category": data["category"],
-                    "subcategory": data["subcategory"],
-                    "frame": graph.nodes[stack]["frame"],
-                }
-            )
+    must_go = tuple(_live(graph, blocks))
     live = sum(item["block_bytes"] for item in must_go)
-    address = graph.nodes[blocks[0]]["address"]
-    return Region(pool, segment, address, total, total - live, live, tuple(must_go))
+    return Region(pool, segment, graph.nodes[blocks[0]]["address"], total, total - live, live, must_go)

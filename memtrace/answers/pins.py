@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import networkx as nx
-import numpy as np
 
 from memtrace.analysis import Analysis
+from memtrace.answers.fragmentation import Place, live_by_site, place_of
 from memtrace.attribution.categories import Category
+from memtrace.attribution.sites import NO_STACK
 from memtrace.history.layout import Layout
 
 _ROOT, _GONE = "everything", "gone"
@@ -71,12 +72,10 @@ class Pins:
     clearing: Clearing
 
 
-Site = tuple[str, str, str]  # category, subcategory, frame
-
-
 def pins(analysis: Analysis, layout: Layout) -> Pins:
     """Who pins what in a layout."""
-    held = _held(analysis, layout)
+    known = live_by_site(analysis.timeline, analysis.attribution, layout)
+    held = dict(list(known.items())[:_MOST_SEGMENTS])
     free = layout.free_bytes()
     return Pins(
         pinned_free_bytes=int(sum(int(free[segment]) for segment in held)),
@@ -86,31 +85,7 @@ def pins(analysis: Analysis, layout: Layout) -> Pins:
     )
 
 
-def _held(analysis: Analysis, layout: Layout) -> dict[int, dict[Site, int]]:
-    """Live bytes by site in each segment that is partly free, most free bytes first."""
-    free, used = layout.free_bytes(), layout.used_bytes() + layout.pending_bytes()
-    partly = np.flatnonzero((free > 0) & (used > 0))
-    partly = partly[np.argsort(-free[partly], kind="stable")][:_MOST_SEGMENTS]
-    found: dict[int, dict[Site, int]] = {}
-    for segment in partly.tolist():
-        blocks = slice(int(layout.first_block[segment]), int(layout.first_block[segment + 1]))
-        sites: dict[Site, int] = {}
-        for row, size in zip(layout.row[blocks].tolist(), layout.block_bytes[blocks].tolist(), strict=True):
-            if row >= 0:
-                site = _site(analysis, row)
-                sites[site] = sites.get(site, 0) + size
-        found[segment] = sites
-    return found
-
-
-def _site(analysis: Analysis, row: int) -> Site:
-    attribution = analysis.attribution
-    rule = attribution.rules[attribution.rule[row]]
-    stack = int(analysis.timeline.allocations.stack[row])
-    return str(rule.category), rule.subcategory, attribution.sites.label(stack) or "(no stack recorded)"
-
-
-def _dominators(held: dict[int, dict[Site, int]], free: Any) -> tuple[PinHolder, ...]:
+def _dominators(held: dict[int, dict[Place, int]], free: Any) -> tuple[PinHolder, ...]:
     graph = nx.DiGraph()
     for segment, sites in held.items():
         for site in sites:
@@ -129,24 +104,22 @@ def _dominators(held: dict[int, dict[Site, int]], free: Any) -> tuple[PinHolder,
     for node, (size, count) in totals.items():
         if node == _ROOT:
             continue  # several categories share them: none alone would bring them back
-        category, sub, frame = node if isinstance(node, tuple) else (node, None, None)
+        category, sub, frame = (*node[:2], node[2] or NO_STACK) if isinstance(node, tuple) else (node, None, None)
         found.append(PinHolder(category, sub, frame, size, count))
     return tuple(sorted(found, key=lambda holder: -holder.free_bytes))[:_MOST_LISTED]
 
 
-def _clearing(layout: Layout, held: dict[int, dict[Site, int]]) -> Clearing:
+def _clearing(layout: Layout, held: dict[int, dict[Place, int]]) -> Clearing:
     """The closure of segments and sites with the highest gain, by minimum cut (project selection)."""
     graph = nx.DiGraph()
     graph.add_nodes_from((_ROOT, _GONE))
+    never = int(layout.total_bytes.sum()) + 1
     for segment, sites in held.items():
         graph.add_edge(_ROOT, segment, capacity=int(layout.total_bytes[segment]))
         for site, size in sites.items():
             graph.add_edge(segment, site)  # no capacity: without end, so the site goes if the segment does
-            if site[0] in _EVICTABLE:
-                known = graph.get_edge_data(site, _GONE, {"capacity": 0})["capacity"]
-                graph.add_edge(site, _GONE, capacity=known + size)
-            else:
-                graph.add_edge(site, _GONE, capacity=sum(int(size) for size in layout.total_bytes) + 1)
+            known = graph.get_edge_data(site, _GONE, {"capacity": 0})["capacity"]
+            graph.add_edge(site, _GONE, capacity=known + size if site[0] in _EVICTABLE else never)
     _, (chosen, _) = nx.minimum_cut(graph, _ROOT, _GONE)
     segments = [segment for segment in held if segment in chosen]
     cost = {node: graph.edges[node, _GONE]["capacity"] for node in chosen if isinstance(node, tuple)}
@@ -154,12 +127,12 @@ def _clearing(layout: Layout, held: dict[int, dict[Site, int]]) -> Clearing:
         segments=tuple(int(layout.address[segment]) for segment in segments),
         given_back_bytes=int(sum(int(layout.total_bytes[segment]) for segment in segments)),
         must_go_bytes=sum(cost.values()),
-        sites=tuple(f"{s[0]}/{s[1]} {s[2]}" for s in sorted(cost, key=lambda site: -cost[site])),
+        sites=tuple(f"{s[0]}/{s[1]} {s[2] or NO_STACK}" for s in sorted(cost, key=lambda site: (-cost[site], site))),
     )
 
 
 def _evictable(
-    analysis: Analysis, layout: Layout, held: dict[int, dict[Site, int]], free: Any
+    analysis: Analysis, layout: Layout, held: dict[int, dict[Place, int]], free: Any
 ) -> tuple[Evictable, ...]:
     """Allocations in segments whose live bytes are fewer than their free ones and could all go, easiest first."""
     found = []
@@ -170,8 +143,9 @@ def _evictable(
             row = int(layout.row[block])
             if row >= 0:
                 size, address = int(layout.block_bytes[block]), int(layout.block_address[block])
+                category, sub, frame = place_of(analysis.timeline, analysis.attribution, row)
                 where = int(layout.address[segment]), int(free[segment])
-                found.append(Evictable(row, address, size, *_site(analysis, row), *where))
+                found.append(Evictable(row, address, size, category, sub, frame or NO_STACK, *where))
     order = {str(category): place for place, category in enumerate(_EVICTABLE)}
     found.sort(key=lambda one: (-one.segment_free_bytes, order[one.category], one.block_bytes))
     return tuple(found[:_MOST_LISTED])

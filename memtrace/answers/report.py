@@ -5,7 +5,7 @@ One dataclass is the answer; JSON, text and the terminal browser all show this s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 from memtrace.analysis import Analysis
 from memtrace.answers.fragmentation import Fragmentation, measure
 from memtrace.attribution.categories import Category, Purpose
+from memtrace.attribution.phases import Phase
 from memtrace.attribution.reasons import unattributed_reason
+from memtrace.attribution.rules import Rule
 from memtrace.history.timeline import At, Timeline, choose_event
 
 I8 = NDArray[np.int64]
+LEVELS = ("requested", "allocated", "reserved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,9 @@ def category_bytes(analysis: Analysis, rows: I8) -> dict[str, int]:
     sums = np.zeros(len(attribution.rules), dtype=np.int64)
     np.add.at(sums, attribution.rule[rows], size[rows])
     result: dict[str, int] = {}
-    for rule, total in zip(attribution.rules, sums.tolist(), strict=True):
-        if total:
-            key = str(rule.purpose)
-            result[key] = result.get(key, 0) + total
+    for number in np.flatnonzero(sums).tolist():
+        key = str(attribution.rules[number].purpose)
+        result[key] = result.get(key, 0) + int(sums[number])
     return result
 
 
@@ -125,7 +127,6 @@ def report(analysis: Analysis, at: At | None = None) -> Report:
     categories = {str(category): 0 for category in Category}
     for key, size in by_sub.items():
         categories[key.split("/")[0]] += size
-    peaks = timeline.peaks()
     lost = rows[attribution.rows_of(Category.UNATTRIBUTED)[rows]]
     return Report(
         file=timeline.snapshot.source,
@@ -139,11 +140,7 @@ def report(analysis: Analysis, at: At | None = None) -> Report:
         subcategories=dict(sorted(by_sub.items(), key=_definition_order)),
         lora={"meaning": "adapters" if attribution.trains_adapters else "trained"},
         outside_allocator=outside_allocator(timeline, reserved),
-        peaks={
-            "requested_bytes": peaks[0].size_bytes,
-            "allocated_bytes": peaks[1].size_bytes,
-            "reserved_bytes": peaks[2].size_bytes,
-        },
+        peaks={f"{peak_of}_bytes": peak.size_bytes for peak_of, peak in zip(LEVELS, timeline.peaks(), strict=True)},
         window=timeline.window and (timeline.window.first, timeline.window.stop),
         attribution=_unattributed(analysis, lost, live_bytes),
         top=top_sites(analysis, rows),
@@ -163,8 +160,6 @@ def moment_of(analysis: Analysis, event: int) -> Moment:
     if event < 0 or not len(phases):
         return Moment("unknown", None)
     span = int(phases.span_of(np.array([event]))[0])
-    from memtrace.attribution.phases import Phase
-
     step = int(phases.step[span])
     return Moment(Phase(int(phases.phase[span])).label, step if step >= 0 else None)
 
@@ -175,32 +170,45 @@ def _unattributed(analysis: Analysis, lost: I8, live_bytes: int) -> Unattributed
     for row in lost.tolist():
         reasons.setdefault(unattributed_reason(analysis.attribution.facts, row), []).append(int(size[row]))
     total = int(size[lost].sum())
-    ranked = sorted(
-        (Reason(reason, sum(sizes), len(sizes)) for reason, sizes in reasons.items()), key=lambda r: -r.bytes
-    )
-    return Unattributed(live_bytes - total, total, tuple(ranked))
+    found = [Reason(reason, sum(sizes), len(sizes)) for reason, sizes in reasons.items()]
+    return Unattributed(live_bytes - total, total, tuple(sorted(found, key=lambda reason: -reason.bytes)))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Allocations of one rule and one stack; ``is_early``: they were there before the recording began."""
+
+    rule: Rule
+    stack: int
+    is_early: bool
+    bytes: int
+    count: int
+
+
+def by_stack(analysis: Analysis, rows: I8) -> Iterator[Group]:
+    """The rows by rule and stack, memory from before the recording apart; bytes are those requested."""
+    attribution, table = analysis.attribution, analysis.timeline.allocations
+    key = (attribution.rule[rows].astype(np.int64) << 33) + (table.stack[rows].astype(np.int64) + 1)
+    keys, inverse, counts = np.unique(key * 2 + (table.alloc_event[rows] < 0), return_inverse=True, return_counts=True)
+    sums = np.zeros(len(keys), dtype=np.int64)
+    np.add.at(sums, inverse, table.requested_bytes[rows])
+    for number, total, count in zip(keys.tolist(), sums.tolist(), counts.tolist(), strict=True):
+        stack = (number >> 1 & ((1 << 33) - 1)) - 1
+        yield Group(attribution.rules[number >> 34], stack, bool(number & 1), total, count)
 
 
 def top_sites(analysis: Analysis, rows: I8) -> tuple[Site, ...]:
     """The rows grouped by purpose and call site, largest first."""
-    attribution, table = analysis.attribution, analysis.timeline.allocations
-    key = attribution.rule[rows].astype(np.int64) * (1 << 33) + (table.stack[rows].astype(np.int64) + 1)
-    groups, inverse, counts = np.unique(key, return_inverse=True, return_counts=True)
-    sums = np.zeros(len(groups), dtype=np.int64)
-    np.add.at(sums, inverse, table.requested_bytes[rows])
-    merged: dict[tuple[str, str, str, str, str, str], list[int]] = {}
-    for group, total, count in zip(groups.tolist(), sums.tolist(), counts.tolist(), strict=True):
-        rule, stack = attribution.rules[group >> 33], (group & ((1 << 33) - 1)) - 1
-        module = attribution.sites.module[stack] if stack >= 0 else ""
-        label = attribution.sites.label(stack)
-        entry = merged.setdefault(
-            (str(rule.category), rule.subcategory, module, label, str(rule.evidence), rule.id), [0, 0]
-        )
-        entry[0] += total
-        entry[1] += count
+    where = analysis.attribution.sites
+    merged: dict[tuple[Rule, str, str], list[int]] = {}
+    for group in by_stack(analysis, rows):
+        module = where.module[group.stack] if group.stack >= 0 else ""
+        entry = merged.setdefault((group.rule, module, where.label(group.stack)), [0, 0])
+        entry[0] += group.bytes
+        entry[1] += group.count
     sites = [
-        Site(category, sub, module, total, count, label, evidence, rule_id)
-        for (category, sub, module, label, evidence, rule_id), (total, count) in merged.items()
+        Site(str(rule.category), rule.subcategory, module, total, count, frame, str(rule.evidence), rule.id)
+        for (rule, module, frame), (total, count) in merged.items()
     ]
     # Ties in a fixed order: stacks are numbered as they are met, which differs from run to run.
     return tuple(sorted(sites, key=lambda s: (-s.bytes, s.category, s.subcategory, s.frame, s.module, s.rule)))

@@ -78,6 +78,12 @@ class Run:
     lower_bounds: LowerBounds
 
 
+_AS_SIMULATED = (
+    "peak_allocated_bytes", "peak_reserved_bytes", "end_reserved_bytes", "end_allocated_bytes", "num_alloc_retries",
+    "first_oom_event", "segment_allocs", "segment_frees", "fits",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """``runs[0]`` is the recorded program under the recorded settings; the others are the what-ifs, as asked or ranked.
@@ -152,12 +158,8 @@ def select(attribution: Attribution, what: str) -> Bool:
     """
     wanted = what.strip()
     rules = attribution.rules
-    for test in (
-        [rule.category == wanted for rule in rules],
-        [rule.purpose == wanted for rule in rules],
-        [rule.subcategory == wanted for rule in rules],
-    ):
-        rows = np.array(test, dtype=np.bool_)[attribution.rule]
+    for part in ("category", "purpose", "subcategory"):
+        rows = np.array([getattr(rule, part) == wanted for rule in rules], dtype=np.bool_)[attribution.rule]
         if rows.any():
             return rows
     stacks = attribution.facts.timeline.snapshot.stacks
@@ -213,7 +215,9 @@ def answer(
     if not len(device.trace):
         raise NoAnswerError("the snapshot has no trace of events, so there is no program to replay")
     version = question.version or release_of(snapshot)
-    asked = _asked(question, version, device_total(snapshot))  # refuses bad strings first
+    asked = [(conf, _config(conf, version, device_total(snapshot))) for conf in question.confs]  # bad strings first
+    if any(config.backend != "native" for _, config in asked):
+        raise NoAnswerError("the cudaMallocAsync back end leaves placement to the driver, which is not modelled")
     recorded = replace(from_snapshot(snapshot.settings, version), padding_bytes=timeline.replay.padding_bytes)
     program = extract(gather(device, recorded))
     check = settle(program, timeline.replay, _limit(snapshot, timeline, version))
@@ -243,14 +247,6 @@ def answer(
         notes=tuple(_notes(timeline, program, check.limit, question, first)),
         simulations=tuple(candidate.run for candidate in done),
     )
-
-
-def _asked(question: Question, version: Version, total_bytes: int | None) -> list[tuple[str, AllocatorConfig]]:
-    """The settings that the question names. Raises like :func:`answer`."""
-    named = [(conf, _config(conf, version, total_bytes)) for conf in question.confs]
-    if any(config.backend != "native" for _, config in named):
-        raise NoAnswerError("the cudaMallocAsync back end leaves placement to the driver, which is not modelled")
-    return named
 
 
 def _jobs(
@@ -309,23 +305,15 @@ def _run(candidate: Candidate, edits: tuple[str, ...]) -> Run:
         conf=candidate.conf,
         edits=edits,
         capacity_bytes=run.config.limit_bytes,
-        peak_allocated_bytes=run.peak_allocated_bytes,
-        peak_reserved_bytes=run.peak_reserved_bytes,
         peak_reserved_low_bytes=candidate.lowest_peak_bytes,
         peak_reserved_high_bytes=candidate.highest_peak_bytes,
-        end_reserved_bytes=run.end_reserved_bytes,
-        end_allocated_bytes=run.end_allocated_bytes,
-        num_alloc_retries=run.num_alloc_retries,
         num_ooms=len(run.refused),
-        first_oom_event=run.first_oom_event,
         refused_bytes=run.refused[0].size_bytes if run.refused else None,
-        segment_allocs=run.segment_allocs,
-        segment_frees=run.segment_frees,
-        fits=run.fits,
         fits_always=candidate.fits_always,
         survived_oom_events=tuple(spared.event for spared in run.spared),
         ends_at_recorded_oom=run.program.ends_refused,
         lower_bounds=lower_bounds(run.program, run.config),
+        **{name: getattr(run, name) for name in _AS_SIMULATED},
     )
 
 

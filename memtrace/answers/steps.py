@@ -183,10 +183,9 @@ def _because(
     verdict: str, allocated: Trend, rest: Trend, per_token: float, share: float, grown: int, by_lengths: int
 ) -> list[str]:
     lines = [
-        f"after a step: {allocated.per_step_bytes:+,.0f} B a step ({format_delta(allocated.total_bytes)} in all, "
-        f"p = {allocated.p_value:.2g})",
-        f"peak, tokens taken out: {rest.per_step_bytes:+,.0f} B a step ({format_delta(rest.total_bytes)} in all, "
-        f"p = {rest.p_value:.2g})",
+        f"{what}: {trend.per_step_bytes:+,.0f} B a step ({format_delta(trend.total_bytes)} in all, "
+        f"p = {trend.p_value:.2g})"
+        for what, trend in (("after a step", allocated), ("peak, tokens taken out", rest))
     ]
     if per_token:
         lines.append(f"tokens explain {share:.0%} of the peak's variance, {per_token:,.0f} B a token")
@@ -231,11 +230,9 @@ def explained(tokens: F8, peak: F8, step: F8) -> tuple[float, float]:
 
 def _reserved(reserved: F8, tokens: F8) -> tuple[int, int]:
     """(growth of reserved memory to new heights, the part of it in steps whose batch was the longest so far)."""
-    heights = np.maximum.accumulate(reserved)
-    rises = np.diff(heights)
-    longest = np.maximum.accumulate(tokens)
-    record = np.diff(longest) > 0
-    return int(rises.sum()), int(rises[record].sum())
+    rises = np.diff(np.maximum.accumulate(reserved))
+    longer = np.diff(np.maximum.accumulate(tokens)) > 0
+    return int(rises.sum()), int(rises[longer].sum())
 
 
 def render(found: Drift) -> list[str]:

@@ -50,13 +50,13 @@ def explain_decision(analysis: Analysis, at: At, asked: str) -> Why:
     """
     timeline, attribution = analysis.timeline, analysis.attribution
     rows = timeline.live_rows(at.event)
+    rules, wanted = attribution.rules, list(range(len(attribution.rules)))
     category, _, sub = asked.partition("/")
     address = _address(asked)
     if address is not None:
         table = timeline.allocations
         rows = rows[(table.address[rows] <= address) & (address < table.address[rows] + table.block_bytes[rows])]
         meaning = "the allocation that holds this address"
-        wanted = range(len(attribution.rules))
     elif category in list(Category):
         if category == Category.FRAGMENTATION:
             raise UsageError(
@@ -64,20 +64,14 @@ def explain_decision(analysis: Analysis, at: At, asked: str) -> Why:
             )
         known_part(asked)
         meaning = MEANING[Category(category)]
-        wanted = [
-            i for i, rule in enumerate(attribution.rules) if rule.category == category and sub in ("", rule.subcategory)
-        ]  # type: ignore[assignment]
+        wanted = [n for n in wanted if rules[n].category == category and sub in ("", rules[n].subcategory)]
     else:
         raise UsageError(f"--why takes a category ({', '.join(Category)}), category/subcategory or an address")
-    decisions = []
-    for number in wanted:
-        chosen = rows[attribution.rule[rows] == number]
-        if len(chosen):
-            decisions.append(_decision(analysis, number, chosen))
+    chosen = ((number, rows[attribution.rule[rows] == number]) for number in wanted)
+    decisions = [_decision(analysis, number, own) for number, own in chosen if len(own)]
     if not decisions:
         raise NoAnswerError(f"nothing live at event {at.event} belongs to {asked}")
-    decisions.sort(key=lambda decision: -decision.bytes)
-    return Why(asked, meaning, at, tuple(decisions))
+    return Why(asked, meaning, at, tuple(sorted(decisions, key=lambda decision: -decision.bytes)))
 
 
 def known_part(asked: str) -> None:

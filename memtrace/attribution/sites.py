@@ -19,6 +19,7 @@ _PLUMBING = re.compile(
 )
 _CPP_NAME = re.compile(r"::|^_*Py|^unwind|^<unknown")
 _SITE_PACKAGES = re.compile(r"^.*?(?:site-packages|dist-packages)/")
+NO_STACK, BEFORE_RECORDING = "(no stack recorded)", "(before the recording)"  # where there is no call site to show
 
 
 @dataclass(frozen=True, slots=True)

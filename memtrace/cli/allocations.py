@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from memtrace.cli.common import add_format, add_shared, floods_terminal, open_analysis, output_stream
+from memtrace.cli.common import add_format, add_shared, floods_terminal, open_analysis, option, output_stream
 from memtrace.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "file device no-index at events steps rules")
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="all allocations of the recording (of --events or --steps), not just the live ones",
-    )
+    option(parser, "--all", "all allocations of the recording (of --events or --steps), not just the live ones")
     add_format(parser, "csv", "json", "parquet", default="csv", text="default: csv")
     add_shared(parser, "output force")
 

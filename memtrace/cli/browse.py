@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_shared, usual_signals
+from memtrace.cli.common import add_shared, option, progress, usual_signals
 from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.ranges import check_ranges
 from memtrace.units import printable
@@ -25,16 +25,11 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE [FILE2], --device, --at, --events, --steps, --rules, --serve."""
     add_shared(parser, "file device no-index at events steps rules")
-    parser.add_argument("other", metavar="FILE2", nargs="?", help="a second snapshot to compare with")
-    parser.add_argument(
-        "--serve", action="store_true", help="serve to a web browser instead (extra: torch-memtrace[serve])"
-    )
-    parser.add_argument(
-        "--host", default="localhost", help="address to serve on (default: localhost, this machine only)"
-    )
-    parser.add_argument("--port", type=int, default=8000, help="port to serve on (default: 8000)")
+    option(parser, "other FILE2", "a second snapshot to compare with", nargs="?")
+    option(parser, "--serve", "serve to a web browser instead (extra: torch-memtrace[serve])")
+    option(parser, "--host", "address to serve on (default: localhost, this machine only)", default="localhost")
+    option(parser, "--port", "port to serve on (default: 8000)", type=int, default=8000)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,8 +54,6 @@ def run(args: argparse.Namespace) -> int:
         return _run(BrowseApp(args.file, args.other, view, rules=args.rules, use_index=use_index))
     if args.other is not None:
         raise UsageError("a second file can't be compared with standard input")
-    from memtrace.cli.common import progress
-
     with progress("reading") as on_progress:
         recording = BrowsedRecording.open("-", view, on_progress, args.rules)
     _keys_from_terminal()
@@ -121,8 +114,8 @@ def _serve(args: argparse.Namespace) -> int:
     command = [sys.executable, "-P", "-m", "memtrace", "browse", args.file]
     command += [args.other] if args.other else []
     command += ["--device", str(args.device)] if args.device is not None else []
-    for option, value in (("--at", args.at), ("--events", args.events), ("--steps", args.steps)):
-        command += [option, value] if value else []
+    for name, value in (("--at", args.at), ("--events", args.events), ("--steps", args.steps)):
+        command += [name, value] if value else []
     command += ["--no-index"] if args.no_index else []
     command += ["--rules", args.rules_file] if args.rules else []
     serve(shlex.join(command), args.host, args.port)

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from memtrace.cli.common import usual_signals
+from memtrace.cli.common import option, usual_signals
 from memtrace.cli.estimate import add_setup, options_from
 from memtrace.cli.run import add_recording_options
 from memtrace.errors import UsageError
@@ -19,21 +19,14 @@ from memtrace.errors import UsageError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_setup(parser)
-    add = parser.add_argument
-    add(
-        "--out",
-        type=Path,
-        default=Path("capture.pickle"),
-        metavar="FILE",
-        help="the recording (default capture.pickle)",
-    )
-    add("--train-steps", type=int, default=2, metavar="N", help="optimizer steps (default 2)")
-    add("--eval-batches", type=int, default=0, metavar="N", help="evaluate on N batches at the end, keeping logits")
-    add("--full", action="store_true", help="train all weights, without adapters")
-    add("--layers", type=int, metavar="N", help="fewer (or more) layers; random weights only")
-    add("--late", action="store_true", help="begin to record after the model is loaded")
-    add("--limit", metavar="SIZE", help="limit reserved memory, as a smaller card would, e.g. 22GiB")
-    add("--seed", type=int, default=0, metavar="N", help="seed of weights, tokens and dropout")
+    option(parser, "--out FILE", "the recording (default capture.pickle)", type=Path, default=Path("capture.pickle"))
+    option(parser, "--train-steps N", "optimizer steps (default 2)", type=int, default=2)
+    option(parser, "--eval-batches N", "evaluate on N batches at the end, keeping logits", type=int, default=0)
+    option(parser, "--full", "train all weights, without adapters")
+    option(parser, "--layers N", "fewer (or more) layers; random weights only", type=int)
+    option(parser, "--late", "begin to record after the model is loaded")
+    option(parser, "--limit SIZE", "limit reserved memory, as a smaller card would, e.g. 22GiB")
+    option(parser, "--seed N", "seed of weights, tokens and dropout", type=int, default=0)
     add_recording_options(parser)
 
 

@@ -14,25 +14,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from memtrace.answers.gate import (
-    CONDITIONS,
-    PEAKS,
-    Baseline,
-    Comparable,
-    GateResult,
-    Growth,
-    conditions_of,
-    differences,
-    judge,
-    must_have_history,
-    parse_growth,
-    ran_out,
-    read_baseline,
-    read_forecast,
-)  # fmt: skip
+from memtrace.answers import gate
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
-from memtrace.cli.common import add_shared, open_analysis, print_json, to_json
+from memtrace.cli.common import add_shared, open_analysis, option, print_json, to_json
 from memtrace.errors import SnapshotError, UsageError
 from memtrace.units import printable
 from memtrace.writing import check_target, whole_file
@@ -40,23 +25,17 @@ from memtrace.writing import check_target, whole_file
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "file device no-index at rules")
-    parser.add_argument("--baseline", metavar="BASE.json", help="report of the run to compare with")
-    parser.add_argument(
-        "--max-growth",
-        action="append",
-        metavar="[WHAT=]LIMIT",
-        help="how much more than the baseline is allowed, 2%% or 200MiB (default 0%%). WHAT is allocated or reserved "
+    option(parser, "--baseline BASE.json", "report of the run to compare with")
+    option(
+        parser,
+        "--max-growth [WHAT=]LIMIT…",
+        "how much more than the baseline is allowed, 2%% or 200MiB (default 0%%). WHAT is allocated or reserved "
         "(the peaks; both by default) or a category, which is compared at the event. May be repeated",
     )
-    parser.add_argument(
-        "--allow",
-        action="append",
-        choices=CONDITIONS,
-        default=[],
-        help="compare with a baseline that differs in this all the same; may be repeated. Otherwise that fails",
-    )
-    parser.add_argument("--max-peak", metavar="SIZE", help="how high the peak of reserved memory may be, 22GiB")
-    parser.add_argument("--write", metavar="BASE.json", help="write this recording's report as a baseline")
+    allow = "compare with a baseline that differs in this all the same; may be repeated. Otherwise that fails"
+    option(parser, "--allow", allow, action="append", choices=gate.CONDITIONS, default=[])
+    option(parser, "--max-peak SIZE", "how high the peak of reserved memory may be, 22GiB")
+    option(parser, "--write BASE.json", "write this recording's report as a baseline")
     add_shared(parser, "json force")
 
 
@@ -73,29 +52,27 @@ def run(args: argparse.Namespace) -> int:
     baseline = _read(args.baseline) if args.baseline is not None else None
     if args.write is not None:
         check_target(Path(args.write), args.force, args.file)
-    forecast = read_forecast(args.file)
+    forecast = gate.read_forecast(args.file)
     if forecast is not None:
         if args.baseline is not None or args.write is not None:
             raise UsageError(f"{args.file} is a forecast: it is checked by --max-peak, not against a baseline")
         return _check_forecast(args, forecast, max_peak_bytes)
     analysis, at = open_analysis(args)
-    must_have_history(analysis.timeline)
+    gate.must_have_history(analysis.timeline)
     budget = report(analysis, at)
-    verdicts: list[GateResult] = []
-    unlike: list[Comparable] = []
-    conditions = conditions_of(analysis.timeline)
+    verdicts: list[gate.GateResult] = []
+    unlike: list[gate.Comparable] = []
+    conditions = gate.conditions_of(analysis.timeline)
     if baseline is not None:
-        unlike = differences(baseline, conditions, budget, args.allow)
+        unlike = gate.differences(baseline, conditions, budget, args.allow)
         for what, growth in limits.items():
             if what in budget.categories:
                 before, now, name = baseline.categories.get(what, 0), budget.categories[what], what
             else:
                 before, now, name = baseline.peaks[f"{what}_bytes"], budget.peaks[f"{what}_bytes"], f"peak {what}"
-            verdicts.append(judge(name, before, now, growth))
-    if max_peak_bytes is not None:
-        peak = budget.peaks["reserved_bytes"]
-        verdicts.append(GateResult("peak reserved", None, peak, max_peak_bytes, peak <= max_peak_bytes))
-    refused = ran_out(analysis.timeline)
+            verdicts.append(gate.judge(name, before, now, growth))
+    verdicts += gate.at_most(budget.peaks["reserved_bytes"], max_peak_bytes)
+    refused = gate.ran_out(analysis.timeline)
     passed = refused is None and all(each.allowed for each in unlike) and all(verdict.passed for verdict in verdicts)
     args.exit_code = 0 if passed else 1  # also when nobody reads the output
     warnings = [*([refused] if refused else []), *budget.warnings]
@@ -104,10 +81,8 @@ def run(args: argparse.Namespace) -> int:
     if args.write is not None and passed:
         _write(Path(args.write), budget, conditions)
     if args.json:
-        answer = {"file": budget.file, "device": budget.device, "at": budget.at, "passed": passed}
-        print_json(
-            answer | {"checks": verdicts, "unlike": unlike, "out_of_memory": bool(refused), "warnings": warnings}
-        )
+        found = {"checks": verdicts, "unlike": unlike, "out_of_memory": bool(refused), "warnings": warnings}
+        print_json({"file": budget.file, "device": budget.device, "at": budget.at, "passed": passed, **found})
     else:
         for sentence in [*(each.sentence for each in unlike), *(verdict.sentence for verdict in verdicts)]:
             print(printable(sentence))
@@ -119,11 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_forecast(args: argparse.Namespace, forecast: dict[str, Any], max_peak_bytes: int | None) -> int:
     """A forecast in place of a recording: it must fit, and stay below the limit."""
-    peak = forecast["peak_reserved_bytes"]
-    verdicts = []
-    if max_peak_bytes is not None:
-        verdicts.append(GateResult("peak reserved", None, peak, max_peak_bytes, peak <= max_peak_bytes))
-    oom = forecast["oom"]
+    oom, verdicts = forecast["oom"], gate.at_most(forecast["peak_reserved_bytes"], max_peak_bytes)
     passed = oom is None and all(verdict.passed for verdict in verdicts)
     args.exit_code = 0 if passed else 1
     if args.json:
@@ -136,28 +107,28 @@ def _check_forecast(args: argparse.Namespace, forecast: dict[str, Any], max_peak
     return args.exit_code
 
 
-def _limits(texts: list[str]) -> dict[str, Growth]:
+def _limits(texts: list[str]) -> dict[str, gate.Growth]:
     """What is compared -> its limit. A bare limit is for both peaks; a named one overrides it."""
-    known = [*PEAKS, *map(str, Category)]
+    known = [*gate.PEAKS, *map(str, Category)]
     bare = [text for text in texts if "=" not in text]
-    named = [text.partition("=") for text in texts if "=" in text]
+    named = [(what.strip(), limit) for what, told, limit in (text.partition("=") for text in texts) if told]
     if len(bare) > 1:
         raise UsageError("--max-growth: only one limit without WHAT=")
-    limits = dict.fromkeys(PEAKS, parse_growth(bare[0])) if bare else {}
+    limits = dict.fromkeys(gate.PEAKS, gate.parse_growth(bare[0])) if bare else {}
     seen: set[str] = set()
-    for what, _, limit in named:
-        if what.strip() not in known:
+    for what, limit in named:
+        if what not in known:
             raise UsageError(f"--max-growth {what}=…: WHAT is one of {', '.join(known)}")
-        if what.strip() in seen:
-            raise UsageError(f"--max-growth: two limits for {what.strip()}")
-        seen.add(what.strip())
-        limits[what.strip()] = parse_growth(limit)
+        if what in seen:
+            raise UsageError(f"--max-growth: two limits for {what}")
+        seen.add(what)
+        limits[what] = gate.parse_growth(limit)
     return limits
 
 
-def _read(source: str) -> Baseline:
+def _read(source: str) -> gate.Baseline:
     try:
-        return read_baseline(Path(source).read_bytes(), source)
+        return gate.read_baseline(Path(source).read_bytes(), source)
     except OSError as error:
         raise SnapshotError(f"{source}: {error.strerror or error}") from None
 

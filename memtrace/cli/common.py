@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ from memtrace.units import format_bytes, json_text, printable
 from memtrace.writing import check_target, whole_file
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from memtrace.analysis import Analysis
     from memtrace.cache.index import OpenRecording
     from memtrace.history.timeline import At, Timeline
@@ -23,35 +25,29 @@ _PROGRESS_AFTER_S = 1.0
 _DEEPEST, _MOST_PARTS = 12, 100_000  # of what is written when a file holds values that JSON can't
 
 
-# Arguments that mean the same in every verb: name -> (metavar, None for a switch; help).
-_SHARED: dict[str, tuple[str | None, str]] = {
-    "file": ("FILE", "snapshot: .pickle or .json, plain or .gz/.xz/.zst; - is stdin"),
-    "device": ("N", "device number (default: the one that matters, and it says which)"),
-    "no-index": (None, "neither use nor fill the cache of large recordings"),
+# Arguments that mean the same in every verb, as :func:`option` takes them.
+_SHARED: dict[str, tuple[str, str]] = {
+    "file": ("file FILE", "snapshot: .pickle or .json, plain or .gz/.xz/.zst; - is stdin"),
+    "device": ("--device N", "device number (default: the one that matters, and it says which)"),
+    "no-index": ("--no-index", "neither use nor fill the cache of large recordings"),
     "at": (
-        "WHEN",
+        "--at WHEN",
         "oom, peak, end, an event, step 3, peak of step 3, +2s, an address … (default: oom, else peak)",
     ),
-    "events": ("A:B", "only events A up to, not including, B (either may be left out)"),
-    "steps": ("A:B", "only steps A up to, not including, B, as report counts them"),
-    "rules": ("FILE.toml", "your own attribution rules (see docs/attribution.md)"),
-    "json": (None, "one JSON object on stdout; sizes in bytes, times in µs"),
-    "output": ("FILE", "write to FILE instead of stdout"),
-    "force": (None, "overwrite an existing output file"),
+    "events": ("--events A:B", "only events A up to, not including, B (either may be left out)"),
+    "steps": ("--steps A:B", "only steps A up to, not including, B, as report counts them"),
+    "rules": ("--rules FILE.toml", "your own attribution rules (see docs/attribution.md)"),
+    "json": ("--json", "one JSON object on stdout; sizes in bytes, times in µs"),
+    "output": ("--output,-o FILE", "write to FILE instead of stdout"),
+    "force": ("--force", "overwrite an existing output file"),
 }
 
 
 def add_shared(parser: argparse.ArgumentParser, names: str) -> None:
     """The shared arguments with these names, in the order in which --help is to list them."""
+    special: dict[str, dict[str, Any]] = {"device": {"type": int}, "rules": {"action": _Rules, "default": ()}}
     for name in names.split():
-        metavar, text = _SHARED[name]
-        flags = ["file"] if name == "file" else ["--output", "-o"] if name == "output" else [f"--{name}"]
-        if name == "rules":
-            parser.add_argument(*flags, action=_Rules, default=(), metavar=metavar, help=text)
-        elif metavar is None:
-            parser.add_argument(*flags, action="store_true", help=text)
-        else:
-            parser.add_argument(*flags, type=int if name == "device" else str, metavar=metavar, help=text)
+        option(parser, *_SHARED[name], **special.get(name, {}))
 
 
 class _Rules(argparse.Action):
@@ -63,10 +59,20 @@ class _Rules(argparse.Action):
         args.rules, args.rules_file = read_rules(path), path
 
 
+def option(parser: argparse.ArgumentParser, form: str, text: str, **how: Any) -> None:
+    """An argument, written as --help shows it: ``--search`` is a switch, ``--capacity SIZE`` takes a value,
+    ``--conf SETTINGS…`` may be given again. ``how`` is what argparse takes besides."""
+    flags, _, metavar = form.partition(" ")
+    if metavar.endswith("…"):
+        how = {"action": "append", "default": [], **how}
+    how |= {"metavar": metavar.rstrip("…")} if metavar else {} if how else {"action": "store_true"}
+    parser.add_argument(*flags.split(","), help=text, **how)
+
+
 def add_format(parser: argparse.ArgumentParser, *formats: str, default: str | None, text: str) -> None:
     """--format, and --json for one of them."""
-    parser.add_argument("--format", choices=formats, default=default, help=text)
-    parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
+    option(parser, "--format", text, choices=formats, default=default)
+    option(parser, "--json", "the same as --format json", dest="format", action="store_const", const="json")
 
 
 def whole_number(text: str) -> int:
@@ -76,10 +82,19 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
-def print_json(answer: Any) -> None:
-    """One JSON object and a newline on stdout."""
+def print_json(answer: Any) -> int:
+    """One JSON object and a newline on stdout; returns the exit code 0."""
     sys.stdout.buffer.write(to_json(answer))
     sys.stdout.buffer.flush()
+    return 0
+
+
+def print_text(render: Callable[[int], Iterable[Text | str]], widest: int = 1 << 16) -> int:
+    """What ``render`` has for the width of the terminal, at most ``widest`` columns; returns the exit code 0."""
+    from memtrace.render.text import console, print_lines
+
+    print_lines(render(min(console().width, widest)))
+    return 0
 
 
 def to_json(answer: Any) -> bytes:

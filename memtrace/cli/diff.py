@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_shared, open_analysis, print_json, say_written, whole_number
+from memtrace.cli.common import add_shared, open_analysis, option, print_json, print_text, say_written, whole_number
 from memtrace.errors import UsageError
 from memtrace.units import printable, printable_lines
 from memtrace.writing import check_target
@@ -17,33 +17,21 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "before", metavar="BEFORE", help="snapshot: .pickle or .json, plain or .gz/.xz/.zst; - is stdin"
-    )
-    parser.add_argument("after", metavar="AFTER", help="the snapshot to compare with it")
-    parser.add_argument("--device", type=int, metavar="N", help="device number in both (default: the one that matters)")
-    parser.add_argument("--at", metavar="WHEN", help="oom, peak, end, an event, step 3, peak of step 3, +2s …, in both")
-    parser.add_argument("--at-before", metavar="WHEN", help="the same for BEFORE alone")
-    parser.add_argument("--at-after", metavar="WHEN", help="the same for AFTER alone")
+    option(parser, "before BEFORE", "snapshot: .pickle or .json, plain or .gz/.xz/.zst; - is stdin")
+    option(parser, "after AFTER", "the snapshot to compare with it")
+    option(parser, "--device N", "device number in both (default: the one that matters)", type=int)
+    option(parser, "--at WHEN", "oom, peak, end, an event, step 3, peak of step 3, +2s …, in both")
+    option(parser, "--at-before WHEN", "the same for BEFORE alone")
+    option(parser, "--at-after WHEN", "the same for AFTER alone")
     add_shared(parser, "rules")
-    parser.add_argument(
-        "--top", type=whole_number, default=12, metavar="N", help="how many call sites to list (default 12)"
-    )
+    option(parser, "--top N", "how many call sites to list (default 12)", type=whole_number, default=12)
     add_shared(parser, "no-index json")
-    parser.add_argument("--md", action="store_true", help="Markdown, for a pull request")
-    parser.add_argument("--plot", metavar="OUT.svg|OUT.png", help="also draw both timelines (needs the extra [plot])")
+    option(parser, "--md", "Markdown, for a pull request")
+    option(parser, "--plot OUT.svg|OUT.png", "also draw both timelines (needs the extra [plot])")
     add_shared(parser, "force")
-    parser.add_argument(
-        "--fail-on-growth",
-        metavar="LIMIT",
-        help="exit with 1 if the peak grew by more than LIMIT, 2%% or 200MiB",
-    )
-    parser.add_argument(
-        "--peak",
-        choices=("allocated", "reserved", "both"),
-        default="both",
-        help="which peak --fail-on-growth judges (default: both)",
-    )
+    option(parser, "--fail-on-growth LIMIT", "exit with 1 if the peak grew by more than LIMIT, 2%% or 200MiB")
+    which = ("allocated", "reserved", "both")
+    option(parser, "--peak", "which peak --fail-on-growth judges (default: both)", choices=which, default="both")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,19 +45,10 @@ def run(args: argparse.Namespace) -> int:
     growth = parse_growth(args.fail_on_growth) if args.fail_on_growth is not None else None
     if args.plot is not None:
         check_target(Path(args.plot), args.force, args.before, args.after)
-    sides = [
-        open_analysis(
-            argparse.Namespace(
-                file=file, device=args.device, at=at or args.at, rules=args.rules, no_index=args.no_index
-            )
-        )
-        for file, at in ((args.before, args.at_before), (args.after, args.at_after))
-    ]
-    (before, at_before), (after, at_after) = sides
-    answer = compare(
-        before, after,
-        at_before if args.at_before or args.at else None, at_after if args.at_after or args.at else None,
-    )  # fmt: skip
+    at_before, at_after = args.at_before or args.at, args.at_after or args.at
+    before, first = open_analysis(argparse.Namespace(**{**vars(args), "file": args.before, "at": at_before}))
+    after, second = open_analysis(argparse.Namespace(**{**vars(args), "file": args.after, "at": at_after}))
+    answer = compare(before, after, first if at_before else None, second if at_after else None)
     verdicts: list[GateResult] = []
     if growth is not None:
         for side in (before, after):
@@ -104,6 +83,5 @@ def _print(args: argparse.Namespace, answer: Difference, gate: dict[str, object]
         sys.stdout.write(printable_lines(diff_markdown(answer, args.top)))
     else:
         from memtrace.render.diff_text import render_diff
-        from memtrace.render.text import console, print_lines
 
-        print_lines(render_diff(answer, min(console().width, 140), args.top))
+        print_text(lambda width: render_diff(answer, width, args.top), 140)

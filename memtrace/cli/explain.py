@@ -9,29 +9,20 @@ from __future__ import annotations
 import argparse
 import sys
 
-from memtrace.cli.common import add_shared, open_analysis, print_json
+from memtrace.cli.common import add_shared, open_analysis, option, print_json
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.explain.answer import Explanation
 from memtrace.units import printable_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", metavar="FILE", nargs="+", help="a snapshot, logs, or both; - reads from stdin")
-    parser.add_argument("--device", type=int, metavar="N", help="device number (default: the one that matters)")
-    parser.add_argument(
-        "--at",
-        metavar="WHEN",
-        help="peak, oom, end, an event number, step 3, peak of step 3, +2s, an address … (default: oom, else peak)",
-    )
-    parser.add_argument(
-        "--capacity", metavar="SIZE", help="what the process may reserve at most (24GiB), where the file doesn't tell"
-    )
+    option(parser, "files FILE", "a snapshot, logs, or both; - reads from stdin", nargs="+")
+    add_shared(parser, "device at")
+    option(parser, "--capacity SIZE", "what the process may reserve at most (24GiB), where the file doesn't tell")
     add_shared(parser, "events steps no-index rules json")
-    parser.add_argument("--md", action="store_true", help="Markdown for an issue thread, everything included")
-    parser.add_argument("--all", action="store_true", help="everything as text, not only what fits 20 lines")
-    parser.add_argument(
-        "--overheads", action="store_true", help="all that is not parameters × bytes, ranked down to the naive figure"
-    )
+    option(parser, "--md", "Markdown for an issue thread, everything included")
+    option(parser, "--all", "everything as text, not only what fits 20 lines")
+    option(parser, "--overheads", "all that is not parameters × bytes, ranked down to the naive figure")
 
 
 def _answer(args: argparse.Namespace) -> Explanation:
@@ -71,9 +62,8 @@ def _overheads(args: argparse.Namespace) -> int:
     args.file = args.files[0]
     found = overheads(*open_analysis(args))
     if args.json:
-        print_json(found)
-    else:
-        sys.stdout.write("\n".join(render_overheads(found)) + "\n")
+        return print_json(found)
+    sys.stdout.write("\n".join(render_overheads(found)) + "\n")
     return 0
 
 
@@ -82,8 +72,7 @@ def run(args: argparse.Namespace) -> int:
         return _overheads(args)
     answer = _answer(args)
     if args.json:
-        print_json(answer)
-        return 0
+        return print_json(answer)
     from memtrace.render.explain_text import render_explanation, render_markdown
 
     lines = render_markdown(answer) if args.md else render_explanation(answer, everything=args.all)

@@ -17,7 +17,7 @@ import argparse
 import sys
 from pathlib import Path, PurePath
 
-from memtrace.cli.common import add_shared, floods_terminal, open_analysis, output_stream
+from memtrace.cli.common import add_shared, floods_terminal, open_analysis, option, output_stream
 from memtrace.errors import UsageError
 from memtrace.units import printable, printable_lines
 from memtrace.writing import check_target
@@ -29,17 +29,11 @@ _POINTS = 20_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "file device no-index at rules")
-    parser.add_argument("--format", "-f", choices=FORMATS, required=True, help="see above")
-    parser.add_argument(
-        "--volume", action="store_true", help="speedscope, collapsed: all bytes allocated, freed or not"
-    )
-    parser.add_argument("--beside", metavar="FILE2", help="html: a second recording on the same page, side by side")
-    parser.add_argument(
-        "--points",
-        type=int,
-        metavar="N",
-        help=f"perfetto, chrome: about N samples a curve, every extreme kept (default {_POINTS}; 0: every event)",
-    )
+    option(parser, "--format,-f", "see above", choices=FORMATS, required=True)
+    option(parser, "--volume", "speedscope, collapsed: all bytes allocated, freed or not")
+    option(parser, "--beside FILE2", "html: a second recording on the same page, side by side")
+    samples = f"about N samples a curve, every extreme kept (default {_POINTS}; 0: every event)"
+    option(parser, "--points N", f"perfetto, chrome: {samples}", type=int)
     add_shared(parser, "events steps output force")
 
 
@@ -66,12 +60,10 @@ def run(args: argparse.Namespace) -> int:
             from memtrace.export.speedscope import to_collapsed, to_speedscope
 
             stacks = volume_stacks(analysis) if args.volume else live_stacks(analysis, at)
-            is_text = args.format == "collapsed"
-            out.write(
-                to_collapsed(stacks).encode("utf-8", "backslashreplace")
-                if is_text
-                else orjson.dumps(to_speedscope(stacks, name))
-            )
+            if args.format == "collapsed":
+                out.write(to_collapsed(stacks).encode("utf-8", "backslashreplace"))
+            else:
+                out.write(orjson.dumps(to_speedscope(stacks, name)))
         else:
             from memtrace.export.html.page import html_report
 
@@ -89,9 +81,9 @@ def _check(args: argparse.Namespace) -> None:
         "--at": (args.at is not None, ("speedscope", "collapsed", "html")),
         "--rules": (bool(args.rules), ("perfetto", "chrome", "speedscope", "collapsed", "html")),
     }
-    for option, (given, formats) in takes.items():
+    for name, (given, formats) in takes.items():
         if given and args.format not in formats:
-            raise UsageError(f"{option} goes with {', '.join(formats)}, not with {args.format}")
+            raise UsageError(f"{name} goes with {', '.join(formats)}, not with {args.format}")
     if args.volume and args.at is not None:
         raise UsageError("--volume counts all that was allocated; --at has no place in it")
     if args.points is not None and args.points < 0:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_shared, open_analysis, print_json
+from memtrace.cli.common import add_shared, open_analysis, print_json, print_text
 
 if TYPE_CHECKING:
     from memtrace.analysis import Analysis
@@ -18,12 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    analysis, at = open_analysis(args, of_part=True)
-    show(analysis, at, args.json)
-    return 0
+    return show(*open_analysis(args, of_part=True), args.json)
 
 
-def show(analysis: Analysis, at: At, as_json: bool) -> None:
+def show(analysis: Analysis, at: At, as_json: bool) -> int:
     """Print the answer about an event."""
     from memtrace.answers.fragmentation import measure
     from memtrace.answers.pins import pins
@@ -33,9 +31,7 @@ def show(analysis: Analysis, at: At, as_json: bool) -> None:
     answer = measure(analysis.timeline, analysis.attribution, at, layout)
     pinned = pins(analysis, layout)
     if as_json:
-        print_json({field.name: getattr(answer, field.name) for field in fields(answer)} | {"pins": pinned})
-        return
+        return print_json({field.name: getattr(answer, field.name) for field in fields(answer)} | {"pins": pinned})
     from memtrace.render.fragmentation_text import render_fragmentation
-    from memtrace.render.text import console, print_lines
 
-    print_lines(render_fragmentation(answer, pinned, min(console().width, 120)))
+    return print_text(lambda width: render_fragmentation(answer, pinned, width), 120)

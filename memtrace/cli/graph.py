@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import argparse
 
-from memtrace.cli.common import add_format, add_shared, floods_terminal, open_analysis, output_stream, to_json
+from memtrace.cli.common import add_format, add_shared, floods_terminal, open_analysis, option, output_stream, to_json
 from memtrace.errors import NoAnswerError, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "file device no-index at events steps rules")
     add_format(parser, "graphml", "json", "dot", default="json", text="default: json")
-    parser.add_argument("--region", metavar="SIZE", help="cheapest contiguous region of that size, per pool (JSON)")
-    parser.add_argument("--pins", metavar="ADDRESS", help="call sites that hold the segment at this address (JSON)")
-    parser.add_argument(
-        "--pool", metavar="NAME", help="call sites that hold the pools whose name has NAME in it (JSON)"
-    )
+    option(parser, "--region SIZE", "cheapest contiguous region of that size, per pool (JSON)")
+    option(parser, "--pins ADDRESS", "call sites that hold the segment at this address (JSON)")
+    option(parser, "--pool NAME", "call sites that hold the pools whose name has NAME in it (JSON)")
     add_shared(parser, "output force")
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from memtrace.cli.common import add_shared, print_json, progress
+from memtrace.cli.common import add_shared, option, print_json, print_text, progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="snapshot: .pickle or .json, plain or .gz/.xz/.zst; - is stdin")
-    parser.add_argument("--device", type=int, metavar="N", help="only this device (default: all that have data)")
+    add_shared(parser, "file")
+    option(parser, "--device N", "only this device (default: all that have data)", type=int)
     add_shared(parser, "no-index json")
 
 
@@ -31,14 +31,8 @@ def run(args: argparse.Namespace) -> int:
     info = describe(snapshot, lambda device: recording.timeline(device, more=device is not last))
     cache = None if args.no_index else cache_folder()
     if args.json:
-        print_json(
-            info
-            if cache is None
-            else {field.name: getattr(info, field.name) for field in fields(info)} | {"cache": cache}
-        )
-        return 0
+        keys = {field.name: getattr(info, field.name) for field in fields(info)}
+        return print_json(keys if cache is None else keys | {"cache": cache})
     from memtrace.render.info_text import render_info
-    from memtrace.render.text import print_lines
 
-    print_lines(render_info(info, cache))
-    return 0
+    return print_text(lambda _: render_info(info, cache))

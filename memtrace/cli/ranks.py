@@ -9,26 +9,17 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from memtrace.cli.common import add_shared, print_json, progress
+from memtrace.cli.common import add_shared, option, print_json, print_text, progress
 from memtrace.errors import SnapshotError, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "sources",
-        nargs="+",
-        metavar="DIR|FILE",
-        help="one file a rank, or a folder of them; also s3://, gs://, hf://… with the extra [remote]",
-    )
-    parser.add_argument(
-        "--device", type=int, metavar="N", help="device number in every file (default: the one that matters)"
-    )
-    parser.add_argument("--jobs", "-j", type=int, metavar="N", help="processes to read with (default: one a core)")
-    parser.add_argument(
-        "--scheduler",
-        metavar="ADDRESS",
-        help="send the work to a Dask cluster (tcp://host:8786) whose workers see the same files (extra [cluster])",
-    )
+    sources = "one file a rank, or a folder of them; also s3://, gs://, hf://… with the extra [remote]"
+    option(parser, "sources DIR|FILE", sources, nargs="+")
+    option(parser, "--device N", "device number in every file (default: the one that matters)", type=int)
+    option(parser, "--jobs,-j N", "processes to read with (default: one a core)", type=int)
+    cluster = "a Dask cluster (tcp://host:8786) whose workers see the same files (extra [cluster])"
+    option(parser, "--scheduler ADDRESS", f"send the work to {cluster}")
     add_shared(parser, "no-index json")
 
 
@@ -57,9 +48,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(answer)
     else:
         from memtrace.render.ranks_text import render_ranks
-        from memtrace.render.text import console, print_lines
 
-        print_lines(render_ranks(answer, console().width))
+        print_text(lambda width: render_ranks(answer, width))
     if not answer.ranks:
         if all(failure.exit_code == UsageError.exit_code for failure in answer.failed):  # no such device, say
             raise UsageError("no file has what is asked for")

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from memtrace.attribution.categories import Category
-from memtrace.cli.common import add_shared, open_analysis, print_json, whole_number
+from memtrace.cli.common import add_shared, open_analysis, option, print_json, print_text, whole_number
 
 if TYPE_CHECKING:
     from memtrace.analysis import Analysis
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "file device no-index at events steps json rules")
-    parser.add_argument(
-        "--top", type=whole_number, default=8, metavar="N", help="how many call sites to list (default 8)"
-    )
-    parser.add_argument(
-        "--why",
-        metavar="WHAT",
-        help="why bytes are where they are: a category, a category/subcategory, or an address (0x…); "
-        "fragmentation is answered with what pins it, as memtrace fragmentation does",
+    option(parser, "--top N", "how many call sites to list (default 8)", type=whole_number, default=8)
+    option(
+        parser,
+        "--why WHAT",
+        "why bytes are where they are: a category, a category/subcategory, or an address (0x…); fragmentation is "
+        "answered with what pins it, as memtrace fragmentation does",
     )
 
 
@@ -37,32 +35,26 @@ def run(args: argparse.Namespace) -> int:
         from memtrace.cli.fragmentation import show
 
         known_part(args.why)
-        show(analysis, at, args.json)
-        return 0
+        return show(analysis, at, args.json)
     if args.why is not None:
         from memtrace.answers.why import explain_decision
 
         answer = explain_decision(analysis, at, args.why)
         if args.json:
-            print_json(answer)
-        else:
-            from memtrace.render.text import print_lines
-            from memtrace.render.why_text import render_why
+            return print_json(answer)
+        from memtrace.render.why_text import render_why
 
-            print_lines(render_why(answer))
-        return 0
+        return print_text(lambda _: render_why(answer))
     from memtrace.answers.report import report
 
     budget = report(analysis, at)
     own = _own_estimate(analysis, at, budget)
     if args.json:
         keys: dict[str, Any] = {entry.name: getattr(budget, entry.name) for entry in fields(budget)}
-        print_json(keys | {"estimate": _estimate_json(own)})
-        return 0
+        return print_json(keys | {"estimate": _estimate_json(own)})
     from memtrace.render.report_text import render_report
-    from memtrace.render.text import console, print_lines
 
-    print_lines(render_report(budget, width=min(console().width, 120), sites=args.top))
+    print_text(lambda width: render_report(budget, width, args.top), 120)
     if own is not None:
         from memtrace.estimate.text import render_against
 

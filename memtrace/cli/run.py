@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from memtrace.cli.common import usual_signals
+from memtrace.cli.common import option, usual_signals
 from memtrace.errors import UsageError
 
 
@@ -28,40 +28,24 @@ def add_recording_options(parser: argparse.ArgumentParser, stacks: Sequence[str]
     """The options that every verb which records shares."""
     from memtrace.record.recorder import DEFAULT_MAX_ENTRIES
 
-    parser.add_argument("--stacks", choices=stacks, default="python", help="all adds C++ frames (slower dumps)")
-    parser.add_argument(
-        "--max-entries",
-        type=int,
-        default=DEFAULT_MAX_ENTRIES,
-        metavar="N",
-        help=f"events kept, the newest ones (default {DEFAULT_MAX_ENTRIES})",
-    )
-    parser.add_argument("--deep", action="store_true", help="stamp module names on allocations (PyTorch 2.10+; slower)")
-    parser.add_argument("--force", action="store_true", help="replace an existing file instead of adding a number")
+    newest = f"events kept, the newest ones (default {DEFAULT_MAX_ENTRIES})"
+    option(parser, "--stacks", "all adds C++ frames (slower dumps)", choices=stacks, default="python")
+    option(parser, "--max-entries N", newest, type=int, default=DEFAULT_MAX_ENTRIES)
+    option(parser, "--deep", "stamp module names on allocations (PyTorch 2.10+; slower)")
+    option(parser, "--force", "replace an existing file instead of adding a number")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "memtrace run [OPTIONS] SCRIPT ARGS…\n       memtrace run [OPTIONS] -m MODULE ARGS…"
-    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder for recordings (default: .)")
-    parser.add_argument(
-        "--steps",
-        type=steps_window,
-        metavar="A:B",
-        help="record steps A up to, not including, B (counted from 0, one a call of optimizer.step)",
-    )
-    parser.add_argument(
-        "--step-log",
-        action="store_true",
-        help="also write every step's levels to NAME.steps.jsonl (resets PyTorch's peak statistics after each step)",
-    )
-    parser.add_argument("--live", action="store_true", help="let memtrace live watch, and sound alarms")
-    parser.add_argument(
-        "--on-alarm", default="print", metavar="HOW", help="print (default), warn, or a command that gets it as JSON"
-    )
-    parser.add_argument(
-        "--metrics", action="append", default=[], metavar="KIND:WHERE",
-        help="each step's numbers to tensorboard:DIR, prometheus:FILE, wandb, mlflow or otel, too",
-    )  # fmt: skip
+    steps = "record steps A up to, not including, B (counted from 0, one a call of optimizer.step)"
+    log = "also write every step's levels to NAME.steps.jsonl (resets PyTorch's peak statistics after each step)"
+    option(parser, "--out DIR", "folder for recordings (default: .)", type=Path, default=Path())
+    option(parser, "--steps A:B", steps, type=steps_window)
+    option(parser, "--step-log", log)
+    option(parser, "--live", "let memtrace live watch, and sound alarms")
+    option(parser, "--on-alarm HOW", "print (default), warn, or a command that gets it as JSON", default="print")
+    each = "each step's numbers to tensorboard:DIR, prometheus:FILE, wandb, mlflow or otel, too"
+    option(parser, "--metrics KIND:WHERE…", each)
     add_recording_options(parser, ("python", "all", "none"))
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ARGS…", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="script and its arguments")

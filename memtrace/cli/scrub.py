@@ -16,26 +16,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from memtrace.cli.common import add_shared, output_stream, print_json, progress
+from memtrace.cli.common import add_shared, option, output_stream, print_json, print_text, progress
 from memtrace.errors import SnapshotError, UsageError
 from memtrace.writing import check_target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="snapshot: .pickle or .json, plain or .gz/.xz/.zst; - is stdin")
-    parser.add_argument(
-        "--output", "-o", metavar="OUT", help="the scrubbed snapshot, a pickle; OUT.gz, OUT.xz and OUT.zst are packed"
-    )
-    parser.add_argument("--functions", action="store_true", help="replace the names of the project's functions, too")
-    parser.add_argument("--keep-names", action="store_true", help="keep the base names of project files (train.py)")
-    parser.add_argument(
-        "--hide",
-        action="append",
-        default=[],
-        metavar="WORD",
-        help="also replace files, packages and functions whose name holds WORD; can be given again",
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; list what would still be recognisable")
+    add_shared(parser, "file")
+    option(parser, "--output,-o OUT", "the scrubbed snapshot, a pickle; OUT.gz, OUT.xz and OUT.zst are packed")
+    option(parser, "--functions", "replace the names of the project's functions, too")
+    option(parser, "--keep-names", "keep the base names of project files (train.py)")
+    hide = "also replace files, packages and functions whose name holds WORD; can be given again"
+    option(parser, "--hide WORD…", hide)
+    option(parser, "--check", "write nothing; list what would still be recognisable")
     add_shared(parser, "force json")
 
 
@@ -46,9 +39,8 @@ def run(args: argparse.Namespace) -> int:
         if args.output.lower().endswith(".json"):
             raise UsageError(f"{args.output}: the scrubbed snapshot is written as a pickle, which every viewer opens")
         check_target(Path(args.output), args.force, args.file)
-    from memtrace.export.cut import read_recording
+    from memtrace.export.cut import read_recording, write_snapshot
     from memtrace.render.scrub_text import render_kept, render_scrub
-    from memtrace.render.text import print_lines
     from memtrace.scrub import ScrubOptions, scrub
     from memtrace.snapshot.decoder.decode import without_gc
 
@@ -63,35 +55,19 @@ def run(args: argparse.Namespace) -> int:
             raise SnapshotError(f"{source}: {error}") from None
     size_bytes = None
     if args.output is not None:
-        with output_stream(args, tell=False) as out:
-            _write(answer.snapshot, out, Path(args.output).suffix.lower())
+        with output_stream(args, tell=False) as out, _packer(out, Path(args.output).suffix.lower()) as packed:
+            write_snapshot(answer.snapshot, packed)
         size_bytes = Path(args.output).stat().st_size
     if args.json:
-        print_json(
-            {
-                "file": source,
-                "output": args.output,
-                "output_bytes": size_bytes,
-                "removed": answer.removed,
-                "kept": answer.kept,
-            }
-        )
-    elif size_bytes is None:
-        print_lines(render_kept(answer.kept))
-    else:
-        print_lines(render_scrub(source, args.output, size_bytes, answer))
-    return 0
-
-
-def _write(snapshot: Any, out: IO[bytes], suffix: str) -> None:
-    """Pickle, packed if the name says so."""
-    from memtrace.export.cut import write_snapshot
-
-    with _packer(out, suffix) as packed:
-        write_snapshot(snapshot, packed)
+        answered = {"file": source, "output": args.output, "output_bytes": size_bytes}
+        return print_json({**answered, "removed": answer.removed, "kept": answer.kept})
+    if size_bytes is None:
+        return print_text(lambda _: render_kept(answer.kept))
+    return print_text(lambda _: render_scrub(source, args.output, size_bytes, answer))
 
 
 def _packer(out: IO[bytes], suffix: str) -> AbstractContextManager[Any]:
+    """``out``, packed if the name says so."""
     if suffix == ".gz":
         import gzip
 

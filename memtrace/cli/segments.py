@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from memtrace.cli.common import add_shared, open_analysis, print_json
+from memtrace.cli.common import add_shared, open_analysis, option, print_json, print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "file device no-index at events steps json rules")
-    parser.add_argument("--all", action="store_true", help="every segment, not just those with most free bytes")
+    option(parser, "--all", "every segment, not just those with most free bytes")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -18,10 +18,7 @@ def run(args: argparse.Namespace) -> int:
     analysis, at = open_analysis(args, of_part=True)
     answer = segment_map(analysis, at)
     if args.json:
-        print_json(answer)
-        return 0
+        return print_json(answer)
     from memtrace.render.segments_text import render_segments
-    from memtrace.render.text import console, print_lines
 
-    print_lines(render_segments(answer, min(console().width, 160), None if args.all else 40))
-    return 0
+    return print_text(lambda width: render_segments(answer, width, None if args.all else 40), 160)

@@ -10,7 +10,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_shared, open_timeline, print_json, progress, say_written, whole_number
+from memtrace.cli.common import (
+    add_shared,
+    open_timeline,
+    option,
+    print_json,
+    print_text,
+    progress,
+    say_written,
+    whole_number,
+)
 from memtrace.errors import UsageError
 from memtrace.writing import check_target, whole_file
 
@@ -21,38 +30,18 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "file device no-index")
-    parser.add_argument(
-        "--conf",
-        action="append",
-        default=[],
-        metavar="SETTINGS",
-        help='as in PYTORCH_CUDA_ALLOC_CONF, such as "expandable_segments:True"; may be repeated',
+    option(
+        parser, "--conf SETTINGS…", 'as in PYTORCH_CUDA_ALLOC_CONF, such as "expandable_segments:True"; may be repeated'
     )
-    parser.add_argument(
-        "--capacity", metavar="SIZE", help="the most the process may reserve (24GiB), as a memory fraction sets it"
-    )
-    parser.add_argument("--search", action="store_true", help="try the sensible settings and rank them")
-    parser.add_argument(
-        "--without",
-        action="append",
-        default=[],
-        metavar="WHAT",
-        help="leave out a category, category/subcategory or call site; may be repeated",
-    )
-    parser.add_argument(
-        "--scale", action="append", default=[], metavar="WHAT=FACTOR", help="the same, made FACTOR times as large"
-    )
-    parser.add_argument("--torch", metavar="VERSION", help="PyTorch release whose rules apply (default: the file's)")
-    parser.add_argument(
-        "--quick", action="store_true", help="one assumption about driver addresses, no range (several times faster)"
-    )
-    parser.add_argument(
-        "--packing", action="store_true", help="pack long recordings, too, with all lifetimes known (up to a minute)"
-    )
-    parser.add_argument(
-        "--export", metavar="OUT.pickle", help="write a run as a snapshot that memtrace and PyTorch's viewer open"
-    )
-    parser.add_argument("--run", type=whole_number, metavar="N", help="which run to export (default: the last)")
+    option(parser, "--capacity SIZE", "the most the process may reserve (24GiB), as a memory fraction sets it")
+    option(parser, "--search", "try the sensible settings and rank them")
+    option(parser, "--without WHAT…", "leave out a category, category/subcategory or call site; may be repeated")
+    option(parser, "--scale WHAT=FACTOR…", "the same, made FACTOR times as large")
+    option(parser, "--torch VERSION", "PyTorch release whose rules apply (default: the file's)")
+    option(parser, "--quick", "one assumption about driver addresses, no range (several times faster)")
+    option(parser, "--packing", "pack long recordings, too, with all lifetimes known (up to a minute)")
+    option(parser, "--export OUT.pickle", "write a run as a snapshot that memtrace and PyTorch's viewer open")
+    option(parser, "--run N", "which run to export (default: the last)", type=whole_number)
     add_shared(parser, "force rules json")
 
 
@@ -83,13 +72,10 @@ def run(args: argparse.Namespace) -> int:
     if args.export is not None:
         _export(args, timeline.snapshot, result)
     if args.json:
-        print_json(result.as_json())
-        return 0
+        return print_json(result.as_json())
     from memtrace.render.simulation_text import render_simulation
-    from memtrace.render.text import console, print_lines
 
-    print_lines(render_simulation(result, min(console().width, 160)))
-    return 0
+    return print_text(lambda width: render_simulation(result, width), 160)
 
 
 def _version(text: str) -> tuple[int, int]:

@@ -9,12 +9,12 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from memtrace.cli.common import add_shared, open_analysis, print_json
+from memtrace.cli.common import add_shared, open_analysis, option, print_json
 from memtrace.units import printable_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a recording, or a .jsonl step log")
+    option(parser, "file FILE", "a recording, or a .jsonl step log")
     add_shared(parser, "device no-index json")
 
 
@@ -30,7 +30,6 @@ def run(args: argparse.Namespace) -> int:
         series = from_snapshot_key(log) if log is not None else from_recording(analysis)
     found = analyse(series)
     if args.json:
-        print_json(asdict(found))
-    else:
-        print(printable_lines("\n".join(render(found))))
+        return print_json(asdict(found))
+    print(printable_lines("\n".join(render(found))))
     return 0

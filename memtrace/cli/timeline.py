@@ -10,7 +10,9 @@ from memtrace.cli.common import (
     add_shared,
     floods_terminal,
     open_analysis,
+    option,
     output_stream,
+    print_text,
     say_written,
     whole_number,
 )
@@ -20,13 +22,9 @@ from memtrace.writing import check_target
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "file device no-index events steps rules")
     add_format(parser, "csv", "json", default=None, text="default: csv; on a terminal, without --points, a short table")
-    parser.add_argument(
-        "--points",
-        type=whole_number,
-        metavar="N",
-        help="about N rows with every extreme (twenty or so at least); default: every event",
-    )
-    parser.add_argument("--plot", metavar="OUT.svg|OUT.png", help="draw a stacked plot (needs the extra [plot])")
+    points = "about N rows with every extreme (twenty or so at least); default: every event"
+    option(parser, "--points N", points, type=whole_number)
+    option(parser, "--plot OUT.svg|OUT.png", "draw a stacked plot (needs the extra [plot])")
     add_shared(parser, "output force")
 
 
@@ -49,11 +47,9 @@ def run(args: argparse.Namespace) -> int:
         say_written(args.plot)
         return 0
     if args.format is None and args.points is None and floods_terminal(args):
-        from memtrace.render.text import console, print_lines
         from memtrace.render.timeline_text import render_timeline
 
-        print_lines(render_timeline(analysis, curves, min(console().width, 120)))
-        return 0
+        return print_text(lambda width: render_timeline(analysis, curves, width), 120)
     events = pick_events(curves, args.points or len(curves))
     with output_stream(args) as out:
         write_table(curve_columns(analysis, curves, events), args.format or "csv", out)

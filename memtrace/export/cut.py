@@ -95,7 +95,7 @@ def cut(recording: RawRecording, timeline: Timeline, first: int, stop: int) -> d
     return {"segments": segments, "device_traces": traces, **kept, **extra}
 
 
-def write_snapshot(snapshot: dict[str, Any], out: IO[bytes]) -> None:
+def write_snapshot(snapshot: dict[str, Any] | list[Any], out: IO[bytes]) -> None:
     """Pickle at protocol 4."""
     pickle.dump(snapshot, out, protocol=_PROTOCOL)
 

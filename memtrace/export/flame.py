@@ -9,14 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
-from memtrace.answers.report import report
+from memtrace.answers.report import by_stack, report
 from memtrace.attribution.categories import Category
-from memtrace.attribution.sites import short_path
+from memtrace.attribution.sites import BEFORE_RECORDING, NO_STACK, short_path
 from memtrace.history.timeline import At
 
 I8 = NDArray[np.int64]
-_EARLY = "(before the recording)"
-_NO_STACK = "(no stack recorded)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +83,9 @@ class _Builder:
         self._sums[key] = self._sums.get(key, 0) + size_bytes
 
     def add_rows(self, rows: I8) -> None:
-        attribution, table = self._analysis.attribution, self._analysis.timeline.allocations
-        early = (table.alloc_event[rows] < 0).astype(np.int64)
-        key = np.stack([attribution.rule[rows].astype(np.int64), table.stack[rows].astype(np.int64), early], axis=1)
-        groups, inverse = np.unique(key, axis=0, return_inverse=True)
-        sums = np.zeros(len(groups), dtype=np.int64)
-        np.add.at(sums, inverse.reshape(-1), table.requested_bytes[rows])
-        for (number, stack, is_early), total in zip(groups.tolist(), sums.tolist(), strict=True):
-            rule = attribution.rules[number]
-            frames = self._path(stack) or [FlameNode(_EARLY if is_early else _NO_STACK)]
-            self.add([FlameNode(str(rule.category)), FlameNode(rule.subcategory), *frames], total)
+        for group in by_stack(self._analysis, rows):
+            frames = self._path(group.stack) or [FlameNode(BEFORE_RECORDING if group.is_early else NO_STACK)]
+            self.add([FlameNode(str(group.rule.category)), FlameNode(group.rule.subcategory), *frames], group.bytes)
 
     def _path(self, stack: int) -> list[FlameNode]:
         """Frames of a stack, outermost first."""

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from memtrace.answers.fragmentation import Fragmentation
 from memtrace.answers.pins import Pins
+from memtrace.attribution.sites import NO_STACK
 from memtrace.render.text import columns, heading
 from memtrace.render.words import STYLE, bar, clip, moment_name, pool_name, stream_name
 from memtrace.units import counted, format_bytes, format_count
@@ -107,7 +108,7 @@ def _segments(f: Fragmentation, width: int) -> list[Text]:
         for pin in segment.pinned_by[:_PINS]:
             head = f"      {format_bytes(pin.bytes):>10}  "
             kind = f"{pin.category}/{pin.subcategory}"
-            place = pin.frame or "(no stack recorded)"
+            place = pin.frame or NO_STACK
             lines.append(
                 Text.assemble(head, (f"{kind:<30}", STYLE[pin.category]), clip(place, max(20, width - len(head) - 30)))
             )

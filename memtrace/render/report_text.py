@@ -8,6 +8,7 @@ from rich.text import Text
 
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
+from memtrace.attribution.sites import NO_STACK
 from memtrace.render.text import heading, warning_lines
 from memtrace.render.words import STYLE, bar, clip, moment_name
 from memtrace.units import counted, format_bytes, format_count
@@ -140,7 +141,7 @@ def _sites(report: Report, width: int, count: int) -> list[Text]:
         head = f"  {format_bytes(site.bytes):>10} {site.count:>6}×  "
         module = f"{site.module}: " if site.module else ""
         room = max(20, width - len(head) - 30) - len(module)
-        place = module + clip(site.frame or "(no stack recorded)", room, keep_end=True)
+        place = module + clip(site.frame or NO_STACK, room, keep_end=True)
         lines.append(Text.assemble(head, (f"{kind:<30}", STYLE[site.category]), place))
     rest = report.top[count:]
     if rest:

@@ -13,9 +13,8 @@ from support import analysis, trace_path
 
 from memtrace.analysis import Analysis, analyse
 from memtrace.answers.diff.diff import diff
-from memtrace.answers.diff.files import match_files, match_lines, plain_path
 from memtrace.answers.diff.match import Side, pair_sites
-from memtrace.answers.diff.paths import align, is_native
+from memtrace.answers.diff.paths import align, is_native, match_files, match_lines, plain_path
 from memtrace.history.timeline import build
 from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.load import from_raw

@@ -8,6 +8,11 @@ from typing import Any
 
 from memtrace.answers.report import Report
 
+_HEAD = (
+    "file", "device", "at", "moment", "requested_bytes", "allocated_bytes", "reserved_bytes", "categories",
+    "subcategories", "peaks", "exact", "warnings",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class SiteDelta:
@@ -156,17 +161,4 @@ def moment(budget: Report) -> dict[str, Any]:
 
 def head(budget: Report) -> dict[str, Any]:
     """A report without its call sites."""
-    return {
-        "file": budget.file,
-        "device": budget.device,
-        "at": budget.at,
-        "moment": budget.moment,
-        "requested_bytes": budget.requested_bytes,
-        "allocated_bytes": budget.allocated_bytes,
-        "reserved_bytes": budget.reserved_bytes,
-        "categories": budget.categories,
-        "subcategories": budget.subcategories,
-        "peaks": budget.peaks,
-        "exact": budget.exact,
-        "warnings": budget.warnings,
-    }
+    return {name: getattr(budget, name) for name in _HEAD}

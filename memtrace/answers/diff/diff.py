@@ -7,19 +7,18 @@ add up to the category's, and those of the categories to the difference in reser
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-
-import numpy as np
+from dataclasses import replace
 
 from memtrace.analysis import Analysis
 from memtrace.answers.diff.comparison import Delta, Difference, SiteDelta
 from memtrace.answers.diff.match import Pair, Side, pair_sites
 from memtrace.answers.diff.paths import align
-from memtrace.answers.report import Report, report
+from memtrace.answers.report import Report, by_stack, report
 from memtrace.attribution.categories import Category
+from memtrace.attribution.sites import BEFORE_RECORDING, NO_STACK
 from memtrace.history.timeline import At
 
-BEFORE_RECORDING = "(before the recording)"
-NO_STACK = "(no stack recorded)"
+_SUMMED = ("before_bytes", "after_bytes", "delta_bytes", "before_count", "after_count")
 
 
 def diff(before: Analysis, after: Analysis, at_before: At | None = None, at_after: At | None = None) -> Difference:
@@ -28,10 +27,9 @@ def diff(before: Analysis, after: Analysis, at_before: At | None = None, at_afte
     paths = align(before.timeline.snapshot.stacks, after.timeline.snapshot.stacks)
     pairs = pair_sites(_sites(before, first.at), _sites(after, second.at), *paths)
     sites = _merged([_delta_of(pair, before, after) for pair in pairs] + _unused(first, second))
+    change = {f"peak_{level}": second.peaks[level] - first.peaks[level] for level in first.peaks}
     delta = Delta(
-        peak_requested_bytes=second.peaks["requested_bytes"] - first.peaks["requested_bytes"],
-        peak_allocated_bytes=second.peaks["allocated_bytes"] - first.peaks["allocated_bytes"],
-        peak_reserved_bytes=second.peaks["reserved_bytes"] - first.peaks["reserved_bytes"],
+        **change,
         reserved_bytes=second.reserved_bytes - first.reserved_bytes,
         allocated_bytes=second.allocated_bytes - first.allocated_bytes,
         categories=minus(second.categories, first.categories),
@@ -47,22 +45,13 @@ def minus(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]
 
 def _sites(analysis: Analysis, at: At) -> list[Side]:
     """Live bytes by purpose and stack; memory from before the recording apart from memory without a stack."""
-    timeline, attribution = analysis.timeline, analysis.attribution
-    table = timeline.allocations
+    timeline, modules = analysis.timeline, analysis.attribution.sites.module
     rows = timeline.live_rows(at.event)
-    rows = rows[~timeline.pending(rows, at.event)]
-    early = (table.alloc_event[rows] < 0).astype(np.int64)
-    key = np.stack([attribution.rule[rows].astype(np.int64), table.stack[rows].astype(np.int64), early], axis=1)
-    groups, inverse, counts = np.unique(key, axis=0, return_inverse=True, return_counts=True)
-    sums = np.zeros(len(groups), dtype=np.int64)
-    np.add.at(sums, inverse.reshape(-1), table.requested_bytes[rows])
     merged: dict[tuple[str, int, bool], list[int]] = {}
-    for (rule, stack, is_early), total, count in zip(groups.tolist(), sums.tolist(), counts.tolist(), strict=True):
-        purpose = str(attribution.rules[rule].purpose)
-        entry = merged.setdefault((purpose, stack, bool(is_early)), [0, 0])
-        entry[0] += total
-        entry[1] += count
-    modules = attribution.sites.module
+    for group in by_stack(analysis, rows[~timeline.pending(rows, at.event)]):
+        entry = merged.setdefault((str(group.rule.purpose), group.stack, group.is_early), [0, 0])
+        entry[0] += group.bytes
+        entry[1] += group.count
     return [
         Side(purpose, stack, is_early, modules[stack] if stack >= 0 else "", total, count)
         for (purpose, stack, is_early), (total, count) in merged.items()
@@ -117,20 +106,8 @@ def _merged(sites: Iterable[SiteDelta]) -> tuple[SiteDelta, ...]:
         side = (site.before_count > 0, site.after_count > 0) if site.match is None else ()
         key = (site.category, site.subcategory, site.module, site.frame, site.frame_before, site.match, side)
         groups.setdefault(key, []).append(site)
-    merged = [
-        SiteDelta(
-            category=same[0].category,
-            subcategory=same[0].subcategory,
-            module=same[0].module,
-            frame=same[0].frame,
-            frame_before=same[0].frame_before,
-            before_bytes=sum(site.before_bytes for site in same),
-            after_bytes=sum(site.after_bytes for site in same),
-            delta_bytes=sum(site.delta_bytes for site in same),
-            before_count=sum(site.before_count for site in same),
-            after_count=sum(site.after_count for site in same),
-            match=same[0].match,
-        )
-        for same in groups.values()
-    ]
+    merged = []
+    for same in groups.values():
+        sums = {name: sum(getattr(site, name) for site in same) for name in _SUMMED}
+        merged.append(replace(same[0], **sums))
     return tuple(sorted(merged, key=lambda s: (-abs(s.delta_bytes), -s.after_bytes, s.category, s.frame)))
