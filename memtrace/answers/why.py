@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class Decision:
     why: str
     bytes: int
     count: int
-    examples: tuple[Mapping[str, object], ...]
+    examples: tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _decision(analysis: Analysis, number: int, rows: np.ndarray) -> Decision:
     )
 
 
-def facts_of(analysis: Analysis, row: int) -> dict[str, object]:
+def facts_of(analysis: Analysis, row: int) -> dict[str, Any]:
     """The facts about one allocation that rules look at, in plain values. Events are null where they never happened."""
     timeline, attribution = analysis.timeline, analysis.attribution
     facts, table = attribution.facts, timeline.allocations

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     passed = refused is None and all(verdict.passed for verdict in verdicts)
     args.exit_code = 0 if passed else 1  # also when nobody reads the output
     if args.plot is not None:
-        from memtrace.export.diff_plot import plot_difference
+        from memtrace.export.plots import plot_difference
 
         plot_difference(before, after, answer, Path(args.plot))
         say_written(args.plot)

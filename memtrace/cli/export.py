@@ -56,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
         elif args.format in ("speedscope", "collapsed"):
             import orjson
 
-            from memtrace.export.flame import live_stacks, volume_stacks
-            from memtrace.export.speedscope import to_collapsed, to_speedscope
+            from memtrace.export.flame import live_stacks, to_collapsed, to_speedscope, volume_stacks
 
             stacks = volume_stacks(analysis) if args.volume else live_stacks(analysis, at)
             if args.format == "collapsed":

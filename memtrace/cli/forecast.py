@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             outcomes = orders(plan, config, shuffled, on_progress)
     assumptions = [*notes, *asked.notes]
     if args.plot is not None:
-        from memtrace.export.forecast_plot import plot_forecast
+        from memtrace.export.plots import plot_forecast
 
         plot_forecast(found, Path(args.plot))
         say_written(args.plot)

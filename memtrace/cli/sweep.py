@@ -110,7 +110,7 @@ def _show(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
     gpu = gpu_preset(args.gpu) if args.gpu is not None else None
     estimates = [predicted(shape, outcome.trial, gpu) for outcome in outcomes]
     if args.plot is not None:
-        from memtrace.export.sweep_plot import plot_sweep
+        from memtrace.export.plots import plot_sweep
 
         plot_sweep(outcomes, args.plot)
     if args.json:

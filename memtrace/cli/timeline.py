@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         raise NoAnswerError(f"{args.file}: no trace was recorded, so there is no timeline")
     curves = category_curves(analysis, analysis.timeline.window)
     if args.plot is not None:
-        from memtrace.export.plot import plot_timeline
+        from memtrace.export.plots import plot_timeline
 
         plot_timeline(analysis, curves, Path(args.plot))
         say_written(args.plot)

@@ -20,16 +20,11 @@ _PHASES, _RANGES = 1, 2  # thread numbers
 def write_chrome(tracks: Tracks, name: str, out: IO[bytes]) -> None:
     """Write the trace, one event a line."""
     base_ns = int(tracks.time_ns[0])
-    other = {
-        "producer": f"memtrace {__version__}",
-        "file": name,
-        "baseTimeNanoseconds": base_ns if tracks.has_times else 0,
-    }
-    out.write(b'{"displayTimeUnit":"ns","otherData":' + orjson.dumps(other) + b',"traceEvents":[\n')
-    first = True
-    for event in _events(tracks, name, base_ns):
-        out.write(orjson.dumps(event) if first else b",\n" + orjson.dumps(event))
-        first = False
+    since = base_ns if tracks.has_times else 0
+    other = {"producer": f"memtrace {__version__}", "file": name, "baseTimeNanoseconds": since}
+    out.write(b'{"displayTimeUnit":"ns","otherData":' + orjson.dumps(other) + b',"traceEvents":[')
+    for number, event in enumerate(_events(tracks, name, base_ns)):
+        out.write((b",\n" if number else b"\n") + orjson.dumps(event))
     out.write(b"\n]}\n")
 
 
@@ -47,14 +42,9 @@ def _events(tracks: Tracks, name: str, base_ns: int) -> Iterator[dict[str, Any]]
         ts = (oom.time_ns - base_ns) / 1000
         yield {"ph": "i", "s": "p", "name": oom.name, "cat": "oom", "pid": pid, "tid": _PHASES, "ts": ts, "args": args}
     for title, group in (("memory by category (bytes)", tracks.categories), ("memory (bytes)", tracks.levels)):
-        names = list(group)
-        columns = [group[key].tolist() for key in names]
-        before: tuple[int, ...] | None = None
-        for time_ns, *values in zip(tracks.time_ns.tolist(), *columns, strict=True):
-            if tuple(values) != before:
-                before = tuple(values)
-                args = dict(zip(names, values, strict=True))
-                yield {"ph": "C", "name": title, "pid": pid, "ts": (time_ns - base_ns) / 1000, "args": args}
+        for time_ns, values in tracks.changes(*group.values()):
+            args = dict(zip(group, values, strict=True))
+            yield {"ph": "C", "name": title, "pid": pid, "ts": (time_ns - base_ns) / 1000, "args": args}
 
 
 def _label(kind: str, pid: int, tid: int, text: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.decoder.decode import bounded_memory, decode, memory_allowance_bytes, without_gc
 from memtrace.snapshot.load import from_raw
-from memtrace.snapshot.model import DEFAULT_POOL, Action, Device, Snapshot
+from memtrace.snapshot.model import DEFAULT_POOL, Action, Snapshot
 
 _PROTOCOL = 4  # PyTorch's web viewer reads 2 to 4; Python 3.14 would write 5
 _STATES = {
@@ -87,12 +87,12 @@ def cut(recording: RawRecording, timeline: Timeline, first: int, stop: int) -> d
             )
         segments += _segments(line, high - 1, stacks)
         traces[device.device] = _in_order(raw["device_traces"][device.device])[low:high]
-    kept = {
-        key: value for key, value in raw.items() if key not in ("segments", "device_traces", "external_annotations")
-    }
-    notes = [note for note in raw.get("external_annotations") or [] if span is None or _within(note, span)]
-    extra = {"external_annotations": notes} if "external_annotations" in raw else {}
-    return {"segments": segments, "device_traces": traces, **kept, **extra}
+    made = {"segments": segments, "device_traces": traces}
+    kept = {key: value for key, value in raw.items() if key not in made}
+    if "external_annotations" in raw:
+        notes = kept.pop("external_annotations") or []
+        kept["external_annotations"] = [note for note in notes if span is None or _within(note, span)]
+    return made | kept
 
 
 def write_snapshot(snapshot: dict[str, Any] | list[Any], out: IO[bytes]) -> None:
@@ -143,19 +143,16 @@ class _Stacks:
         self._lists: dict[int, list[dict[str, Any]]] = {}
 
     def __call__(self, stack: int) -> list[dict[str, Any]]:
-        known = self._lists.get(stack)
-        if known is None:
-            known = self._lists[stack] = [self._frame(number) for number in self._table.frame_ids(stack).tolist()]
-        return known
+        if stack not in self._lists:
+            self._lists[stack] = [self._frame(number) for number in self._table.frame_ids(stack).tolist()]
+        return self._lists[stack]
 
     def _frame(self, number: int) -> dict[str, Any]:
-        known = self._frames.get(number)
-        if known is None:
+        if number not in self._frames:
             frame = self._table.frames[number]
             known = {"filename": frame.filename, "line": frame.line, "name": frame.name}
-            known |= self._table.fx.get(number, {})
-            self._frames[number] = known
-        return known
+            self._frames[number] = {**known, **self._table.fx.get(number, {})}
+        return self._frames[number]
 
 
 def _segments(timeline: Timeline, event: int, stacks: _Stacks) -> list[dict[str, Any]]:
@@ -168,27 +165,24 @@ def _segments(timeline: Timeline, event: int, stacks: _Stacks) -> list[dict[str,
         blocks: list[dict[str, Any]] = []
         for block in range(int(layout.first_block[number]), int(layout.first_block[number + 1])):
             row = int(layout.row[block])
-            blocks.append(
-                {
-                    "address": int(layout.block_address[block]),
-                    "size": int(layout.block_bytes[block]),
-                    "requested_size": int(table.requested_bytes[row]) if row >= 0 else 0,
-                    "state": _STATES[State(int(layout.block_state[block]))],
-                    "frames": stacks(int(table.stack[row])) if row >= 0 else [],
-                }
-            )
-        pool = int(layout.pool[number])
-        address = int(layout.address[number])
-        allocated = [b for b in blocks if b["state"] == "active_allocated"]
+            new: dict[str, Any] = {
+                "address": int(layout.block_address[block]),
+                "size": int(layout.block_bytes[block]),
+                "requested_size": int(table.requested_bytes[row]) if row >= 0 else 0,
+                "state": _STATES[State(int(layout.block_state[block]))],
+                "frames": stacks(int(table.stack[row])) if row >= 0 else [],
+            }
+            blocks.append(new)
+        pool, address = int(layout.pool[number]), int(layout.address[number])
         active = [b for b in blocks if b["state"] != "inactive"]
         segments.append(
             {
                 "device": timeline.device.device,
                 "address": address,
                 "total_size": int(layout.total_bytes[number]),
-                "allocated_size": sum(int(b["size"]) for b in allocated),
-                "active_size": sum(int(b["size"]) for b in active),
-                "requested_size": sum(int(b["requested_size"]) for b in active),
+                "allocated_size": sum(b["size"] for b in active if b["state"] == "active_allocated"),
+                "active_size": sum(b["size"] for b in active),
+                "requested_size": sum(b["requested_size"] for b in active),
                 "stream": int(layout.stream[number]),
                 "segment_type": "small" if layout.is_small[number] else "large",
                 "segment_pool_id": layout.pools[pool] if 0 <= pool < len(layout.pools) else DEFAULT_POOL,
@@ -202,13 +196,9 @@ def _segments(timeline: Timeline, event: int, stacks: _Stacks) -> list[dict[str,
 
 def _segment_stacks(timeline: Timeline, event: int) -> dict[int, int]:
     """Address -> stack in which the segment there was made: from its event, or from the file's final segments."""
-    trace, device = timeline.trace, timeline.device
-    made: dict[int, int] = _final_stacks(device)
+    trace, segments = timeline.trace, timeline.device.segments
+    made = dict(zip(segments.address.tolist(), segments.stack.tolist(), strict=True))
     grown = np.flatnonzero((trace.action == Action.SEGMENT_ALLOC) | (trace.action == Action.SEGMENT_MAP))
     for e in grown[grown <= event].tolist():
         made[int(trace.address[e])] = int(trace.stack[e])
     return made
-
-
-def _final_stacks(device: Device) -> dict[int, int]:
-    return dict(zip(device.segments.address.tolist(), device.segments.stack.tolist(), strict=True))

@@ -1,13 +1,18 @@
-"""Weighted stacks, outermost frame first, under category and subcategory: what flame graphs are drawn from."""
+"""Weighted stacks, outermost frame first, under category and subcategory: what flame graphs are drawn from.
+
+Written as speedscope's JSON (https://www.speedscope.app), and collapsed for flamegraph.pl, inferno and the like.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace._version import __version__
 from memtrace.analysis import Analysis
 from memtrace.answers.report import by_stack, report
 from memtrace.attribution.categories import Category
@@ -15,6 +20,7 @@ from memtrace.attribution.sites import BEFORE_RECORDING, NO_STACK, short_path
 from memtrace.history.timeline import At
 
 I8 = NDArray[np.int64]
+_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +109,32 @@ class _Builder:
         return WeightedStacks(
             title, tuple(self._nodes), tuple(stack for stack, _ in ranked), tuple(size for _, size in ranked)
         )
+
+
+def to_speedscope(stacks: WeightedStacks, name: str) -> dict[str, Any]:
+    """One *sampled* profile whose unit is bytes; each stack is one sample, largest first."""
+    profile = {"type": "sampled", "name": stacks.title, "unit": "bytes", "startValue": 0}
+    profile |= {"endValue": stacks.total_bytes, "samples": stacks.stacks, "weights": stacks.weights}
+    return {
+        "$schema": _SCHEMA,
+        "exporter": f"memtrace {__version__}",
+        "name": name,
+        "activeProfileIndex": 0,
+        "shared": {"frames": [_frame(node) for node in stacks.nodes]},
+        "profiles": [profile],
+    }
+
+
+def _frame(node: FlameNode) -> dict[str, Any]:
+    source = {"file": node.file, "line": node.line}
+    return {"name": node.name, **{key: value for key, value in source.items() if value is not None}}
+
+
+def to_collapsed(stacks: WeightedStacks) -> str:
+    """One line a stack: nodes separated by ``;``, a space, and the bytes."""
+    return "".join(f"{';'.join(map(_label, nodes))} {weight}\n" for nodes, weight in stacks.named())
+
+
+def _label(node: FlameNode) -> str:
+    text = node.name if node.file is None else f"{node.name} ({node.file}:{node.line or 0})"
+    return " ".join(text.split()).replace(";", ",") or "?"

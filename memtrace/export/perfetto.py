@@ -79,10 +79,8 @@ class _Writer:
             if begins:
                 content = _number(_EVENT_TYPE, _SLICE_BEGIN) + _number(_EVENT_TRACK, uuid)
                 content += _message(_EVENT_CATEGORIES, category) + _message(_EVENT_NAME, piece.name)
-                if piece.step is not None:
-                    content += _argument("step", piece.step)
-                if piece.event is not None:
-                    content += _argument("event", piece.event)
+                for key, value in (("step", piece.step), ("event", piece.event)):
+                    content += b"" if value is None else _argument(key, value)
             else:
                 content = _number(_EVENT_TYPE, _SLICE_END) + _number(_EVENT_TRACK, uuid)
             self.event(time_ns, content)
@@ -104,15 +102,10 @@ def write_perfetto(tracks: Tracks, name: str, out: IO[bytes]) -> None:
         uuid = writer.track("out of memory")
         for oom in tracks.ooms:
             content = _number(_EVENT_TYPE, _INSTANT) + _number(_EVENT_TRACK, uuid) + _message(_EVENT_NAME, oom.name)
-            writer.event(
-                oom.time_ns, content + _argument("asked_bytes", oom.asked_bytes) + _argument("event", oom.event)
-            )
-    times = tracks.time_ns.tolist()
-    for title, values in (*tracks.levels.items(), *tracks.categories.items()):
+            content += _argument("asked_bytes", oom.asked_bytes) + _argument("event", oom.event)
+            writer.event(oom.time_ns, content)
+    for title, curve in (*tracks.levels.items(), *tracks.categories.items()):
         uuid = writer.track(title, counter=True)
         head = _number(_EVENT_TYPE, _COUNTER) + _number(_EVENT_TRACK, uuid)
-        before: int | None = None
-        for time_ns, value in zip(times, values.tolist(), strict=True):
-            if value != before:
-                writer.event(time_ns, head + _number(_EVENT_COUNTER, value))
-                before = value
+        for time_ns, (value,) in tracks.changes(curve):
+            writer.event(time_ns, head + _number(_EVENT_COUNTER, value))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
 from memtrace.answers.curves import Curves
+from memtrace.answers.report import LEVELS
 from memtrace.attribution.categories import Category
 from memtrace.attribution.phases import Phase
 from memtrace.errors import MissingDependencyError
@@ -52,15 +53,10 @@ def allocation_columns(analysis: Analysis, rows: NDArray[np.int64]) -> dict[str,
 def curve_columns(analysis: Analysis, curves: Curves, events: NDArray[np.int64]) -> dict[str, Column]:
     """``event, time_us``, the three levels and one column a category, at the given events."""
     times = analysis.timeline.trace.time_us
-    columns: dict[str, Column] = {"event": events}
-    columns["time_us"] = np.full(len(events), -1) if times is None else times[events]
     place = events - curves.first
-    columns["requested_bytes"] = curves.requested_bytes[place]
-    columns["allocated_bytes"] = curves.allocated_bytes[place]
-    columns["reserved_bytes"] = curves.reserved_bytes[place]
-    for number, category in enumerate(Category):
-        columns[str(category)] = curves.categories[number, place]
-    return columns
+    levels = {f"{level}_bytes": getattr(curves, f"{level}_bytes")[place] for level in LEVELS}
+    parts = {str(category): curves.categories[number, place] for number, category in enumerate(Category)}
+    return {"event": events, "time_us": np.full(len(events), -1) if times is None else times[events], **levels, **parts}
 
 
 def _blocks(columns: dict[str, Column]) -> Iterator[list[list[Any]]]:
@@ -90,15 +86,12 @@ def _write_json(columns: dict[str, Column], out: IO[bytes]) -> None:
     """A list of objects, one a line."""
     import orjson
 
-    names = list(columns)
-    first = True
-    out.write(b"[")
+    separator = b"[\n"
     for block in _blocks(columns):
         for row in zip(*block, strict=True):
-            out.write(b"\n" if first else b",\n")
-            first = False
-            out.write(orjson.dumps(dict(zip(names, row, strict=True))))
-    out.write(b"\n]\n")
+            out.write(separator + orjson.dumps(dict(zip(columns, row, strict=True))))
+            separator = b",\n"
+    out.write(b"\n]\n" if separator == b",\n" else b"[\n]\n")
 
 
 def _write_parquet(columns: dict[str, Column], out: IO[bytes]) -> None:

@@ -62,6 +62,15 @@ class Tracks:
     ranges: tuple[Slice, ...]
     ooms: tuple[Instant, ...]
 
+    def changes(self, *curves: I8) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """(time, values) of each event at which one of the curves has another value than before."""
+        before: tuple[int, ...] | None = None
+        columns = (curve.tolist() for curve in curves)
+        for time_ns, *values in zip(self.time_ns.tolist(), *columns, strict=True):
+            if tuple(values) != before:
+                before = tuple(values)
+                yield time_ns, before
+
 
 def build_tracks(analysis: Analysis, points: int | None = None) -> Tracks:
     """The tracks of a device at about ``points`` events that keep every curve's extremes (None: all events).
@@ -71,37 +80,30 @@ def build_tracks(analysis: Analysis, points: int | None = None) -> Tracks:
     timeline = analysis.timeline
     if not len(timeline):
         raise NoAnswerError(f"{timeline.snapshot.source}: no trace was recorded, so there is no timeline")
-    first = timeline.span.first
     curves = category_curves(analysis, timeline.window)
     events = pick_events(curves, points if points else len(curves))
-    place = events - first
+    place = events - curves.first
     times = event_times_ns(timeline.trace.time_us, len(timeline))
-    present = [(i, category) for i, category in enumerate(Category) if curves.categories[i].any()]
+    present = [(str(category), i) for i, category in enumerate(Category) if curves.categories[i].any()]
+    ooms = [(event, int(timeline.trace.size[event])) for event in timeline.oom_events]
     return Tracks(
         device=timeline.device.device,
         has_times=timeline.trace.time_us is not None,
         time_ns=times[events],
         events=events,
-        levels={
-            "reserved": curves.reserved_bytes[place],
-            "allocated": curves.allocated_bytes[place],
-            "requested": curves.requested_bytes[place],
-        },
-        categories={str(category): curves.categories[i, place] for i, category in present},
+        levels={name: getattr(curves, f"{name}_bytes")[place] for name in ("reserved", "allocated", "requested")},
+        categories={name: curves.categories[i, place] for name, i in present},
         phases=tuple(_phases(analysis, times)),
         ranges=tuple(_ranges(analysis)),
-        ooms=tuple(
-            Instant("out of memory", int(times[event]), event, int(timeline.trace.size[event]))
-            for event in timeline.oom_events
-        ),
+        ooms=tuple(Instant("out of memory", int(times[event]), event, asked) for event, asked in ooms),
     )
 
 
 def event_times_ns(time_us: I8 | None, count: int) -> I8:
     """Strictly increasing nanoseconds of every event (see the module's docstring)."""
-    if time_us is None:
-        return np.arange(count, dtype=np.int64) * 1000
     index = np.arange(count, dtype=np.int64)
+    if time_us is None:
+        return index * 1000
     # time[i] = max over j <= i of (start[j] - j) + i is the smallest increasing series that is nowhere early.
     return np.maximum.accumulate(time_us * 1000 - index) + index
 

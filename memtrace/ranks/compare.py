@@ -12,6 +12,7 @@ from memtrace.errors import UsageError
 from memtrace.ranks.odd import Odd, Standing, find_odd
 from memtrace.ranks.sources import natural
 from memtrace.ranks.summary import Failure, Rank, StepPeak
+from memtrace.units import counted
 
 _SHOWN = 8
 _MOST_RANKS = 1 << 16
@@ -72,8 +73,7 @@ def compare_ranks(answers: Sequence[Rank | Failure]) -> RankComparison:
     world_size = max((rank.world_size or 0 for rank in ranks), default=0) or None
     missing = _missing(ranks, world_size) if numbered_by != "order of files" else ()
     aligned_by, steps = _align(ranks)
-    common = _common_steps(steps)
-    step = _highest_step(steps, common)
+    step = _highest_step(steps)
     standings = tuple(_standing(rank, steps[i][step] if step is not None else None) for i, rank in enumerate(ranks))
     rows = tuple(_row(number, ranks, steps) for number in sorted({number for own in steps for number in own}))
     odd = find_odd(standings)
@@ -124,40 +124,26 @@ def _align(ranks: Sequence[Rank]) -> tuple[str, list[dict[int, StepPeak]]]:
     """(how, step -> its peak for each rank). A trace that lost its beginning can only be counted from its end."""
     if ranks and all(rank.steps_recorded for rank in ranks):
         how = "recorded steps"
-    elif any(rank.truncated for rank in ranks):
-        last = max((len(rank.steps) for rank in ranks), default=0) - 1
-        shifted = []
-        for rank in ranks:
-            offset = last - (rank.steps[-1].step if rank.steps else 0)
-            shifted.append({peak.step + offset: replace(peak, step=peak.step + offset) for peak in rank.steps})
-        return "steps from the end", shifted
     else:
-        how = "steps from the start"
-    return how, [{peak.step: peak for peak in rank.steps} for rank in ranks]
+        how = "steps from the end" if any(rank.truncated for rank in ranks) else "steps from the start"
+    last = max((len(rank.steps) for rank in ranks), default=0) - 1
+    aligned = []
+    for rank in ranks:
+        offset = last - rank.steps[-1].step if how == "steps from the end" and rank.steps else 0
+        aligned.append({peak.step + offset: replace(peak, step=peak.step + offset) for peak in rank.steps})
+    return how, aligned
 
 
-def _common_steps(steps: Sequence[Mapping[int, StepPeak]]) -> set[int]:
-    return set.intersection(*(set(own) for own in steps)) if steps else set()
-
-
-def _highest_step(steps: Sequence[Mapping[int, StepPeak]], common: set[int]) -> int | None:
-    """The common step with the highest peak on any rank; the earliest of equals."""
-    if not common:
-        return None
-    return max(sorted(common), key=lambda step: max(own[step].allocated_bytes for own in steps))
+def _highest_step(steps: Sequence[Mapping[int, StepPeak]]) -> int | None:
+    """The step common to all with the highest peak on any rank; the earliest of equals, None without any."""
+    common = sorted(set.intersection(*map(set, steps))) if steps else []
+    return max(common, key=lambda step: max(own[step].allocated_bytes for own in steps), default=None)
 
 
 def _standing(rank: Rank, peak: StepPeak | None) -> Standing:
-    categories = peak.categories if peak else rank.categories
-    return Standing(
-        rank=rank.rank or 0,
-        file=rank.file,
-        event=peak.event if peak else rank.at.event,
-        allocated_bytes=peak.allocated_bytes if peak else rank.allocated_bytes,
-        reserved_bytes=peak.reserved_bytes if peak else rank.reserved_bytes,
-        outside_bytes=rank.outside_bytes,
-        categories=categories,
-    )
+    level, event = (peak, peak.event) if peak else (rank, rank.at.event)
+    sizes = level.allocated_bytes, level.reserved_bytes, rank.outside_bytes
+    return Standing(rank.rank or 0, rank.file, event, *sizes, level.categories)
 
 
 def _row(step: int, ranks: Sequence[Rank], steps: Sequence[Mapping[int, StepPeak]]) -> StepRow:
@@ -170,12 +156,9 @@ def _row(step: int, ranks: Sequence[Rank], steps: Sequence[Mapping[int, StepPeak
 def _imbalance(ranks: Sequence[Rank], standings: Sequence[Standing]) -> dict[str, Spread]:
     if not ranks:
         return {}
-    figures: dict[str, list[int]] = {
-        "peak_allocated": [rank.peaks["allocated_bytes"] for rank in ranks],
-        "peak_reserved": [rank.peaks["reserved_bytes"] for rank in ranks],
-    }
-    for category in Category:
-        figures[str(category)] = [standing.categories.get(str(category), 0) for standing in standings]
+    levels = ("allocated", "reserved")
+    figures = {f"peak_{level}": [rank.peaks[f"{level}_bytes"] for rank in ranks] for level in levels}
+    figures |= {str(c): [standing.categories.get(str(c), 0) for standing in standings] for c in Category}
     outside = [rank.outside_bytes for rank in ranks]
     if None not in outside:
         figures["outside_allocator"] = [size or 0 for size in outside]
@@ -188,7 +171,7 @@ def _spread(sizes: Sequence[int]) -> Spread:
 
 
 def _sentence(ranks: Sequence[Rank], failed: Sequence[Failure], missing: Sequence[int], odd: Odd | None) -> str:
-    count = f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'}"
+    count = counted(len(ranks), "rank")
     unread = f" ({len(failed)} more could not be read)" if failed else ""
     unread += f"; no file of rank{'' if len(missing) == 1 else 's'} {_listed(missing)}" if missing else ""
     dead = [rank.rank or 0 for rank in ranks if rank.oom]

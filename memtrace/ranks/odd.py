@@ -40,13 +40,6 @@ class Odd:
     why: tuple[str, ...]
 
 
-def _parts(standing: Standing, with_outside: bool) -> dict[str, int]:
-    parts = {str(name): size for name, size in standing.categories.items()}
-    if with_outside:
-        parts[OUTSIDE] = standing.outside_bytes or 0
-    return parts
-
-
 def find_odd(standings: Sequence[Standing]) -> Odd | None:
     """The rank whose memory on the device is furthest from the others', or None if all are much alike.
 
@@ -55,7 +48,8 @@ def find_odd(standings: Sequence[Standing]) -> Odd | None:
     if len(standings) < 2:
         return None
     with_outside = all(standing.outside_bytes is not None for standing in standings)
-    parts = [_parts(standing, with_outside) for standing in standings]
+    outside = [{OUTSIDE: each.outside_bytes or 0} if with_outside else {} for each in standings]
+    parts = [{**standing.categories, **beside} for standing, beside in zip(standings, outside, strict=True)]
     totals = [sum(own.values()) for own in parts]
 
     def others(index: int) -> list[int]:

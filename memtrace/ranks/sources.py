@@ -80,10 +80,9 @@ def _filesystem(source: str) -> tuple[Any, str]:
         raise MissingDependencyError.of_extra(f"{source} needs fsspec", "remote") from None
     try:
         filesystem, path = url_to_fs(source)
-    except ImportError as error:
-        raise MissingDependencyError(f"{source}: {_line(error)}") from None
-    except ValueError as error:
-        raise UsageError(f"{source}: {_line(error)}") from None
+    except (ImportError, ValueError) as error:
+        kind = MissingDependencyError if isinstance(error, ImportError) else UsageError
+        raise kind(f"{source}: {_line(error)}") from None
     return filesystem, str(path)
 
 

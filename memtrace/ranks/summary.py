@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from memtrace.analysis import Analysis, analyse, is_predicted, is_truncated
 from memtrace.answers.curves import category_curves
-from memtrace.answers.report import Moment, report
+from memtrace.answers.report import Moment, Site, report
 from memtrace.attribution.categories import Category
 from memtrace.cache.index import open_recording
 from memtrace.errors import MemtraceError, SnapshotError
@@ -77,6 +77,11 @@ class Rank:
     predicted: bool = False
 
 
+_AS_REPORTED = (
+    "moment", "peaks", "reserved_bytes", "allocated_bytes", "categories", "subcategories", "exact",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A file that gave no answer, and why in one line. ``exit_code`` is what a command on this file alone ends with."""
@@ -107,20 +112,14 @@ def _summarise(path: str, source: str, wanted: int | None, use_index: bool) -> R
     analysis = analyse(timeline)
     at = choose_event(timeline, None)
     budget = report(analysis, at)
-    extra = snapshot.memtrace
     outside = (budget.outside_allocator or {}).get("not_this_allocator_bytes")
     return Rank(
         file=source,
         rank=rank_of(snapshot, source),
         device=device.device,
-        world_size=_integer(extra.get("world_size"), None),
+        world_size=_integer(snapshot.memtrace.get("world_size"), None),
         at=at,
-        moment=budget.moment,
-        peaks=budget.peaks,
-        reserved_bytes=budget.reserved_bytes,
-        allocated_bytes=budget.allocated_bytes,
-        categories=budget.categories,
-        subcategories=budget.subcategories,
+        **{name: getattr(budget, name) for name in _AS_REPORTED},
         outside_bytes=outside,
         oom=bool(timeline.oom_events),
         asked_bytes=budget.fragmentation.asked_bytes,
@@ -129,7 +128,6 @@ def _summarise(path: str, source: str, wanted: int | None, use_index: bool) -> R
         steps_recorded=analysis.attribution.facts.phases.basis == "recorded",
         truncated=is_truncated(timeline) is True,
         sites=_sites(budget.top),
-        exact=budget.exact,
         predicted=is_predicted(snapshot),
     )
 
@@ -146,11 +144,8 @@ def _integer(value: object, otherwise: int | None) -> int | None:
 def _rank_in_name(source: str) -> int | None:
     """The number in ``…rank3….pickle``, in the file's name or, failing that, its folder's."""
     path = PurePath(source)
-    for part in (path.name, path.parent.name):
-        found = _RANK.search(part)
-        if found:
-            return int(found[1])
-    return None
+    found = _RANK.search(path.name) or _RANK.search(path.parent.name)
+    return int(found[1]) if found else None
 
 
 def step_peaks(analysis: Analysis) -> tuple[StepPeak, ...]:
@@ -169,21 +164,15 @@ def step_peaks(analysis: Analysis) -> tuple[StepPeak, ...]:
         if step < 0 or high <= low:
             continue
         event = low + int(np.argmax(curves.allocated_bytes[low:high]))
-        found.append(
-            StepPeak(
-                step=step,
-                event=event,
-                allocated_bytes=int(curves.allocated_bytes[event]),
-                reserved_bytes=int(curves.reserved_bytes[event]),
-                categories={str(c): int(curves.categories[i, event]) for i, c in enumerate(Category)},
-            )
-        )
+        categories = {str(c): int(curves.categories[i, event]) for i, c in enumerate(Category)}
+        levels = int(curves.allocated_bytes[event]), int(curves.reserved_bytes[event])
+        found.append(StepPeak(step, event, *levels, categories))
     return tuple(found)
 
 
-def _sites(top: object) -> tuple[Place, ...]:
+def _sites(top: Iterable[Site]) -> tuple[Place, ...]:
     merged: dict[tuple[str, str, str], int] = {}
-    for site in top:  # type: ignore[attr-defined]
+    for site in top:
         key = (site.category, site.subcategory, re.sub(r":\d+ ", " ", site.frame))
         merged[key] = merged.get(key, 0) + site.bytes
     ranked = sorted(merged.items(), key=lambda item: -item[1])[:_SITES]

@@ -106,8 +106,7 @@ def _run_pool(
                     answers[source] = Failure(source, f"unexpected {type(error).__name__}: {error}")
                 if on_done is not None:
                     on_done(len(answers))
-        if lost:
-            lost += [source for source in running.values() if source not in lost]
+        lost += [source for source in running.values() if source not in lost]
     except (SystemExit, KeyboardInterrupt):  # what the workers are reading is of no use any more
         for process in list((pool._processes or {}).values()):
             process.terminate()
@@ -150,10 +149,8 @@ def _safe_path() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_SAFE_PATH]
-        else:
-            os.environ[_SAFE_PATH] = before
+        os.environ.pop(_SAFE_PATH)
+        os.environ.update({} if before is None else {_SAFE_PATH: before})
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from rich.text import Text
 from memtrace.answers.diff.comparison import Difference, SiteDelta, Story
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
-from memtrace.render.text import columns, heading, warning_lines
+from memtrace.render.text import columns, heading, table, warning_lines
 from memtrace.render.words import STYLE, clip, moment_name
 from memtrace.units import format_bytes, format_delta
 
@@ -25,64 +25,68 @@ _HOW = {
     "operator": "same operator",
     "no stack": "",
     "purpose": "no stack on one side",
-    None: "unmatched",
 }
 
 
-def render_diff(answer: Difference, width: int = 100, sites: int = 12) -> list[Text]:
+def render_diff(answer: Difference, width: int = 100, sites: int = 12) -> Iterator[Text]:
     """The sentence, the causes, the two heads, the budget side by side and the call sites that changed most."""
-    lines = [*(Text(part, style="bold") for part in textwrap.wrap(answer.sentence, width)), Text()]
+    yield from (Text(part, style="bold") for part in textwrap.wrap(answer.sentence, width))
+    yield Text()
     if answer.story is not None:
-        lines += _cause_lines(answer.story, width)
-    for name, budget in (("before", answer.before), ("after", answer.after)):
-        lines.append(Text(f"{name:<7} {_head(budget)}"))
+        yield from _cause_lines(answer.story, width)
+    sides = (("before", answer.before), ("after", answer.after))
+    for name, budget in sides:
+        yield Text(f"{name:<7} {_head(budget)}")
     if answer.before.moment != answer.after.moment:
-        lines.append(Text("compared at moments that are not alike", style="yellow"))
-    lines.append(Text())
-    rows = [("", "before", "after", "change"), *_budget_rows(answer)]
-    styles = ["bold", *(STYLE.get(row[0].strip(), "dim" if row[0].startswith("  ") else "bold") for row in rows[1:])]
-    lines += [
-        Text(line, style=style) for line, style in zip(columns(rows, [False, True, True, True]), styles, strict=True)
-    ]
-    lines += [Text(), heading("call sites that changed most")]
-    changed = [site for site in answer.sites if site.delta_bytes and site.category != Category.FRAGMENTATION]
-    lines += _site_lines(changed[:sites], width)
+        yield Text("compared at moments that are not alike", style="yellow")
+    yield Text()
+    rows = list(_budget_rows(answer))
+    styles = [STYLE.get(row[0].strip(), "dim" if row[0].startswith("  ") else "bold") for row in rows]
+    yield from table([("", "before", "after", "change"), *rows], [False, True, True, True], styles)
+    yield Text()
+    yield heading("call sites that changed most")
+    changed = _changed(answer)
+    yield from _site_lines(changed[:sites], width)
     if len(changed) > sites:
         rest = sum(site.delta_bytes for site in changed[sites:])
-        lines.append(Text(f"  {format_delta(rest):>11}  in {len(changed) - sites} more", style="dim"))
+        yield Text(f"  {format_delta(rest):>11}  in {len(changed) - sites} more", style="dim")
     if not changed:
-        lines.append(Text("  none"))
-    gone = [site for site in answer.unmatched if not site.after_count]
-    new = [site for site in answer.unmatched if site.after_count]
+        yield Text("  none")
+    gone = [site.before_bytes for site in answer.unmatched if not site.after_count]
+    new = [site.after_bytes for site in answer.unmatched if site.after_count]
     if gone or new:
-        lines.append(
-            Text(
-                f"unmatched: {format_bytes(sum(s.before_bytes for s in gone))} in {len(gone)} sites only before, "
-                f"{format_bytes(sum(s.after_bytes for s in new))} in {len(new)} sites only after"
-            )
-        )
-    warnings = [
-        f"{name}: {line}" for name, b in (("before", answer.before), ("after", answer.after)) for line in b.warnings
-    ]
+        before = f"{format_bytes(sum(gone))} in {len(gone)} sites only before"
+        yield Text(f"unmatched: {before}, {format_bytes(sum(new))} in {len(new)} sites only after")
+    warnings = [f"{name}: {line}" for name, budget in sides for line in budget.warnings]
     if warnings:
-        lines += [Text(), *warning_lines(warnings)]
-    return lines
+        yield Text()
+        yield from warning_lines(warnings)
 
 
-def _cause_lines(story: Story, width: int) -> list[Text]:
+def _changed(answer: Difference) -> list[SiteDelta]:
+    """Call sites that changed; kinds of fragmentation have none."""
+    return [site for site in answer.sites if site.delta_bytes and site.category != Category.FRAGMENTATION]
+
+
+def _note(site: SiteDelta) -> str:
+    """How the two sides of a site were found to be one."""
+    return _HOW[site.match] if site.match is not None else "only after" if site.after_count else "only before"
+
+
+def _cause_lines(story: Story, width: int) -> Iterator[Text]:
     """Causes with their bytes, and what is unlike in the two runs."""
     what = story.explains.removesuffix("_bytes").replace("_", " ")
-    lines = [heading(f"why the {what} changed by {format_delta(story.change_bytes)}")]
+    yield heading(f"why the {what} changed by {format_delta(story.change_bytes)}")
     for cause in story.causes:
         if cause.bytes:
-            lines.append(Text.assemble((f"  {format_delta(cause.bytes):>11}  ", "bold"), cause.title))
-            told = textwrap.wrap(cause.evidence, max(width - 17, 20))
-            lines += [Text(f"{'':15}{part}", style="dim") for part in told]
+            yield Text.assemble((f"  {format_delta(cause.bytes):>11}  ", "bold"), cause.title)
+            for part in textwrap.wrap(cause.evidence, max(width - 17, 20)):
+                yield Text(f"{'':15}{part}", style="dim")
     rows = [(name, a or "?", b or "?") for name, (a, b) in story.unlike.items()]
     if rows:
         first, *rest = columns([("unlike in the two runs", "before", "after"), *rows], [False] * 3)
-        lines += [Text(), heading(clip(first, width)), *(Text(clip(line, width)) for line in rest)]
-    return [*lines, Text()]
+        yield from (Text(), heading(clip(first, width)), *(Text(clip(line, width)) for line in rest))
+    yield Text()
 
 
 def _head(budget: Report) -> str:
@@ -120,20 +124,16 @@ def _place(site: SiteDelta) -> str:
     return f"{site.module}: {place}" if site.module else place
 
 
-def _site_lines(sites: list[SiteDelta], width: int) -> list[Text]:
-    lines = []
+def _site_lines(sites: list[SiteDelta], width: int) -> Iterator[Text]:
     for site in sites:
-        head = f"  {format_delta(site.delta_bytes):>11}  "
-        kind = f"{site.category}/{site.subcategory}"
-        note = _HOW[site.match]
-        if site.match is None:
-            note = "only after" if site.after_count else "only before"
-        tail = f"  [{note}]" if note else ""
-        room = max(20, width - len(head) - 30 - len(tail))
-        lines.append(
-            Text.assemble(head, (f"{kind:<29} ", STYLE[site.category]), clip(_place(site), room), (tail, "dim"))
+        head, kind, note = (
+            f"  {format_delta(site.delta_bytes):>11}  ",
+            f"{site.category}/{site.subcategory}",
+            _note(site),
         )
-    return lines
+        tail = f"  [{note}]" if note else ""
+        place = clip(_place(site), max(20, width - len(head) - 30 - len(tail)))
+        yield Text.assemble(head, (f"{kind:<29} ", STYLE[site.category]), place, (tail, "dim"))
 
 
 def diff_markdown(answer: Difference, sites: int = 12) -> str:
@@ -153,14 +153,13 @@ def diff_markdown(answer: Difference, sites: int = 12) -> str:
     for name, before, after, change in _budget_rows(answer):
         label = f"&nbsp;&nbsp;{name.strip()}" if name.startswith("  ") else f"**{name}**"
         lines.append(f"| {label} | {before} | {after} | {change} |")
-    changed = [site for site in answer.sites if site.delta_bytes and site.category != Category.FRAGMENTATION]
+    changed = _changed(answer)
     if changed:
         lines += ["", "| change | before | after | what for | call site | |", "|---:|---:|---:|---|---|---|"]
         for site in changed[:sites]:
-            note = ("only after" if site.after_count else "only before") if site.match is None else _HOW[site.match]
             sizes = (format_delta(site.delta_bytes), format_bytes(site.before_bytes), format_bytes(site.after_bytes))
             lines.append(
-                f"| {' | '.join(sizes)} | {site.category}/{site.subcategory} | {_code(_place(site))} | {note} |"
+                f"| {' | '.join(sizes)} | {site.category}/{site.subcategory} | {_code(_place(site))} | {_note(site)} |"
             )
         if len(changed) > sites:
             rest = sum(site.delta_bytes for site in changed[sites:])

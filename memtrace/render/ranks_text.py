@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from rich.text import Text
@@ -10,42 +10,41 @@ from rich.text import Text
 from memtrace.analysis import PREDICTED
 from memtrace.attribution.categories import Category
 from memtrace.ranks.compare import RankComparison
-from memtrace.render.text import columns, heading, warning_lines
+from memtrace.render.text import columns, table, warning_lines
 from memtrace.render.words import plain_name, verdict_name
 from memtrace.units import format_bytes, printable
 
 _STEPS = 12
+_INEXACT = "the allocator could not be reproduced; sizes are estimates"
 
 
-def render_ranks(answer: RankComparison, width: int = 100) -> list[Text]:
+def render_ranks(answer: RankComparison, width: int = 100) -> Iterator[Text]:
     """The sentence, a row a rank at the compared moment, imbalance, steps, and what could not be read.
 
     A row that is wider than ``width`` becomes two, one in a table of levels and one in a table of categories.
     """
-    lines = [Text(answer.sentence, style="bold")]
+    yield Text(answer.sentence, style="bold")
     if answer.odd is not None:
-        lines += [Text(f"  {reason}") for reason in answer.odd.why[1:]]
+        yield from (Text(f"  {reason}") for reason in answer.odd.why[1:])
     if answer.ranks:
-        lines += [Text(), Text(f"{_where(answer)}; ranks numbered by {answer.numbered_by}", style="dim")]
-        lines += _tables(answer, width)
+        yield Text()
+        yield Text(f"{_where(answer)}; ranks numbered by {answer.numbered_by}", style="dim")
+        yield from _tables(answer, width)
     if len(answer.ranks) > 1:
-        lines += [Text(), *_imbalance(answer)]
+        yield Text()
+        yield from _imbalance(answer)
         if len(answer.steps) > 1:
-            lines += [Text(), *_steps(answer)]
+            yield Text()
+            yield from _steps(answer)
     if answer.failed:
-        lines.append(Text())
-        lines += [
-            Text.assemble(("unread   ", "red bold"), f"{failure.file}: {failure.error}") for failure in answer.failed
-        ]
+        yield Text()
+        for failure in answer.failed:
+            yield Text.assemble(("unread   ", "red bold"), f"{failure.file}: {failure.error}")
     predicted = [str(rank.rank) for rank in answer.ranks if rank.predicted]
-    if predicted:
-        lines += warning_lines([f"rank {', '.join(predicted)}: {PREDICTED}"])
     inexact = [str(rank.rank) for rank in answer.ranks if not rank.exact]
-    if inexact:
-        lines += warning_lines(
-            [f"rank {', '.join(inexact)}: the allocator could not be reproduced; sizes are estimates"]
-        )
-    return lines
+    for which, warning in ((predicted, PREDICTED), (inexact, _INEXACT)):
+        if which:
+            yield from warning_lines([f"rank {', '.join(which)}: {warning}"])
 
 
 def _where(answer: RankComparison) -> str:
@@ -54,14 +53,10 @@ def _where(answer: RankComparison) -> str:
     return f"categories at each rank's peak in step {answer.compared_step} ({answer.aligned_by})"
 
 
-def _present(answer: RankComparison) -> list[Category]:
-    return [c for c in Category if any(standing.categories.get(str(c)) for standing in answer.compared)]
-
-
 def _tables(answer: RankComparison, width: int) -> list[Text]:
     outside = any(rank.outside_bytes is not None for rank in answer.ranks)
     levels = [["file", "peak", "reserved", *(["outside"] if outside else [])]]
-    shown = _present(answer)
+    shown = [c for c in Category if any(standing.categories.get(str(c)) for standing in answer.compared)]
     categories = [[plain_name(c) for c in shown]]
     names = short_names([rank.file for rank in answer.ranks])
     for name, rank, standing in zip(names, answer.ranks, answer.compared, strict=True):
@@ -106,8 +101,7 @@ def _imbalance(answer: RankComparison) -> list[Text]:
         if spread.max_bytes:
             sizes = (spread.min_bytes, spread.median_bytes, spread.max_bytes, spread.spread_bytes)
             rows.append([name, *map(format_bytes, sizes)])
-    lines = columns(rows, [False, True, True, True, True])
-    return [heading(lines[0]), *map(Text, lines[1:])]
+    return table(rows, [False, True, True, True, True])
 
 
 def _steps(answer: RankComparison) -> list[Text]:
@@ -119,7 +113,6 @@ def _steps(answer: RankComparison) -> list[Text]:
         missing = len(row.peaks_bytes) - len(known)
         note = f"rank {row.highest_rank}" + (f" ({missing} without this step)" if missing else "")
         rows.append([str(row.step), *map(format_bytes, (min(known), max(known), row.spread_bytes)), note])
-    lines = columns(rows, [True, True, True, True, False])
     more = len(answer.steps) - len(widest)
     rest = [Text(f"  {more} more steps with less spread", style="dim")] if more else []
-    return [heading(lines[0]), *map(Text, lines[1:]), *rest]
+    return [*table(rows, [True, True, True, True, False]), *rest]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import groupby
 
 from rich.text import Text
@@ -15,7 +16,7 @@ from memtrace.units import counted, format_bytes, format_count
 _HEAD_WIDTH = 48
 
 
-def render_segments(answer: SegmentMap, width: int = 80, most: int | None = 40) -> list[Text]:
+def render_segments(answer: SegmentMap, width: int = 80, most: int | None = 40) -> Iterator[Text]:
     """Segments grouped by pool and stream, most free bytes first.
 
     ``most`` rows of each group, in which segments that look alike share one; None: a row for every segment.
@@ -25,28 +26,18 @@ def render_segments(answer: SegmentMap, width: int = 80, most: int | None = 40) 
         if category != Category.FRAGMENTATION:
             legend.append(f"{mark.letter} {category}  ", mark.ansi)
     legend.append(f"{FREE} free  {PENDING} pending free")
-    lines = [legend]
-    key = _group
-    for (pool, stream), members in groupby(sorted(answer.segments, key=key), key=key):
+    yield legend
+    for (pool, stream), members in groupby(sorted(answer.segments, key=_group), key=_group):
         segments = sorted(members, key=lambda s: (-s.free_bytes, s.address))
         total, free = sum(s.total_bytes for s in segments), sum(s.free_bytes for s in segments)
-        lines.append(Text())
-        lines.append(
-            heading(
-                f"{pool_name(pool)}, {stream_name(stream)}: {counted(len(segments), 'segment')}, "
-                f"{format_bytes(total)}, {format_bytes(free)} free"
-            )
-        )
+        sizes = f"{counted(len(segments), 'segment')}, {format_bytes(total)}, {format_bytes(free)} free"
+        yield Text()
+        yield heading(f"{pool_name(pool)}, {stream_name(stream)}: {sizes}")
         rows, rest = _rows(segments, width, most)
-        lines += rows
+        yield from rows
         if rest:
-            lines.append(
-                Text(
-                    f"  … {format_count(len(rest))} more, {format_bytes(sum(s.free_bytes for s in rest))} free (--all)",
-                    style="dim",
-                )
-            )
-    return lines
+            left = format_bytes(sum(s.free_bytes for s in rest))
+            yield Text(f"  … {format_count(len(rest))} more, {left} free (--all)", style="dim")
 
 
 def _group(segment: SegmentView) -> tuple[str, int]:
@@ -55,20 +46,17 @@ def _group(segment: SegmentView) -> tuple[str, int]:
 
 def _rows(segments: list[SegmentView], width: int, most: int | None) -> tuple[list[Text], list[SegmentView]]:
     """(rows, segments that are not shown)."""
-    groups: dict[tuple[object, ...], list[SegmentView]] = {}
-    pictures: dict[tuple[object, ...], Text] = {}
+    groups: dict[tuple[object, ...], tuple[Text, list[SegmentView]]] = {}
     for position, segment in enumerate(segments):
         cells = _cells(segment, max(16, width - _HEAD_WIDTH))
         alike = (segment.total_bytes, segment.free_bytes, cells.plain, position if most is None else None)
-        groups.setdefault(alike, []).append(segment)
-        pictures.setdefault(alike, cells)
-        if most is not None and len(groups) > most:
-            groups.pop(alike)
-            return [_row(groups[key], pictures[key]) for key in groups], segments[position:]
-    return [_row(groups[key], pictures[key]) for key in groups], []
+        if alike not in groups and len(groups) == most:
+            return [_row(*group) for group in groups.values()], segments[position:]
+        groups.setdefault(alike, (cells, []))[1].append(segment)
+    return [_row(*group) for group in groups.values()], []
 
 
-def _row(alike: list[SegmentView], cells: Text) -> Text:
+def _row(cells: Text, alike: list[SegmentView]) -> Text:
     first = alike[0]
     count = f"×{len(alike)}" if len(alike) > 1 else ""
     sizes = f"{format_bytes(first.total_bytes):>10} {format_bytes(first.free_bytes):>10} free "

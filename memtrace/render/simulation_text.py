@@ -3,57 +3,53 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 
 from rich.text import Text
 
 from memtrace.allocator.whatif.selfcheck import SelfCheck
 from memtrace.answers.simulate import Answer, Run
-from memtrace.render.text import columns, heading, warning_lines
+from memtrace.render.text import columns, heading, table, warning_lines
 from memtrace.units import format_bytes, format_count
 
 _BY_LUCK = ", by luck of addresses"
 
 
-def render_simulation(answer: Answer, width: int = 100) -> list[Text]:
+def render_simulation(answer: Answer, width: int = 100) -> Iterator[Text]:
     """The self-check, a table of runs, what no setting can go below, and what to be wary of."""
-    lines = [*_self_check(answer.self_check), Text()]
+    yield from _self_check(answer.self_check)
+    yield Text()
     recorded = answer.recorded
-    lines.append(
-        Text(
-            f"the recording: peak reserved {format_bytes(recorded.peak_reserved_bytes)}, "
-            f"peak allocated {format_bytes(recorded.peak_allocated_bytes)}, {_ooms(recorded.num_ooms)}"
-        )
-    )
-    lines.append(Text())
-    lines += _table(answer.runs, width)
-    lines.append(Text())
-    lines += _ranges(answer.runs)
-    lines += _bounds(answer)
-    return [*lines, Text(), *warning_lines(answer.notes)] if answer.notes else lines
+    reserved, allocated = format_bytes(recorded.peak_reserved_bytes), format_bytes(recorded.peak_allocated_bytes)
+    yield Text(f"the recording: peak reserved {reserved}, peak allocated {allocated}, {_ooms(recorded.num_ooms)}")
+    yield Text()
+    yield from _table(answer.runs, width)
+    yield Text()
+    yield from _ranges(answer.runs)
+    yield from _bounds(answer)
+    if answer.notes:
+        yield Text()
+        yield from warning_lines(answer.notes)
 
 
 def _ooms(count: int) -> str:
     return {0: "no refusal", 1: "one refusal"}.get(count, f"{count} refusals")
 
 
-def _self_check(check: SelfCheck) -> list[Text]:
+def _self_check(check: SelfCheck) -> Iterator[Text]:
     if not check.exact:
-        return [
-            Text.assemble("self-check: ", (f"diverged at event {check.diverged_at:,}", "red bold"), f": {check.why}"),
-            Text("what-ifs below rest on a model that does not explain this recording fully"),
-        ]
-    lines = [
-        Text.assemble(
-            "self-check: ", ("exact", "green bold"), ": every address, driver call and the final layout reproduced"
-        )
-    ]
+        parted = (f"diverged at event {check.diverged_at:,}", "red bold")
+        yield Text.assemble("self-check: ", parted, f": {check.why}")
+        yield Text("what-ifs below rest on a model that does not explain this recording fully")
+        return
+    reproduced = ": every address, driver call and the final layout reproduced"
+    yield Text.assemble("self-check: ", ("exact", "green bold"), reproduced)
     most = check.limit.size_bytes
     limit = "" if most is None else f" under a limit of {format_bytes(most)}"
     if check.predicted:
-        lines.append(Text(f"and predicted from the program alone{limit}, refusals and reclaims included"))
+        yield Text(f"and predicted from the program alone{limit}, refusals and reclaims included")
     else:
-        lines.append(Text(f"but not predicted from the program alone{limit}: {check.predicted_why}"))
-    return lines
+        yield Text(f"but not predicted from the program alone{limit}: {check.predicted_why}")
 
 
 def _limit(run: Run) -> str:
@@ -95,12 +91,9 @@ def _table(runs: tuple[Run, ...], width: int) -> list[Text]:
         names = [f"{name} (limit {_limit(run)})" for name, run in zip(names, runs, strict=True)]
     firsts = [("run", "settings"), *((str(number), name) for number, name in enumerate(names))]
     rows = [(*first, *rest) for first, rest in zip(firsts, figures, strict=True)]
-    head, *rest = columns(rows, (False, False, *right))
     styles = ["" if run.fits else "red" for run in runs]
-    lines: list[Text]
-    if max(map(len, (head, *rest))) <= width:
-        lines = [heading(head), *(Text(line, style=style) for line, style in zip(rest, styles, strict=True))]
-    else:
+    lines = table(rows, (False, False, *right), styles)
+    if max(len(line) for line in lines) > width:
         lines = _two_lines(names, columns(figures, right), styles, width)
     if len(limits) == 1:  # said once instead of in every row
         lines.append(Text(f"limit on reserved memory in all runs: {_limit(runs[0])}"))
@@ -132,24 +125,14 @@ def _ranges(runs: tuple[Run, ...]) -> list[Text]:
     return [Text("peak reserved depends on the addresses that the driver hands out:"), *found, Text()]
 
 
-def _bounds(answer: Answer) -> list[Text]:
-    bounds = answer.lower_bounds
+def _bounds(answer: Answer) -> Iterator[Text]:
+    bounds, packing = answer.lower_bounds, answer.packing
     of_edited = " of the edited program" if any(run.edits for run in answer.runs) else ""
-    lines = [
-        Text(
-            f"no setting can go below {format_bytes(bounds.placement_bytes)} reserved: "
-            f"live blocks{of_edited} packed without a gap"
-        ),
-        Text(
-            f"  in pages of 2 MiB per pool and stream; {format_bytes(bounds.rounded_bytes)} of blocks, "
-            f"{format_bytes(bounds.requested_bytes)} asked for"
-        ),
-    ]
-    packing = answer.packing
+    packed = f"live blocks{of_edited} packed without a gap"
+    yield Text(f"no setting can go below {format_bytes(bounds.placement_bytes)} reserved: {packed}")
+    sizes = f"{format_bytes(bounds.rounded_bytes)} of blocks, {format_bytes(bounds.requested_bytes)} asked for"
+    yield Text(f"  in pages of 2 MiB per pool and stream; {sizes}")
     if packing is not None:
         least, found = format_bytes(packing.at_least_bytes), format_bytes(packing.found_bytes)
         more = packing.found_bytes / max(packing.at_least_bytes, 1) - 1
-        lines.append(
-            Text(f"placement that knew the future: between {least} and {found} (a packing found, +{more:.2%})")
-        )
-    return lines
+        yield Text(f"placement that knew the future: between {least} and {found} (a packing found, +{more:.2%})")

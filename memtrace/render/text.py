@@ -9,12 +9,13 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from memtrace.units import printable
+from memtrace.units import format_bytes, printable
 
 _WORD = re.compile(r"\s*\S+(?: [KMGT]?i?B\b\S*)?")  # a size keeps its unit
 
@@ -43,17 +44,26 @@ def warning_lines(warnings: Iterable[str]) -> list[Text]:
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[bool], gap: int = 2) -> list[str]:
     """Rows of cells as aligned lines; ``right`` says which columns are numbers."""
-    if not rows:
-        return []
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        cells = [
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, right, strict=True)
-        ]
+        aligned = zip(row, widths, right, strict=True)
+        cells = [cell.rjust(width) if is_right else cell.ljust(width) for cell, width, is_right in aligned]
         lines.append((" " * gap).join(cells).rstrip())
     return lines
+
+
+def table(
+    rows: Sequence[Sequence[str]], right: Sequence[bool], styles: Sequence[str] = (), indent: str = ""
+) -> list[Text]:
+    """:func:`columns` with the first row as a heading; ``styles`` are those of the other rows."""
+    head, *rest = (indent + line for line in columns(rows, right))
+    return [heading(head), *(Text(line, style=style) for line, style in zip_longest(rest, styles, fillvalue=""))]
+
+
+def more_line(size_bytes: int, count: int, width: int = 10, gap: str = "  ") -> Text:
+    """What was left out of a list: ``  1.20 GiB  in 14 more``."""
+    return Text(f"  {format_bytes(size_bytes):>{width}}{gap}in {count} more", style="dim")
 
 
 def print_lines(lines: Iterable[Text | str]) -> None:

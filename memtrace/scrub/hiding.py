@@ -42,9 +42,7 @@ class Hiding:
         seen = self._removed.setdefault(kind, {})
         return seen.setdefault(thing, len(seen) + 1)
 
-    def remove(self, kind: str, thing: Hashable) -> None:
-        """Count a thing that is gone; the same thing twice counts once."""
-        self.number(kind, thing)
+    remove = number  # where the number does not matter: the same thing twice counts once
 
     def keep(self, kind: str, text: str) -> None:
         """Note a text that a reader may recognise."""

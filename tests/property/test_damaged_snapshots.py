@@ -152,9 +152,9 @@ def ask_everything(path: Path) -> bool:
             at = choose_event(made.timeline, None)
             budget = report(made, at)
             assert sum(budget.categories.values()) == budget.reserved_bytes
-            render_report(budget)
+            list(render_report(budget))
             measure(made.timeline, made.attribution, at)
-            render_segments(segment_map(made, at))
+            list(render_segments(segment_map(made, at)))
             build_graph(made, at.event)
             category_curves(made)
     except MemtraceError as error:

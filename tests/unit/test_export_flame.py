@@ -13,8 +13,7 @@ import pytest
 from support import TRUTH, analysis
 
 from memtrace.answers.report import report
-from memtrace.export.flame import live_stacks, volume_stacks
-from memtrace.export.speedscope import to_collapsed, to_speedscope
+from memtrace.export.flame import live_stacks, to_collapsed, to_speedscope, volume_stacks
 from memtrace.history.timeline import choose_event
 from memtrace.snapshot.model import Action
 

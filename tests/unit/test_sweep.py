@@ -154,7 +154,7 @@ def test_command_line_lists_the_plan_and_refuses_nonsense(capsys: pytest.Capture
 
 def test_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from memtrace.export.sweep_plot import plot_sweep
+    from memtrace.export.plots import plot_sweep
 
     trials = plan(TARGET, [512, 1024, 2048], [2], ["length", "batch"])
     plot_sweep([outcome(t, 10**9 + 10**6 * t.options.tokens) for t in trials], tmp_path / "sweep.svg")
