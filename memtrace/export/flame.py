@@ -114,7 +114,8 @@ class _Builder:
 def to_speedscope(stacks: WeightedStacks, name: str) -> dict[str, Any]:
     """One *sampled* profile whose unit is bytes; each stack is one sample, largest first."""
     profile = {"type": "sampled", "name": stacks.title, "unit": "bytes", "startValue": 0}
-    profile |= {"endValue": stacks.total_bytes, "samples": stacks.stacks, "weights": stacks.weights}
+    profile |= {"endValue": stacks.total_bytes, "samples": [list(stack) for stack in stacks.stacks]}
+    profile["weights"] = list(stacks.weights)
     return {
         "$schema": _SCHEMA,
         "exporter": f"memtrace {__version__}",
