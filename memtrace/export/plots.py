@@ -131,7 +131,7 @@ def plot_forecast(found: Forecast, target: Path) -> None:
         if found.config.limit_bytes is not None:
             axes.axhline(found.config.limit_bytes / GIB, color=_RED, linestyle="--", label="limit")
         if found.oom is not None and found.oom.step >= 0:
-            needed = found.oom.refusal.reserved_bytes + found.oom.refusal.requested_bytes
+            needed = found.oom.reserved_bytes + found.oom.requested_bytes
             axes.plot([found.oom.step], [needed / GIB], "x", color=_RED, markersize=10, label="out of memory")
         axes.set_xlabel("step")
         axes.set_ylabel("highest bytes of the step, GiB")
