@@ -7,10 +7,9 @@ import pytest
 from browser_cases import CASES, TINY, recording
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memtrace_tui.data.cells import packed_cells, range_cells
 from memtrace_tui.data.coloring import FIRST, HOLE, MODES, coloring
 from memtrace_tui.data.details import allocation_lines, block_lines, segment_lines
-from memtrace_tui.data.flow import SORTS, Heading, flow, row_count, scales
+from memtrace_tui.data.flow import SORTS, Heading, flow, packed_cells, range_cells, row_count, scales
 
 from memtrace.history.layout import State
 

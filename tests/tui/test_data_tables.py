@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from browser_cases import CASES, TINY, recording
 from memtrace_tui.data.calltree import CallNode, call_tree, icicle, open_hot, visible
-from memtrace_tui.data.eventlog import EventLog
 from memtrace_tui.data.query import parse
-from memtrace_tui.data.rows import GROUPS, AllocationTable
+from memtrace_tui.data.rows import GROUPS, AllocationTable, EventLog
 from memtrace_tui.views.allocations import ROWS
 from memtrace_tui.views.events import COLUMNS
 
@@ -42,7 +41,7 @@ def live(case: str = TINY) -> tuple[AllocationTable, np.ndarray]:
 )  # fmt: skip
 def test_filters(text: str, fits: object) -> None:
     table, rows = live()
-    found = table.filtered(rows, parse(text)).tolist()
+    found = rows[table.fitting(parse(text))[rows]].tolist()
     assert found == [row for row in rows.tolist() if fits(table, row)]  # type: ignore[operator]
     assert 0 < len(found) < len(rows) or text == "stream:0"
 
@@ -51,7 +50,7 @@ def everything(table: AllocationTable, row: int) -> str:
     """The text that a bare word is looked for in; the last frame is the outermost."""
     rule, stack = table.rules[int(table.rule[row])], int(table.table.stack[row])
     purpose = f"{rule.category}/{rule.subcategory} {rule.id} {rule.evidence}"
-    return f"{purpose} {table._stack_texts[stack]}"
+    return f"{purpose} {table.stack_texts[stack]}"
 
 
 def test_filters_that_make_no_sense_say_so() -> None:
@@ -83,7 +82,7 @@ def test_groups_add_up_and_their_filter_shows_their_rows(case: str, by: str) -> 
     assert sum(group.bytes for group in groups) == int(table.table.requested_bytes[rows].sum())
     assert sum(group.count for group in groups) == len(rows)
     for group in groups[:6]:
-        inside = table.filtered(rows, parse(group.key))
+        inside = rows[table.fitting(parse(group.key))[rows]]
         assert len(inside) == group.count, group
         assert int(table.table.requested_bytes[inside].sum()) == group.bytes
 
@@ -106,12 +105,12 @@ def test_call_trees_add_up(case: str, inverted: bool, fold: bool) -> None:
     assert root.bytes == int(provider.timeline.allocations.requested_bytes[rows].sum())
     assert root.count == len(rows)
     check(root)
-    shown = visible(root, open_hot(root))
-    assert shown[0] is root
-    right = [0] * 30
-    for brick in sorted(icicle(root, 97, 30), key=lambda brick: (brick.depth, brick.x)):
-        assert brick.x >= right[brick.depth] and brick.x + brick.width <= 97
-        right[brick.depth] = brick.x + brick.width
+    assert next(visible(root, open_hot(root))) is root
+    for row in icicle(root, 97, 30):
+        right = 0
+        for brick in row:
+            assert brick.x >= right and brick.x + brick.width <= 97
+            right = brick.x + brick.width
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -7,8 +7,7 @@ import pytest
 from browser_cases import CASES, TINY, recording
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memtrace_tui.data.buckets import EMPTY, FADED, UNUSED, columns, raster, ticks
-from memtrace_tui.data.overlay import overlay
+from memtrace_tui.data.buckets import EMPTY, FADED, UNUSED, columns, overlay, raster, ticks
 
 from memtrace.attribution.categories import Category
 

@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 from browser_cases import TINY, hit, main_screen, open_app, recording, running, settle, text_of, until
 from memtrace_tui.app import BrowseApp
-from memtrace_tui.dialogs import Ask, Details
-from memtrace_tui.helptext import help_lines
-from memtrace_tui.loading import LoadingScreen
+from memtrace_tui.dialogs import Ask, Details, LoadingScreen
 from memtrace_tui.look import ScreenLook
 from memtrace_tui.main_screen import MainScreen
 from memtrace_tui.palette import PALETTES, PHASE_LETTERS, SIXTEEN, colour
 from memtrace_tui.provider import BrowsedRecording
 from memtrace_tui.settings import Settings, config_path
+from memtrace_tui.views import help_lines
 from support import trace_path
 from textual.binding import Binding
 
@@ -127,7 +126,7 @@ async def test_every_screen_saves_csv_and_svg(number: int, tmp_path: Path, monke
         screen = main_screen(pilot)
         await until(lambda: screen.session.explanation is not None)
         view = VIEWS[number]
-        await hit(pilot, screen.view_keys[view], "x", "enter")
+        await hit(pilot, screen.view_types[view].key, "x", "enter")
         with (tmp_path / f"memtrace-{view}.csv").open() as file:
             rows = list(csv.reader(file))
         assert len(rows) > 1 and len({len(row) for row in rows}) == 1
@@ -145,7 +144,7 @@ async def test_copying_goes_through_the_terminal(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(BrowseApp, "copy_to_clipboard", lambda self, text: copied.append(text))
     async with open_app(TINY, (100, 30)) as pilot:
         for view in VIEWS:
-            await hit(pilot, main_screen(pilot).view_keys[view], "y")
+            await hit(pilot, main_screen(pilot).view_types[view].key, "y")
     assert len(copied) == len(VIEWS) and all(copied)
 
 
@@ -153,7 +152,7 @@ async def test_help_names_every_key() -> None:
     async with open_app(TINY, (100, 30)) as pilot:
         screen = main_screen(pilot)
         for view in VIEWS:
-            await hit(pilot, screen.view_keys[view])
+            await hit(pilot, screen.view_types[view].key)
             text = "\n".join(line.plain for line in help_lines(screen, screen.view, 90))
             for cls in (type(screen.view), type(screen.view.main()), MainScreen):
                 for binding in vars(cls).get("BINDINGS", ()):

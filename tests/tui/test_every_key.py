@@ -17,7 +17,7 @@ from memtrace_tui.main_screen import MainScreen
 from memtrace_tui.settings import Settings
 from memtrace_tui.views import VIEWS
 from memtrace_tui.views.allocations import AllocationsView
-from memtrace_tui.widgets.lines import Lines
+from memtrace_tui.widgets.base import Lines
 from support import trace_path
 from textual import events
 from textual.command import CommandPalette
@@ -49,7 +49,7 @@ async def back(pilot: Pilot[int], view: str) -> None:
         await hit(pilot, "escape")
     screen.stop()
     if screen.current != view:
-        await hit(pilot, screen.view_keys[view])
+        await hit(pilot, screen.view_types[view].key)
     screen.set_focus(screen.view.main())
 
 

@@ -10,8 +10,7 @@ import pytest
 from browser_cases import TINY, recording
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memtrace_tui.data.details import block_lines, history_lines
-from memtrace_tui.data.tenants import freed_at, origin, span_of, tenants
+from memtrace_tui.data.details import block_lines, freed_at, history_lines, origin, span_of, tenants
 from memtrace_tui.palette import PALETTES
 from memtrace_tui.terminal import ASCII, Terminal, speaks_utf8
 from rich.console import Console

@@ -11,20 +11,20 @@ from browser_cases import TINY, hit, main_screen, open_app, recording, running, 
 from memtrace_tui.app import BrowseApp
 from memtrace_tui.data.coloring import MODES, coloring
 from memtrace_tui.data.difference import category_lines
-from memtrace_tui.data.goto import Goto
+from memtrace_tui.data.findings import whatif_lines
+from memtrace_tui.data.lines import Goto
 from memtrace_tui.data.query import parse
 from memtrace_tui.data.rows import AllocationTable
-from memtrace_tui.data.whatif import whatif_lines
 from memtrace_tui.dialogs import Ask, Details
-from memtrace_tui.helptext import help_lines
 from memtrace_tui.look import ScreenLook
 from memtrace_tui.palette import DARK
 from memtrace_tui.settings import Settings
+from memtrace_tui.views import help_lines
 from memtrace_tui.views.allocations import AllocationsView
 from memtrace_tui.views.segments import Legend
+from memtrace_tui.widgets.bars import FilterBar
+from memtrace_tui.widgets.base import Lines
 from memtrace_tui.widgets.chart import Chart
-from memtrace_tui.widgets.filterbar import FilterBar
-from memtrace_tui.widgets.lines import Lines
 from memtrace_tui.widgets.tree import CallTree
 from textual.command import CommandPalette
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from browser_cases import hit, main_screen, open_app, recording, running, settle, text_of, until
 from memtrace_tui.app import BrowseApp
+from memtrace_tui.data.details import freed_at, origin
 from memtrace_tui.data.source import is_library
-from memtrace_tui.data.tenants import freed_at, origin
 from memtrace_tui.provider import Provider
 from memtrace_tui.session import Session
 from memtrace_tui.settings import Settings
@@ -209,7 +209,7 @@ async def test_a_what_if_run_opens_as_the_second_file() -> None:
         session = main_screen(pilot).session
         await press(pilot, ["6", "w", "enter"])
         await until(lambda: bool(session.whatifs))
-        answer = session.whatifs[id(session.provider)]
+        answer = session.whatifs[session.provider]
         await settle(pilot)
         await press(pilot, ["enter"])
         await until(lambda: session.other is not None)

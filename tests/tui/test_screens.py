@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 from browser_cases import CASES, TINY, hit, main_screen, open_app, settle, text_of, until
-from memtrace_tui.data.goto import Goto
+from memtrace_tui.data.lines import Goto
 from memtrace_tui.messages import Open
 from memtrace_tui.settings import Settings
 from memtrace_tui.views.allocations import AllocationsView
 from memtrace_tui.views.stacks import StacksView
-from memtrace_tui.widgets.base import Drawn
+from memtrace_tui.widgets.base import Drawn, Lines
 from memtrace_tui.widgets.blockmap import BlockMap
 from memtrace_tui.widgets.chart import Chart
-from memtrace_tui.widgets.lines import Lines
 from memtrace_tui.widgets.segmap import SegmentMapWidget
 from memtrace_tui.widgets.table import Table
 from textual.binding import Binding
@@ -235,13 +234,13 @@ async def test_filtering_sorting_and_grouping_allocations() -> None:
         await hit(pilot, "4")
         view = screen.view
         assert isinstance(view, AllocationsView)
-        everything = view.table().row_count
+        everything = view.main().row_count
         await hit(pilot, "slash", *"lora")
         await settle(pilot)
-        assert 0 < view.table().row_count < everything
+        assert 0 < view.main().row_count < everything
         await hit(pilot, "escape")
         await settle(pilot)
-        assert view.table().row_count == everything and view.table().has_focus
+        assert view.main().row_count == everything and view.main().has_focus
         await hit(pilot, "slash", *"/(/")
         await settle(pilot)
         assert "not a regular expression" in text_of(pilot)
@@ -258,10 +257,10 @@ async def test_filtering_sorting_and_grouping_allocations() -> None:
         group = view.groups[0]
         await hit(pilot, "enter")
         await settle(pilot)
-        assert view.grouping == "none" and view.table().row_count == group.count
+        assert view.grouping == "none" and view.main().row_count == group.count
         await hit(pilot, "escape", "a")
         await settle(pilot)
-        assert view.table().row_count == len(screen.session.table.table)
+        assert view.main().row_count == len(screen.session.table.table)
         await pilot.click("#allocations-table", offset=(20, 0))
         await settle(pilot)
         assert view.sort == "purpose"
@@ -300,7 +299,7 @@ async def test_findings_lead_to_their_evidence_and_replay() -> None:
         await settle(pilot)
         assert pilot.app.screen is not screen  # refused: the dialog says why and stays
         await hit(pilot, *["backspace"] * 30, *"expandable_segments:True", "enter")
-        await until(lambda: id(screen.session.provider) in screen.session.whatifs)
+        await until(lambda: screen.session.provider in screen.session.whatifs)
         await settle(pilot)
         assert "expandable_segments:True" in screen.view.query_one("#findings", Lines).text
 

@@ -25,11 +25,9 @@ from memtrace.attribution.user_rules import UserRule
 from memtrace.errors import MemtraceError
 from memtrace.units import printable
 from memtrace_tui.data.lines import BLANK, line, wrap
-from memtrace_tui.dialogs import Details, text_width
-from memtrace_tui.loading import LoadingScreen
+from memtrace_tui.dialogs import Details, LoadingScreen, Progress, text_width
 from memtrace_tui.look import THEMES, ScreenLook
 from memtrace_tui.main_screen import MainScreen
-from memtrace_tui.memory import give_back
 from memtrace_tui.messages import Failed
 from memtrace_tui.palette import DARK, PALETTES, SIXTEEN
 from memtrace_tui.provider import BrowsedRecording, Cancelled, StartView
@@ -127,7 +125,6 @@ class BrowseApp(App[int]):
             first, second = recordings[0], recordings[1] if len(recordings) > 1 else None
             if second is None:  # what the first screen needs is worked out here, off the interface's thread
                 first.provider().report(first.provider().start.event)
-            give_back()
         except Exception as error:
             if not self._is_cancelled:
                 self.call_later(self._loading_failed, error)
@@ -148,7 +145,7 @@ class BrowseApp(App[int]):
         self.error = error
         code = error.exit_code if isinstance(error, MemtraceError) else 1
         if isinstance(self.screen, LoadingScreen):
-            self.screen.stop()
+            self.screen.query_one(Progress).display = False  # nothing is under way any more
         self.push_screen(self._error_dialog(error, "loading"), lambda _: self.exit(code))
 
     def _start(self, recording: BrowsedRecording, other: BrowsedRecording | None) -> None:

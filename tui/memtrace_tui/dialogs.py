@@ -1,23 +1,22 @@
-"""Dialogs: help, go to, export, details, errors. Escape closes every one of them."""
+"""What stands before the screens: dialogs (details, questions, errors), which Escape closes, and how loading goes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
+from textual.strip import Strip
+from textual.widgets import Input, Static
 
 from memtrace.errors import MemtraceError
+from memtrace.render.words import bar, clip
+from memtrace.units import printable
 from memtrace_tui.data.lines import Line
 from memtrace_tui.messages import Open
-from memtrace_tui.widgets.lines import Lines
-
-if TYPE_CHECKING:
-    from textual.widgets import Input
+from memtrace_tui.widgets.base import Drawn, Lines, keys
 
 
 def text_width(screen_width: int, most: int = 100) -> int:
@@ -28,7 +27,9 @@ def text_width(screen_width: int, most: int = 100) -> int:
 class Dialog(ModalScreen[str | None]):
     """A box in the middle; Escape, q and a click outside close it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss_none", "Close")]
+    BINDINGS = keys("""
+        escape,q  dismiss_none  Close
+    """)
 
     def action_dismiss_none(self) -> None:
         self.dismiss(None)
@@ -38,14 +39,21 @@ class Dialog(ModalScreen[str | None]):
             self.dismiss(None)
 
 
+def boxed(title: str, hint: str, role: str) -> Vertical:
+    """The frame around a dialog."""
+    box = Vertical(classes=f"box {role}".strip())
+    box.border_title, box.border_subtitle = title, hint
+    return box
+
+
 class Details(Dialog):
     """Lines to read; those that lead somewhere can be opened. ``make`` gives them; True folds library frames."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("question_mark,f1", "dismiss_none", "Close", show=False),
-        Binding("f", "fold", "Library frames", show=False),
-        Binding("y", "copy", "Copy", show=False),
-    ]
+    BINDINGS = keys("""
+        question_mark,f1  dismiss_none  -Close
+        f                 fold          -Library frames
+        y                 copy          -Copy
+    """)
 
     def __init__(self, title: str, make: Callable[[bool], Sequence[Line]], role: str = "") -> None:
         super().__init__()
@@ -53,10 +61,7 @@ class Details(Dialog):
         self._fold = True
 
     def compose(self) -> ComposeResult:
-        box = Vertical(classes=f"box {self.role}".strip())
-        box.border_title = self.heading
-        box.border_subtitle = "esc closes  y copies"
-        with box:
+        with boxed(self.heading, "esc closes  y copies", self.role):
             yield Lines(id="dialog-lines")
 
     def on_mount(self) -> None:
@@ -109,12 +114,7 @@ class Ask(Dialog):
         self._accept = accept
 
     def compose(self) -> ComposeResult:
-        from textual.widgets import Input, Static  # not needed for the first screen
-
-        box = Vertical(classes="box ask")
-        box.border_title = self.heading
-        box.border_subtitle = "enter: do it   esc: leave"
-        with box:
+        with boxed(self.heading, "enter: do it   esc: leave", "ask"):
             yield Input(self.value, id="answer", compact=True)
             yield Static(self.hint, id="hint", markup=False)
 
@@ -123,8 +123,6 @@ class Ask(Dialog):
             self.set_focus(answer)  # at once: keys typed ahead are for this line
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        from textual.widgets import Static
-
         event.stop()
         try:
             self._accept(event.value)
@@ -134,3 +132,42 @@ class Ask(Dialog):
             hint.add_class("-wrong")
             return
         self.dismiss(event.value)
+
+
+class LoadingScreen(Screen[None]):
+    """How far loading is, and a way out of it; shown while a worker thread loads."""
+
+    BINDINGS = keys("""
+        escape,q,ctrl+c  app.cancel_loading  Cancel
+    """)
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._file = name
+
+    def compose(self) -> ComposeResult:
+        yield Progress(self._file)
+
+    def show(self, share: float) -> None:
+        progress = self.query_one(Progress)
+        progress.share = share
+        progress.refresh()
+
+
+class Progress(Drawn):
+    """File name, bar, what is being done."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(id="loading")
+        self.file = printable(name)
+        self.share = 0.0
+
+    def draw_line(self, y: int) -> Strip:
+        width = self.size.width
+        what = "reading" if self.share < 0.7 else "replaying the allocator, attributing allocations"
+        lines = {
+            0: [("memtrace", "title"), ("  " + clip(self.file, width - 12, True), "text")],
+            2: [(f"{bar(self.share, width - 6):<{width - 6}}", "accent"), (f"{self.share:>6.0%}", "strong")],
+            4: [(what, "dim"), ("   esc cancels", "dim")],
+        }
+        return self.look.spans(lines.get(y, []), width)

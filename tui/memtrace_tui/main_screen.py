@@ -6,13 +6,12 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.screen import Screen
 from textual.timer import Timer
@@ -23,20 +22,17 @@ from memtrace.ranges import PLACES
 from memtrace.units import format_count, spreadsheet_text
 from memtrace.writing import check_target, whole_file
 from memtrace_tui.data.details import frame_lines, history_lines
-from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import Line
+from memtrace_tui.data.lines import Goto
 from memtrace_tui.dialogs import Ask, Details, OneKey, text_width
-from memtrace_tui.helptext import help_lines
-from memtrace_tui.memory import give_back
 from memtrace_tui.messages import Changed, Failed, MoveCursor, Open
 from memtrace_tui.session import Session
 from memtrace_tui.settings import is_served
-from memtrace_tui.views import DIFF, Entry, View
-from memtrace_tui.widgets.bars import CursorLine, KeyBar, Scrubber
-from memtrace_tui.widgets.filterbar import FilterBar
+from memtrace_tui.views import Entry, View, help_lines
+from memtrace_tui.widgets.bars import CursorLine, FilterBar, KeyBar, Scrubber
+from memtrace_tui.widgets.base import keys
 
 if TYPE_CHECKING:
-    from memtrace.explain.answer import Explanation
+    pass
 
 TICK_S = 1 / 12
 SHORT = {"Allocations": "Allocs", "Findings": "Finds"}  # on the tabs
@@ -45,50 +41,39 @@ SHORT = {"Allocations": "Allocs", "Findings": "Finds"}  # on the tabs
 class MainScreen(Screen[None]):
     """One view at a time, and the keys that work on all of them."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("comma", "event(-1)", "Event", key_display=", .", tooltip="One event back or on"),
-        Binding("full_stop", "event(1)", "Next event", show=False),
-        Binding("less_than_sign", "percent(-1)", "A hundredth of the trace", show=False, key_display="< >"),
-        Binding("greater_than_sign", "percent(1)", "On 1 %", show=False),
-        Binding(
-            "left_square_bracket", "neighbour('phase', -1)", "Phase", key_display="[ ]",
-            tooltip="Previous or next phase",
-        ),
-        Binding("right_square_bracket", "neighbour('phase', 1)", "Next phase", show=False),
-        Binding(
-            "left_curly_bracket", "neighbour('step', -1)", "Step", key_display="{ }", tooltip="Previous or next step"
-        ),
-        Binding("right_curly_bracket", "neighbour('step', 1)", "Next step", show=False),
-        Binding("p", "jump('peak')", "Peak", tooltip="To the peak of allocated memory"),
-        Binding("P", "jump('reserved-peak')", "Peak of reserved", show=False),
-        Binding("o", "oom", "OOM", tooltip="To the next refused request"),
-        Binding("colon", "ask_event", "Go to", show=False, key_display=":"),
-        Binding("h", "history", "History", tooltip="Every owner of the selection's addresses"),
-        Binding("alt+left", "trail(-1)", "Back and forward through jumps", show=False, key_display="alt+← alt+→"),
-        Binding("alt+right", "trail(1)", "Forward", show=False),
-        Binding("m", "mark_place", "Mark this place with a letter, return to it", show=False, key_display="m x  ' x"),
-        Binding("apostrophe", "return_to", "Return to a marked place", show=False),
-        Binding("A", "mark_event", "Mark event A, to compare (7) with where the cursor goes", show=False),
-        Binding("f", "fold", "Library frames, in all stacks", show=False),
-        Binding("slash", "filter", "Filter", tooltip="Filter allocations, stacks, segments and events"),
-        Binding("space", "play(1)", "Play", tooltip="Play the cursor forward, or stop"),
-        Binding("backspace", "play(-1)", "Play back", show=False),
-        Binding("right_parenthesis", "speed(1)", "Play faster or slower", show=False, key_display=") ("),
-        Binding("left_parenthesis", "speed(-1)", "Slower", show=False),
-        Binding("d", "device", "Next GPU", show=False),
-        Binding("y", "copy", "Copy", show=False),
-        Binding("x", "export_csv", "Save CSV", show=False),
-        Binding("X", "export_svg", "Save SVG", show=False),
-        Binding("t", "app.next_theme", "Theme", show=False),
-        Binding("question_mark,f1", "help", "Help", show=False, key_display="?"),
-        Binding("q", "app.quit", "Quit", show=False),
-    ]  # fmt: skip
+    BINDINGS = keys("""
+        comma full_stop     event(±1)               Event / Next event              , .      One event back or on
+        < >                 percent(±1)             -A hundredth of the trace / On 1 %  < >
+        [ ]                 neighbour('phase', ±1)  Phase / Next phase              [ ]      Previous or next phase
+        { }                 neighbour('step', ±1)   Step / Next step                { }      Previous or next step
+        p                   jump('peak')            Peak                            p        To the peak of allocated
+        P                   jump('reserved-peak')   -Peak of reserved
+        o                   oom                     OOM                             o        To the next refused request
+        :                   ask_event               -Go to                          :
+        h                   history                 History                         h        All owners of the addresses
+        alt+left alt+right  trail(±1)               -Back and forward through jumps / Forward  alt+← alt+→
+        m                   mark_place              -Mark this place with a letter, return to it  m x, ' x
+        '                   return_to               -Return to a marked place
+        A                   mark_event              -Mark event A, to compare (7) with where the cursor goes
+        f                   fold                    -Library frames, in all stacks
+        /                   filter                  Filter                          /        Filter all screens
+        space               play(1)                 Play                            space    Play forward, or stop
+        backspace           play(-1)                -Play back
+        ( )                 speed(±1)               -Slower / Play faster or slower
+        d                   device                  -Next GPU
+        y                   copy                    -Copy
+        x                   export_csv              -Save CSV
+        X                   export_svg              -Save SVG
+        t                   app.next_theme          -Theme
+        question_mark,f1    help                    -Help                           ?
+        q                   app.quit                -Quit
+    """)
 
     def __init__(self, session: Session, views: Sequence[Entry], first: str = "overview") -> None:
         super().__init__()
         self.session = session
         self.view_types = {each.view: each for each in views}
-        self.view_keys = {each.view: each.key for each in views}
+        self._titles = {each.view: f"{each.key} {SHORT.get(each.title, each.title)}" for each in views}
         self.current = first
         self.direction = 0
         self.speed = max(session.provider.count // 600, 1)
@@ -102,11 +87,8 @@ class MainScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """A line of tabs, the cursor, the filter while it is written, the body, and two lines below."""
-        tabs = Tabs(
-            *(Tab(f"{each.key} {SHORT.get(each.title, each.title)}", id=f"tab-{each.view}")
-              for each in self.view_types.values()),
-            active=f"tab-{self.current}", id="tabs",
-        )  # fmt: skip
+        tabs = Tabs(*(Tab(title, id=f"tab-{name}") for name, title in self._titles.items()),
+                    active=f"tab-{self.current}", id="tabs")  # fmt: skip
         tabs.can_focus = False
         yield tabs
         yield CursorLine(self.session)
@@ -133,17 +115,10 @@ class MainScreen(Screen[None]):
         try:
             for entry in self.view_types.values():  # so that the first key to a screen need not import it
                 entry.load()
-            give_back()
-            key, explanation = self.session.explain()
+            self.session.explain()
         except Exception as error:
             self.post_message(Failed(error, "explain"))
-            return
-        give_back()
-        self.call_later(self._explained, key, explanation)
-
-    def _explained(self, key: tuple[int, int], explanation: Explanation) -> None:
-        self.session.keep(key, explanation)
-        self.update()
+        self.call_later(self.update)
 
     # -- views
 
@@ -154,7 +129,7 @@ class MainScreen(Screen[None]):
 
     async def action_view(self, name: str) -> None:
         """Show a view, made when it is first asked for."""
-        if name == DIFF.view and not self.session.compares:
+        if name == "diff" and not self.session.compares:
             self.notify("This screen compares: A here, 7 elsewhere; or memtrace browse BEFORE AFTER", timeout=4)
             return
         body = self.query_one("#body")
@@ -173,9 +148,8 @@ class MainScreen(Screen[None]):
 
     def _name_tabs(self) -> None:
         """By key and title; where that is too much for the screen, only the present one has its title."""
-        titles = {each.view: f"{each.key} {SHORT.get(each.title, each.title)}" for each in self.view_types.values()}
-        is_narrow = sum(len(title) + 1 for title in titles.values()) > self.app.size.width
-        for name, title in titles.items():
+        is_narrow = sum(len(title) + 1 for title in self._titles.values()) > self.app.size.width
+        for name, title in self._titles.items():
             label = title[0] if is_narrow and name != self.current else title
             tab = self.query_one(f"#tab-{name}", Tab)
             if tab.label_text != label:
@@ -219,12 +193,12 @@ class MainScreen(Screen[None]):
         session = self.session
         width = text_width(self.app.size.width)
         if goto.frame is not None:
-            frame = goto.frame
-            self._details("Frame", lambda _: frame_lines(session.provider, frame, session.live(), width))
+            lines = frame_lines(session.provider, goto.frame, session.live(), width)
+            self.app.push_screen(Details("Frame", lambda _: lines))
             return
         if goto.history is not None:
-            start, stop = goto.history
-            self._details("Who was here", lambda _: history_lines(session.provider, start, stop, width))
+            lines = history_lines(session.provider, *goto.history, width)
+            self.app.push_screen(Details("Who was here", lambda _: lines))
             return
         if is_new:
             self._trail.append(self.place())
@@ -269,8 +243,8 @@ class MainScreen(Screen[None]):
         await self.app.push_screen(OneKey(f"return to: {' '.join(self._places) or 'no marks'}"), back)
 
     def action_mark_event(self) -> None:
-        """Event A of a comparison."""
-        self.session.set_mark()
+        """Event A, with which from now on 7 compares where the cursor goes."""
+        self.session.mark = self.session.event
         self.notify("A is here. Go elsewhere; 7 compares.", timeout=3)
         self.update()
 
@@ -286,9 +260,6 @@ class MainScreen(Screen[None]):
         """Show or fold library frames."""
         self.session.settings.fold = not self.session.settings.fold
         self.update()
-
-    def _details(self, title: str, make: Callable[[bool], Sequence[Line]]) -> None:
-        self.app.push_screen(Details(title, make))
 
     def on_changed(self, message: Changed) -> None:
         message.stop()
@@ -312,7 +283,7 @@ class MainScreen(Screen[None]):
             self.session.filter_by(event.value)
         except UsageError as error:
             complaint = str(error)
-        self.query_one(FilterBar).complain(complaint)
+        self.query_one(FilterBar).set_class(bool(complaint), "-wrong")
         self.query_one(CursorLine).complain(complaint)
         self.update()
 
@@ -365,10 +336,7 @@ class MainScreen(Screen[None]):
                 self.session.mark = mark
                 self.post_message(Open(Goto("diff")))
 
-        await self._ask("Go to", f"{PLACES}; A .. B compares two", str(self.session.event), accept)
-
-    async def _ask(self, title: str, hint: str, value: str, accept: Callable[[str], None]) -> None:
-        await self.app.push_screen(Ask(title, hint, value, accept))
+        await self.app.push_screen(Ask("Go to", f"{PLACES}; A .. B compares two", str(self.session.event), accept))
 
     def action_device(self) -> None:
         session = self.session
@@ -398,9 +366,9 @@ class MainScreen(Screen[None]):
         self.go(clamped)
 
     def stop(self) -> None:
-        self._set_direction(0)
+        self._play(0)
 
-    def _set_direction(self, direction: int) -> None:
+    def _play(self, direction: int) -> None:
         self.direction = direction
         if self._timer is not None:
             (self._timer.resume if direction else self._timer.pause)()
@@ -410,13 +378,13 @@ class MainScreen(Screen[None]):
 
     def action_play(self, direction: int) -> None:
         """Play forward or back; the same key again stops. At the end it begins anew."""
-        session = self.session
-        if self.direction == direction or not session.provider.count:
+        provider = self.session.provider
+        if self.direction == direction or not provider.count:
             self.stop()
             return
-        if direction > 0 and session.event >= session.provider.count - 1:
+        if direction > 0 and self.session.event >= provider.count - 1:
             self.go(0)
-        self._set_direction(direction)
+        self._play(direction)
 
     def action_speed(self, by: int) -> None:
         self.speed = max(min(round(self.speed * 2.0**by), max(self.session.provider.count // 20, 1)), 1)
@@ -443,7 +411,7 @@ class MainScreen(Screen[None]):
             path = _write(text, buffer.getvalue())
             self.notify(f"{format_count(max(rows - 1, 0))} rows in {path}", timeout=4)
 
-        await self._ask("Save as CSV", "file to write", f"memtrace-{view.view}.csv", accept)
+        await self.app.push_screen(Ask("Save as CSV", "file to write", f"memtrace-{view.view}.csv", accept))
 
     async def action_export_svg(self) -> None:
         svg = self.app.export_screenshot(title=f"memtrace {self.session.provider.source}")
@@ -451,10 +419,11 @@ class MainScreen(Screen[None]):
         def accept(text: str) -> None:
             self.notify(f"saved {_write(text, svg)}", timeout=4)
 
-        await self._ask("Save as SVG", "file to write", f"memtrace-{self.view.view}.svg", accept)
+        await self.app.push_screen(Ask("Save as SVG", "file to write", f"memtrace-{self.view.view}.svg", accept))
 
     def action_help(self) -> None:
-        self._details("Help", lambda _: help_lines(self, self.view, text_width(self.app.size.width)))
+        lines = help_lines(self, self.view, text_width(self.app.size.width))
+        self.app.push_screen(Details("Help", lambda _: lines))
 
 
 def _write(text: str, content: str) -> Path:

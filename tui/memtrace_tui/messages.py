@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from textual.message import Message
 
-from memtrace_tui.data.goto import Goto
+from memtrace_tui.data.lines import Goto
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """One recording for the screens: the analysis of each device, what it says at the cursor, and where to jump.
 
-Nothing here imports Textual. Every number comes from the dataclasses that ``--json`` prints: ``report.Report``,
-``fragmentation.Fragmentation``, ``layout.Layout``, ``curves.Curves``, ``forensics.answer.Explanation``.
+Nothing here imports Textual. Every number comes from the dataclasses that ``--json`` prints.
 """
 
 from __future__ import annotations
@@ -9,11 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
 from memtrace.answers.curves import Curves, category_curves
@@ -22,15 +20,11 @@ from memtrace.attribution.phases import Phase
 from memtrace.attribution.user_rules import UserRule
 from memtrace.cache.index import OpenRecording, open_recording
 from memtrace.history.layout import Layout, layout_at
-from memtrace.history.timeline import At, Peak, Timeline, Window
+from memtrace.history.timeline import At, Peak, Window
 from memtrace.ranges import peak_within
 from memtrace.snapshot.devices import choose_device
-from memtrace.snapshot.model import Snapshot
+from memtrace.snapshot.model import I8, Snapshot
 from memtrace.units import printable
-from memtrace_tui.lru import Cache
-from memtrace_tui.memory import give_back
-
-I8 = NDArray[np.int64]
 
 
 class Cancelled(Exception):
@@ -58,37 +52,25 @@ class StartView:
 
 
 class Provider:
-    """Everything the browser shows of one device. The cursor is an event; -1 is the state before the first one."""
+    """Everything the browser shows of one device. The cursor is an event; -1 is the state before the first one.
+
+    ``report``, ``layout`` and ``live`` answer for an event: the budget, segments and blocks, and the rows of the
+    allocation table that the program held (pending frees are no longer the program's). The latest answers are kept.
+    """
 
     def __init__(self, analysis: Analysis, view: StartView | None = None) -> None:
         self.analysis = analysis
+        self.timeline = timeline = analysis.timeline
+        self.device = timeline.device.device
+        self.source = printable(timeline.snapshot.source)  # safe to print
+        self.count = len(timeline)  # of events
         view = view or StartView()
         part = analysis.within(view.events, view.steps)
         self.window = part.timeline.span  # what the chart shows at first; the cursor may go anywhere
         self.start = part.at(view.at)
-        self._reports: Cache[int, Report] = Cache(32)
-        self._layouts: Cache[int, Layout] = Cache(8)
-        self._live: Cache[int, I8] = Cache(8)
-
-    @property
-    def timeline(self) -> Timeline:
-        """The device's history."""
-        return self.analysis.timeline
-
-    @property
-    def device(self) -> int:
-        """The device's number."""
-        return self.timeline.device.device
-
-    @property
-    def source(self) -> str:
-        """Where the snapshot came from, safe to print."""
-        return printable(self.timeline.snapshot.source)
-
-    @property
-    def count(self) -> int:
-        """Number of events."""
-        return len(self.timeline)
+        self.report: Callable[[int], Report] = lru_cache(32)(lambda event: report(analysis, self.at(event)))
+        self.layout: Callable[[int], Layout] = lru_cache(8)(lambda event: layout_at(timeline, event))
+        self.live: Callable[[int], I8] = lru_cache(8)(self._live)
 
     def clamp(self, event: int) -> int:
         """The nearest event that exists."""
@@ -98,35 +80,13 @@ class Provider:
 
     def at(self, event: int) -> At:
         """The event with the name it deserves: oom, peak, reserved-peak, end, or plain event."""
-        peaks = self.peaks
-        if event in self.ooms:
-            kind = "oom"
-        elif event == peaks[1].event:
-            kind = "peak"
-        elif event == peaks[2].event:
-            kind = "reserved-peak"
-        elif event == self.count - 1:
-            kind = "end"
-        else:
-            kind = "event"
+        names = {self.count - 1: "end", self.peaks[2].event: "reserved-peak", self.peaks[1].event: "peak"}
+        kind = "oom" if event in self.ooms else names.get(event, "event")
         return At(kind, event, self.timeline.time_us(event))
 
-    def report(self, event: int) -> Report:
-        """The budget there."""
-        return self._reports.get(event, lambda: report(self.analysis, self.at(event)))
-
-    def layout(self, event: int) -> Layout:
-        """Segments and blocks there."""
-        return self._layouts.get(event, lambda: layout_at(self.timeline, event))
-
-    def live(self, event: int) -> I8:
-        """Rows of the allocation table that the program held there (pending frees are no longer the program's)."""
-
-        def make() -> I8:
-            rows = self.timeline.live_rows(event)
-            return rows[~self.timeline.pending(rows, event)]
-
-        return self._live.get(event, make)
+    def _live(self, event: int) -> I8:
+        rows = self.timeline.live_rows(event)
+        return rows[~self.timeline.pending(rows, event)]
 
     def moment(self, event: int) -> Moment:
         """Phase and step there."""
@@ -144,9 +104,7 @@ class Provider:
     @cached_property
     def curves(self) -> Curves:
         """Memory by category at every event."""
-        made = category_curves(self.analysis)
-        give_back()
-        return made
+        return category_curves(self.analysis)
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
@@ -187,26 +145,18 @@ class Provider:
     # -- jumps
 
     @cached_property
-    def _phase_starts(self) -> I8:
-        return np.array([span.start for span in self.spans], dtype=np.int64)
-
-    @cached_property
     def _step_starts(self) -> I8:
         steps = [span.start for i, span in enumerate(self.spans) if i == 0 or span.step != self.spans[i - 1].step]
         return np.array(steps, dtype=np.int64)
 
     def neighbour(self, event: int, direction: int, what: str) -> int:
         """The next (1) or previous (-1) start of a ``phase`` or ``step``, or ``oom``; the event itself if none."""
-        stops = {
-            "phase": self._phase_starts,
-            "step": self._step_starts,
-            "oom": np.array(self.ooms, dtype=np.int64),
-        }[what]
-        if direction > 0:
-            later = stops[stops > event]
-            return int(later[0]) if len(later) else event
-        earlier = stops[stops < event]
-        return int(earlier[-1]) if len(earlier) else event
+        if what == "step":
+            stops = self._step_starts
+        else:
+            stops = np.array(self.ooms if what == "oom" else [span.start for span in self.spans], dtype=np.int64)
+        beyond = stops[stops > event] if direction > 0 else stops[stops < event][::-1]
+        return int(beyond[0]) if len(beyond) else event
 
     def named(self, where: str) -> int:
         """The event that a person names; see :func:`memtrace.ranges.find_event`."""
@@ -223,11 +173,11 @@ class BrowsedRecording:
         rules: Sequence[UserRule] = (),
     ) -> None:
         self._source = source if isinstance(source, OpenRecording) else OpenRecording(source)
-        self.snapshot = snapshot = self._source.snapshot
-        self._rules = rules
-        self._view = view or StartView()
-        chosen, self.why_device = choose_device(snapshot, self._view.device)
+        self.snapshot = self._source.snapshot
+        self._rules, self._view = rules, view or StartView()
+        chosen, self.why_device = choose_device(self.snapshot, self._view.device)
         self.device = chosen.device
+        self.devices = tuple(device.device for device in self.snapshot.devices)  # with data
         self._providers: dict[int, Provider] = {}
 
     @classmethod
@@ -253,11 +203,6 @@ class BrowsedRecording:
         recording.provider(on_progress=lambda share: tell(0.7 + share / 4))
         tell(1.0)
         return recording
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        """Devices with data."""
-        return tuple(device.device for device in self.snapshot.devices)
 
     def provider(self, device: int | None = None, on_progress: Callable[[float], None] | None = None) -> Provider:
         """The provider of a device (default: the chosen one). ``on_progress`` may raise to give up."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.answers.report import Report
-from memtrace_tui.data.eventlog import EventLog
+from memtrace.snapshot.model import I8, Bool
 from memtrace_tui.data.query import FilterTerm, parse
-from memtrace_tui.data.rows import AllocationTable, Bool
-from memtrace_tui.lru import Cache
+from memtrace_tui.data.rows import AllocationTable, EventLog
 from memtrace_tui.provider import BrowsedRecording, Provider, StartView
 from memtrace_tui.settings import Settings
 
@@ -38,20 +37,15 @@ class Session:
         self.group = self.settings.group
         self.provider: Provider = recording.provider()
         self.event = self.provider.start.event
-        self._tables: dict[int, AllocationTable] = {}  # by id of the provider
-        self._logs: dict[int, EventLog] = {}
         self.swapped = False  # whether the cursor moves in the second file
         self.other_event = other.provider().start.event if other is not None else -1
         self.mark: int | None = None  # event A of a comparison within one file
         self.outcome = ""  # what the second file is, where it was predicted
-        self._differences: Cache[tuple[int, int, int, int], Difference] = Cache(8)
-        self._stories: dict[tuple[int, int], Story] = {}  # why the peaks of two files differ
         self.explained_event: int | None = None  # asked for on the findings screen; None: the device's own start
-        self.whatifs: dict[int, Answer] = {}  # the last what-if replays, by id of the provider
-        self._explanations: dict[tuple[int, int], Explanation] = {}
+        self.whatifs: dict[Provider, Answer] = {}  # the last what-if replays
+        self._explanations: dict[tuple[Provider, int], Explanation] = {}
         self.filter = ""
         self.terms: tuple[FilterTerm, ...] = ()
-        self._fitting: Cache[tuple[int, str], Bool] = Cache(4)
 
     @property
     def report(self) -> Report:
@@ -61,18 +55,12 @@ class Session:
     @property
     def table(self) -> AllocationTable:
         """The allocation table of the device looked at."""
-        key = id(self.provider)
-        if key not in self._tables:
-            self._tables[key] = AllocationTable(self.provider)
-        return self._tables[key]
+        return _table(self.provider)
 
     @property
     def log(self) -> EventLog:
         """The event log of the device looked at."""
-        key = id(self.provider)
-        if key not in self._logs:
-            self._logs[key] = EventLog(self.table)
-        return self._logs[key]
+        return _log(self.provider)
 
     # -- the filter
 
@@ -84,18 +72,12 @@ class Session:
     @property
     def fitting(self) -> Bool | None:
         """Which rows of the allocation table the filter fits; None without one."""
-        if not self.terms:
-            return None
-        table = self.table
-        return self._fitting.get((id(table), self.filter), lambda: _mask(table, self.terms))
+        return _fitting(self.table, self.terms) if self.terms else None
 
     @property
     def fitting_events(self) -> Bool | None:
         """Which events the filter fits; None without one."""
-        if not self.terms:
-            return None
-        log = self.log
-        return self._fitting.get((id(log), self.filter), lambda: log.fitting(self.terms))
+        return _fitting(self.log, self.terms) if self.terms else None
 
     @property
     def twins(self) -> Bool | None:
@@ -103,22 +85,8 @@ class Session:
         at the other file's cursor. None where nothing is compared."""
         if not self.compares or self.coloring != "compared":
             return None
-        return self._fitting.get((id(self.provider), f"{self.mark} {self.other_event}"), self._twins)
-
-    def _twins(self) -> Bool:
-        rows = self.table.table
-        if self.other is None:
-            there = np.zeros(len(rows), np.bool_)
-            there[self.provider.live(self.mark if self.mark is not None else -1)] = True
-            return there
         (first, second), (a, b) = self.pair(), self.pair_events()
-        rest, event = (first, a) if self.swapped else (second, b)
-        other = AllocationTable(rest)
-        keys = {(other.site_labels[other.table.stack[row]], int(other.table.requested_bytes[row]))
-                for row in rest.live(event).tolist()}  # fmt: skip
-        labels, sizes = self.table.site_labels, rows.requested_bytes.tolist()
-        stacks = zip(rows.stack.tolist(), sizes, strict=True)
-        return np.array([(labels[stack], size) in keys for stack, size in stacks], dtype=np.bool_)
+        return _twins(self.provider, *((first, a) if self.swapped or self.other is None else (second, b)))
 
     @property
     def ranks(self) -> tuple[int, int] | None:
@@ -137,16 +105,15 @@ class Session:
         """What pictures of the map depend on besides the cursor and the colours' meaning."""
         return self.filter, self.mark, self.other_event, id(self.other)
 
-    def live(self) -> NDArray[np.int64]:
+    def live(self) -> I8:
         """Rows live at the cursor that the filter fits."""
         rows, fits = self.provider.live(self.event), self.fitting
         return rows if fits is None else rows[fits[rows]]
 
     @property
-    def explained(self) -> tuple[int, int]:
-        """(provider's id, event) that the findings are about."""
-        event = self.provider.start.event if self.explained_event is None else self.explained_event
-        return id(self.provider), event
+    def explained(self) -> tuple[Provider, int]:
+        """Device and event that the findings are about."""
+        return self.provider, self.provider.start.event if self.explained_event is None else self.explained_event
 
     @property
     def explanation(self) -> tuple[int, Explanation] | None:
@@ -154,12 +121,12 @@ class Session:
         found = self._explanations.get(self.explained)
         return None if found is None else (self.explained[1], found)
 
-    def explain(self) -> tuple[tuple[int, int], Explanation]:
-        """Work the explanation out. Takes a second or two; safe in a thread, as nothing of the session changes."""
+    def explain(self) -> None:
+        """Work the explanation out. Takes a second or two; safe in a thread, as all it does is to add it."""
         from memtrace.explain.explain import explain_snapshot  # not before it is needed: it takes its time
 
-        provider, key = self.provider, self.explained
-        return key, explain_snapshot(provider.analysis, provider.at(key[1]))
+        provider, event = self.explained
+        self._explanations[provider, event] = explain_snapshot(provider.analysis, provider.at(event))
 
     def simulate(self, conf: str, on_progress: Callable[[float], None]) -> Answer:
         """Replay under other settings ("" tries the sensible ones). Takes seconds; safe in a thread. Raises
@@ -182,10 +149,6 @@ class Session:
         made.provider()
         return made
 
-    def keep(self, key: tuple[int, int], explanation: Explanation) -> None:
-        """Remember an explanation."""
-        self._explanations[key] = explanation
-
     def move(self, event: int) -> bool:
         """Put the cursor on the nearest event; whether that changed anything."""
         event = self.provider.clamp(event)
@@ -205,10 +168,6 @@ class Session:
     def compares(self) -> bool:
         """Whether there is something to compare: a second file, or a mark."""
         return self.other is not None or self.mark is not None
-
-    def set_mark(self) -> None:
-        """Event A is where the cursor is; from now on it is compared with where the cursor goes."""
-        self.mark = self.event
 
     def open_other(self, other: BrowsedRecording, outcome: str = "") -> None:
         """Compare with another recording from now on; ``outcome`` says in one line what it is."""
@@ -233,21 +192,7 @@ class Session:
 
     def difference(self) -> Difference:
         """The second side minus the first, each at its cursor."""
-        from memtrace.answers.diff.diff import diff
-        from memtrace.explain.causes import story_of
-
-        (first, second), (a, b) = self.pair(), self.pair_events()
-
-        def make() -> Difference:
-            found = diff(first.analysis, second.analysis, first.at(a), second.at(b))
-            pair = id(first), id(second)
-            if first is second:
-                return found
-            if pair not in self._stories:
-                self._stories[pair] = story_of(first.analysis, second.analysis)
-            return replace(found, story=self._stories[pair])
-
-        return self._differences.get((id(first), id(second), a, b), make)
+        return _difference(*self.pair(), *self.pair_events())
 
     def swap(self) -> None:
         """The cursor moves on the other side from now on; this side's stays where it is."""
@@ -260,7 +205,46 @@ class Session:
         self.explained_event = None
 
 
-def _mask(table: AllocationTable, terms: tuple[FilterTerm, ...]) -> Bool:
-    fits = np.zeros(len(table.table), np.bool_)
-    fits[table.filtered(np.arange(len(table.table)), terms)] = True
-    return fits
+@lru_cache(8)
+def _table(provider: Provider) -> AllocationTable:
+    return AllocationTable(provider)
+
+
+@lru_cache(8)
+def _log(provider: Provider) -> EventLog:
+    return EventLog(_table(provider))
+
+
+@lru_cache(4)
+def _fitting(records: AllocationTable | EventLog, terms: tuple[FilterTerm, ...]) -> Bool:
+    return records.fitting(terms)
+
+
+@lru_cache(4)
+def _twins(provider: Provider, other: Provider, event: int) -> Bool:
+    """Which rows the other side holds at the event; in another file, those of the same call site and size."""
+    mine, theirs = _table(provider), _table(other)
+    if mine is theirs:
+        there = np.zeros(len(mine.table), np.bool_)
+        there[other.live(event)] = True
+        return there
+    keys = {(theirs.site_labels[theirs.table.stack[row]], int(theirs.table.requested_bytes[row]))
+            for row in other.live(event).tolist()}  # fmt: skip
+    made = zip(mine.table.stack.tolist(), mine.table.requested_bytes.tolist(), strict=True)
+    return np.array([(mine.site_labels[stack], size) in keys for stack, size in made], dtype=np.bool_)
+
+
+@lru_cache(8)
+def _difference(first: Provider, second: Provider, a: int, b: int) -> Difference:
+    from memtrace.answers.diff.diff import diff
+
+    found = diff(first.analysis, second.analysis, first.at(a), second.at(b))
+    return found if first is second else replace(found, story=_story(first, second))
+
+
+@lru_cache(4)
+def _story(first: Provider, second: Provider) -> Story:
+    """Why the peaks of two files differ, wherever the cursors are."""
+    from memtrace.explain.causes import story_of
+
+    return story_of(first.analysis, second.analysis)

@@ -8,19 +8,18 @@ screen as in the data.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category
+from memtrace.snapshot.model import I8, U1
 from memtrace_tui.provider import Provider
 
-I8 = NDArray[np.int64]
-U1 = NDArray[np.uint8]
 LAYERS: tuple[Category, ...] = tuple(c for c in Category if c is not Category.FRAGMENTATION)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """``start[i] <= event < stop[i]`` is column i (an empty range: the state before it holds on).
 
@@ -58,6 +57,13 @@ def window_edges(provider: Provider, start: int, stop: int, width: int, by_time:
     return np.floor(np.linspace(start, stop, width + 1)).astype(np.int64)
 
 
+def _ranges(edges: I8, start: int) -> list[tuple[int, int]]:
+    """The events of each column; an empty one shows the state just before it, or that of the first event."""
+    first = np.where(edges[1:] > edges[:-1], edges[:-1], np.maximum(edges[:-1] - 1, start))
+    return list(zip(first.tolist(), np.maximum(edges[1:], first + 1).tolist(), strict=True))
+
+
+@lru_cache(4)
 def columns(provider: Provider, start: int, stop: int, width: int, by_time: bool = False) -> Columns:
     """Cut events ``start:stop`` into ``width`` columns; without any event, all are empty."""
     if stop <= start:
@@ -66,36 +72,32 @@ def columns(provider: Provider, start: int, stop: int, width: int, by_time: bool
     curves = provider.curves
     rest = list(Category).index(Category.FRAGMENTATION)
     edges = window_edges(provider, start, stop, width, by_time)
-    low_edge, high_edge = edges[:-1], edges[1:]
-    # An empty column shows the state just before it; in front of everything, that of the first event.
-    first = np.where(high_edge > low_edge, low_edge, np.maximum(low_edge - 1, start))
-    last = np.maximum(high_edge, first + 1)
+    ranges = _ranges(edges, start)
     live = curves.reserved_bytes[start:stop] - curves.categories[rest, start:stop]
     reserved = curves.reserved_bytes[start:stop]
     high_event, low, high, top = (np.zeros(width, dtype=np.int64) for _ in range(4))
-    for i, (a, b) in enumerate(zip((first - start).tolist(), (last - start).tolist(), strict=True)):
-        piece = live[a:b]
+    for i, (a, b) in enumerate(ranges):
+        piece = live[a - start : b - start]
         at = int(piece.argmax())
-        high_event[i] = start + a + at
-        high[i], low[i], top[i] = piece[at], piece.min(), reserved[a:b].max()
+        high_event[i] = a + at
+        high[i], low[i], top[i] = piece[at], piece.min(), reserved[a - start : b - start].max()
     layers = np.stack([row[high_event] for i, row in enumerate(curves.categories) if i != rest])
-    return Columns(low_edge, high_edge, high_event, layers, low, high, top)
+    return Columns(edges[:-1], edges[1:], high_event, layers, low, high, top)
 
 
+@lru_cache(4)
 def skyline(provider: Provider, width: int) -> tuple[I8, I8, I8]:
     """(first event, event of the most allocated bytes, those bytes) of each of ``width`` columns of the recording.
 
     Needs no curves by category, which take a while to work out.
     """
     edges = window_edges(provider, 0, provider.count, width, by_time=False)
-    first = np.where(edges[1:] > edges[:-1], edges[:-1], np.maximum(edges[:-1] - 1, 0))
-    last = np.maximum(edges[1:], first + 1)
     curve = provider.timeline.allocated_bytes
-    at = np.array([a + int(curve[a:b].argmax()) for a, b in zip(first.tolist(), last.tolist(), strict=True)])
+    at = np.array([a + int(curve[a:b].argmax()) for a, b in _ranges(edges, 0)])
     return edges[:-1], at.astype(np.int64), curve[at]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Raster:
     """Cells of a stacked area, bottom row first: ``under`` fills ``eighths`` of a cell from below, ``over`` the rest.
 
@@ -111,6 +113,7 @@ class Raster:
 FADED, UNUSED, EMPTY = 8, 20, 21
 
 
+@lru_cache(4)
 def raster(data: Columns, height: int, top_bytes: int) -> Raster:
     """Draw the columns into ``height`` rows with ``top_bytes`` at the upper edge."""
     scale = height * 8 / max(top_bytes, 1)
@@ -142,3 +145,26 @@ def ticks(top_bytes: int, height: int) -> list[int]:
     while top_bytes / step > wanted:
         step *= 2
     return [step * i for i in range(1, int(top_bytes // step) + 1)]
+
+
+BOTH, FIRST, SECOND, HELD, HELD_FIRST, HELD_SECOND, NEITHER = range(7)
+
+
+@lru_cache(4)
+def overlay(first: Provider, second: Provider, width: int, height: int) -> tuple[Columns, Columns, Raster, int]:
+    """Both recordings cut into ``width`` columns of equal shares of their events, and the cells of the overlay.
+
+    The last value is the size at the upper edge. Codes: BOTH up to the lower of the two curves of live bytes, FIRST or
+    SECOND above it up to the higher one; above that, the same for reserved bytes: HELD, HELD_FIRST, HELD_SECOND.
+    """
+    a, b = (columns(each, 0, each.count, width) for each in (first, second))
+    top = max(int(a.reserved.max(initial=1)), int(b.reserved.max(initial=1)), 1)
+    scale = height * 8 / (top * 1.03)
+    grid = np.arange(height * 8)[:, None] + 0.5
+    codes = np.full((height * 8, width), NEITHER, dtype=np.uint8)
+    for one, other, names in ((a.reserved, b.reserved, (HELD, HELD_FIRST, HELD_SECOND)),
+                              (a.high, b.high, (BOTH, FIRST, SECOND))):  # fmt: skip
+        codes[grid < other[None, :] * scale] = names[2]
+        codes[grid < one[None, :] * scale] = names[1]
+        codes[grid < np.minimum(one, other)[None, :] * scale] = names[0]
+    return a, b, cells_of_codes(codes), round(top * 1.03)

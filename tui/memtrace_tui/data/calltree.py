@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.attribution.sites import frame_label
+from memtrace.snapshot.model import I8
 from memtrace.units import printable
 from memtrace_tui.data.source import is_library
 from memtrace_tui.provider import Provider
 
-I8 = NDArray[np.int64]
 
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CallNode:
     """A frame reached one way. ``frame`` is -1 for the root and for purposes shown where no stack was recorded."""
 
@@ -79,16 +79,14 @@ def _add(node: CallNode, total: int, count: int, category: str) -> None:
     node.by_category[category] = node.by_category.get(category, 0) + total
 
 
-def visible(root: CallNode, opened: set[int]) -> list[CallNode]:
-    """The nodes on screen, in order: children of opened ones (by ``id``)."""
-    result: list[CallNode] = []
+def visible(root: CallNode, opened: set[int] | None = None) -> Iterator[CallNode]:
+    """The nodes on screen, in order: children of opened ones (by ``id``; None: all)."""
     stack = [root]
     while stack:
         node = stack.pop()
-        result.append(node)
-        if id(node) in opened:
+        yield node
+        if opened is None or id(node) in opened:
             stack.extend(reversed(node.ordered()))
-    return result
 
 
 def path(root: CallNode, wanted: CallNode) -> list[CallNode]:
@@ -118,17 +116,17 @@ def open_hot(root: CallNode, limit: int = 24) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Brick:
-    """A node of an icicle: ``x`` and ``width`` in cells on row ``depth``."""
+    """A node of an icicle: ``x`` and ``width`` in cells of its row."""
 
     node: CallNode
-    depth: int
     x: int
     width: int
 
 
-def icicle(root: CallNode, width: int, height: int) -> list[Brick]:
+@lru_cache(2)
+def icicle(root: CallNode, width: int, height: int) -> list[list[Brick]]:
     """Rows of bricks under ``root``, each as wide as its share of bytes; what is narrower than a cell is left out."""
-    bricks: list[Brick] = []
+    rows: list[list[Brick]] = [[] for _ in range(height)]
     pending: list[tuple[CallNode, int, float, float]] = [(root, 0, 0.0, float(width))]
     while pending:
         node, depth, left, span = pending.pop()
@@ -136,9 +134,9 @@ def icicle(root: CallNode, width: int, height: int) -> list[Brick]:
         cells = round(left + span) - x
         if depth >= height or cells < 1:
             continue
-        bricks.append(Brick(node, depth, x, cells))
+        rows[depth].append(Brick(node, x, cells))
         for child in node.ordered():
             share = child.bytes / node.bytes * span if node.bytes else 0.0
             pending.append((child, depth + 1, left, share))
             left += share
-    return bricks
+    return [sorted(row, key=lambda brick: brick.x) for row in rows]

@@ -6,17 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category
 from memtrace.history.layout import Layout, State
 from memtrace.render.words import FREE, MARKS
 from memtrace.render.words import PENDING as PENDING_LETTER
+from memtrace.snapshot.model import I8, U1, Bool
 from memtrace.units import format_bytes, format_count, printable
 from memtrace_tui.provider import Provider
 
-U1 = NDArray[np.uint8]
-Bool = NDArray[np.bool_]
 HOLE, PENDING, OTHERS, FIRST = range(4)  # codes of free and pending blocks, and what the filter leaves out
 MODES = ("category", "age", "step", "stack", "stream", "size", "pins", "compared")
 RAMP = 6
@@ -67,7 +65,7 @@ def coloring(
     )  # fmt: skip
 
 
-_Answer = tuple[NDArray[np.int64], list[str], list[str], str, list[str]]
+_Answer = tuple[I8, list[str], list[str], str, list[str]]
 _HEADINGS = {
     "category": "category", "age": "age in events", "step": "made in step", "stack": "call site",
     "compared": "compared", "rank": "rank", "stream": "stream", "size": "size", "pins": "free per live byte",
@@ -87,7 +85,7 @@ def _category(provider: Provider, layout: Layout) -> _Answer:
     )
 
 
-def _ramp(values: NDArray[np.int64], edges: list[int], above: str, name: Callable[[int], str], unit: str) -> _Answer:
+def _ramp(values: I8, edges: list[int], above: str, name: Callable[[int], str], unit: str) -> _Answer:
     """Steps of a scale: below each inner edge, and ``above`` all of them."""
     below = [name(edge) for edge in edges[1:-1]]
     codes = np.searchsorted(np.array(edges[1:-1]), values, side="right")
@@ -123,7 +121,7 @@ def _stream(provider: Provider, layout: Layout) -> _Answer:
     return codes, [f"hue:{i}" for i in range(len(shown))], labels, "01234567"[: len(shown)], short
 
 
-def _most(layout: Layout, values: NDArray[np.int64], name: Callable[[int], str], rest: str) -> _Answer:
+def _most(layout: Layout, values: I8, name: Callable[[int], str], rest: str) -> _Answer:
     """The seven values that hold most bytes each have a colour, all others share one."""
     sizes = np.where(layout.row >= 0, layout.block_bytes, 0)
     found, inverse = np.unique(values, return_inverse=True)

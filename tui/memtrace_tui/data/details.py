@@ -1,6 +1,8 @@
-"""Everything known about one block, segment or allocation, as lines."""
+"""Everything known about one block, segment, allocation, frame or range of addresses, as lines."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,15 +12,63 @@ from memtrace.attribution.sites import frame_label
 from memtrace.history.layout import Layout, State
 from memtrace.history.timeline import Timeline
 from memtrace.render.words import MARKS, clip, pool_name, stream_name
+from memtrace.snapshot.model import I8
 from memtrace.units import counted, format_bytes, format_count, printable
-from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import BLANK, Line, Span, indented, line, wrap
+from memtrace_tui.data.lines import BLANK, Goto, Line, Span, indented, line, wrap
 from memtrace_tui.data.query import exactly, site_words
 from memtrace_tui.data.source import is_library, source_lines
-from memtrace_tui.data.tenants import I8, freed_at, origin, tenants
 from memtrace_tui.provider import Provider
 
 LABEL_WIDTH = 10
+
+
+def tenants(timeline: Timeline, start: int, stop: int) -> I8:
+    """Rows of the allocation table that ever lay in ``start <= address < stop``, the last first."""
+    table = timeline.allocations
+    rows = np.flatnonzero((table.address < stop) & (table.address + np.maximum(table.block_bytes, 1) > start))
+    return rows[np.argsort(table.alloc_event[rows], kind="stable")[::-1]]
+
+
+def span_of(timeline: Timeline, row: int) -> tuple[int, int]:
+    """The addresses of an allocation's block: the first, and the one behind the last."""
+    start = int(timeline.allocations.address[row])
+    return start, start + max(int(timeline.allocations.block_bytes[row]), 1)
+
+
+def freed_at(timeline: Timeline, row: int) -> int:
+    """The event in which the program gave an allocation up; -1 if it never did."""
+    table = timeline.allocations
+    asked = int(table.free_requested_event[row])
+    return asked if asked >= 0 else int(table.free_completed_event[row])
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What made a hole: ``last`` (-1: nobody was ever there) is its last owner, gone at event ``freed``.
+
+    ``split`` is the allocation that took the front of a larger free piece, and left the hole, where that came later
+    than the last free; -1 where a free made the hole.
+    """
+
+    last: int
+    freed: int
+    split: int
+
+
+def origin(timeline: Timeline, layout: Layout, block: int) -> Origin:
+    """How the free block of a layout came to be what it is.
+
+    The allocator takes the front of a free piece and leaves the rest; a freed piece joins with free neighbours. So the
+    later of two events made the hole: the last free inside it, or the birth of the block before it.
+    """
+    table, start = timeline.allocations, int(layout.block_address[block])
+    rows = tenants(timeline, start, start + int(layout.block_bytes[block]))
+    rows = rows[table.free_completed_event[rows] >= 0]
+    freed = table.free_completed_event[rows]
+    rows, freed = rows[freed <= layout.event], freed[freed <= layout.event]
+    last, when = (int(rows[freed.argmax()]), int(freed.max())) if len(rows) else (-1, -1)
+    row = int(layout.row[block - 1]) if block > int(layout.first_block[layout.segment[block]]) else -1
+    return Origin(last, when, row if row >= 0 and int(table.alloc_event[row]) > when else -1)
 
 
 def field(label: str, *spans: Span | str, target: Goto | None = None) -> Line:
@@ -26,9 +76,9 @@ def field(label: str, *spans: Span | str, target: Goto | None = None) -> Line:
     return line((f"{label:<{LABEL_WIDTH - 1}} ", "dim"), *spans, target=target)
 
 
-def category_role(category: str) -> str:
-    """Role of a category's colour."""
-    return f"cat:{category}"
+def purpose_text(category: str, subcategory: str) -> str:
+    """``base weights/params``."""
+    return f"{category}/{subcategory}".replace("_", " ")
 
 
 def event_text(provider: Provider, event: int) -> str:
@@ -58,14 +108,13 @@ def allocation_lines(provider: Provider, row: int, event: int, width: int, fold:
     timeline, attribution = provider.timeline, provider.analysis.attribution
     table, rule = timeline.allocations, attribution.rules[int(attribution.rule[row])]
     asked, block, address = int(table.requested_bytes[row]), int(table.block_bytes[row]), int(table.address[row])
-    born, died = int(table.alloc_event[row]), int(attribution.facts.died[row])
-    gone = freed_at(timeline, row)
+    born, died, gone = int(table.alloc_event[row]), int(attribution.facts.died[row]), freed_at(timeline, row)
     stack = int(table.stack[row])
     module = attribution.sites.module[stack] if stack >= 0 else ""
     why = reason(attribution.facts, rule, np.array([row]))
     here = Goto("segments", max(born, 0) if not born <= event < died else None, address=address)
     lines = [
-        field("purpose", (f"{rule.category}/{rule.subcategory}", category_role(rule.category)),
+        field("purpose", (f"{rule.category}/{rule.subcategory}", f"cat:{rule.category}"),
               target=Goto("allocations", filter=f"category:{rule.category} sub:/^{rule.subcategory}$/")),
         *wrap([(f"{'because':<{LABEL_WIDTH}}", "dim"), (f"{why} ({rule.evidence}; rule {rule.id})", "text")],
               width, LABEL_WIDTH),
@@ -79,7 +128,11 @@ def allocation_lines(provider: Provider, row: int, event: int, width: int, fold:
     ]  # fmt: skip
     if born >= 0:
         end = died if gone >= 0 else max(event, born)
-        lines.append(field("lived" if gone >= 0 else "age", _life(provider, born, end)))
+        start_s, end_s = provider.seconds(born), provider.seconds(end)
+        life = f"{format_count(end - born)} events"
+        if start_s is not None and end_s is not None:
+            life += f", {end_s - start_s:.{6 if end_s - start_s < 0.01 else 3}f} s"
+        lines.append(field("lived" if gone >= 0 else "age", life))
     if module:
         lines.append(field("module", module, target=Goto("allocations", filter=f"module:/^{exactly(module)}$/")))
     lines += [BLANK, *stack_lines(provider, stack, width, fold)]
@@ -138,14 +191,6 @@ def frame_lines(provider: Provider, frame: int, rows: I8, width: int) -> list[Li
         BLANK,
         *(source_lines(found, 15) or [line(("the file is not on this machine", "dim"))]),
     ]  # fmt: skip
-
-
-def _life(provider: Provider, born: int, died: int) -> str:
-    text = f"{format_count(died - born)} events"
-    start, end = provider.seconds(born), provider.seconds(died)
-    if start is not None and end is not None:
-        text += f", {end - start:.6f} s" if end - start < 0.01 else f", {end - start:.3f} s"
-    return text
 
 
 def stack_lines(provider: Provider, stack: int, width: int, fold: bool = True) -> list[Line]:
@@ -227,7 +272,7 @@ def summary_lines(provider: Provider, row: int, label: str, width: int, target: 
     where = printable(attribution.sites.label(int(table.stack[row]))) or "no stack recorded"
     return [
         field(label, (format_bytes(int(table.block_bytes[row])), "strong"), " ",
-              (f"{rule.category}/{rule.subcategory}".replace("_", " "), category_role(rule.category)), target=target),
+              (purpose_text(rule.category, rule.subcategory), f"cat:{rule.category}"), target=target),
         field("", (clip(where, max(width - LABEL_WIDTH, 12), keep_end=True), "dim")),
     ]  # fmt: skip
 
@@ -236,42 +281,33 @@ def segment_lines(provider: Provider, layout: Layout, segment: int, width: int, 
     """A segment: sizes, and what is live in it, as ``memtrace fragmentation`` measures it."""
     address, total = int(layout.address[segment]), int(layout.total_bytes[segment])
     blocks = slice(int(layout.first_block[segment]), int(layout.first_block[segment + 1]))
-    states = layout.block_state[blocks]
-    free = int(layout.block_bytes[blocks][states == State.FREE].sum())
-    largest = int(layout.block_bytes[blocks][states == State.FREE].max(initial=0))
+    holes = layout.block_bytes[blocks][layout.block_state[blocks] == State.FREE]
+    free = int(holes.sum())
     kind = "expandable, " if layout.is_expandable[segment] else ""
-    holes = int((states == State.FREE).sum())
     where = f"  {kind}{pool_name(segment_pool(layout, segment))}, {stream_name(int(layout.stream[segment]))}"
-    lines = [
-        *wrap([(f"segment {address:#x}", "title"), (where, "dim")], width, 2),
-        *wrap(
-            [
-                (format_bytes(total), "strong"),
-                (f" in {format_count(len(states))} blocks, ", "dim"),
-                (format_bytes(free), "bad" if free else "strong"),
-                (f" free ({free / total:.1%}) in {counted(holes, 'piece')}, largest ", "dim"),
-                (format_bytes(largest), "strong"),
-            ],
-            width,
-        ),
-    ]
-    pinned = next(
-        (p for p in provider.report(layout.event).fragmentation.pinned_segments if p.address == address), None
-    )
+    sizes: list[Span] = [
+        (format_bytes(total), "strong"), (f" in {format_count(blocks.stop - blocks.start)} blocks, ", "dim"),
+        (format_bytes(free), "bad" if free else "strong"),
+        (f" free ({free / total:.1%}) in {counted(len(holes), 'piece')}, largest ", "dim"),
+        (format_bytes(int(holes.max(initial=0))), "strong"),
+    ]  # fmt: skip
+    lines = [*wrap([(f"segment {address:#x}", "title"), (where, "dim")], width, 2), *wrap(sizes, width)]
+    segments = provider.report(layout.event).fragmentation.pinned_segments
+    pinned = next((each for each in segments if each.address == address), None)
     if pinned is None:
         what = "Wholly free: kept for reuse, can be given back." if free == total else "Full: no hole in it."
         return [*lines, *wrap([(what, "dim")], width)]
     lines.append(line(("pinned by", "title"), (clip("  what keeps it reserved", width - 9), "dim")))
     shown = pinned.pinned_by[:pins]
-    purposes = [f"{pin.category}/{pin.subcategory}".replace("_", " ") for pin in shown]
+    purposes = [purpose_text(pin.category, pin.subcategory) for pin in shown]
     if max(map(len, purposes), default=0) > width - 32:
-        purposes = [f"{MARKS[pin.category].short}/{pin.subcategory}".replace("_", " ") for pin in shown]
+        purposes = [purpose_text(MARKS[pin.category].short, pin.subcategory) for pin in shown]
     column = min(max(map(len, purposes), default=0), max(width - 22, 12))
     for pin, purpose in zip(shown, purposes, strict=True):
         where = printable(pin.frame) or "no stack recorded"
         words = site_words(pin.category, pin.subcategory, pin.frame or "")
         lines.append(line((f"{format_bytes(pin.bytes):>10} ", "strong"),
-                          (f"{clip(purpose, column):<{column}} ", category_role(pin.category)),
+                          (f"{clip(purpose, column):<{column}} ", f"cat:{pin.category}"),
                           (clip(where, max(width - 12 - column, 10), keep_end=True), "dim"),
                           target=Goto("allocations", filter=words)))  # fmt: skip
     if len(pinned.pinned_by) > pins:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from memtrace.attribution.categories import Category
 from memtrace.render.words import clip
 from memtrace.units import format_bytes, format_delta, printable
-from memtrace_tui.data.lines import BLANK, Line, line, wrap
+from memtrace_tui.data.details import purpose_text
+from memtrace_tui.data.lines import BLANK, Goto, Line, line, wrap
+from memtrace_tui.data.query import site_words
 
 if TYPE_CHECKING:
     from memtrace.answers.diff.comparison import Difference
@@ -48,9 +50,8 @@ def difference_lines(answer: Difference, width: int, sites: int = 200) -> list[L
     lines = [*wrap([(printable(answer.sentence), "strong")], width), BLANK]
     if answer.story is not None and answer.story.change_bytes:
         what = answer.story.explains.removesuffix("_bytes").replace("_", " ")
-        lines.append(
-            line((f"why the {what} changed", "title"), ("  of the whole runs, wherever the cursors are", "dim"))
-        )
+        where = "  of the whole runs, wherever the cursors are"
+        lines.append(line((f"why the {what} changed", "title"), (where, "dim")))
         for cause in answer.story.causes:
             if cause.bytes:
                 figure = (f"{format_delta(cause.bytes):>12} ", role_of_delta(cause.bytes))
@@ -61,14 +62,16 @@ def difference_lines(answer: Difference, width: int, sites: int = 200) -> list[L
     for site in answer.sites[:sites]:
         if not site.delta_bytes:
             continue
-        what = f"{site.category}/{site.subcategory}".replace("_", " ")
+        what = purpose_text(site.category, site.subcategory)
         note = "" if site.match is not None else "  only after" if site.after_count else "  only before"
         where = printable(site.frame) or ("" if site.match == "kind" else "no stack recorded")
         room = max(width - 13 - 27 - len(note), 8)
+        known = site.frame if site.frame and not site.frame.startswith("(") else None
+        words = site_words(site.category, site.subcategory, known)
         lines.append(line(
             (f"{format_delta(site.delta_bytes):>12} ", role_of_delta(site.delta_bytes)),
             (f"{clip(what, 25):<25}  ", f"cat:{site.category}"), (clip(where, room, keep_end=True), "text"),
             (note, "warn"),
-            target=site,
+            target=Goto("segments" if site.match == "kind" else "allocations", filter=words),
         ))  # fmt: skip
     return lines

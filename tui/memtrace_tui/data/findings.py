@@ -1,18 +1,20 @@
-"""What ``explain`` says, as lines; each finding leads to its evidence."""
+"""What ``explain`` says, as lines, each finding leading to its evidence; and what-if replays."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memtrace.render.words import clip, verdict_meaning, verdict_name
-from memtrace.units import format_bytes, printable
-from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import BLANK, Line, Span, indented, line, wrap
+from memtrace.units import format_bytes, format_count, format_delta, printable
+from memtrace_tui.data.lines import BLANK, Goto, Line, Span, indented, line, wrap
 from memtrace_tui.data.query import exactly
 
 if TYPE_CHECKING:
+    from memtrace.answers.simulate import Answer, Run
     from memtrace.explain.answer import Explanation, Finding
 
+_NUMBERS = 51  # cells beside the settings of a what-if run
 _PLACES = {
     "variable_length_fragmentation": Goto("segments"), "growth_across_steps": Goto("timeline"),
     "eval_peak": Goto("timeline"), "padding_or_packing": Goto("timeline"), "outside_allocator": Goto("overview"),
@@ -24,8 +26,7 @@ def place_of(finding: Finding, event: int) -> Goto:
     """Where a finding's evidence shows: its call site's allocations, or the screen that shows that kind of thing."""
     if finding.frame:
         return Goto("allocations", event, filter=f"site:/^{exactly(printable(finding.frame))}$/")
-    found = _PLACES.get(finding.id, Goto("allocations", filter=""))
-    return Goto(found.view, event, found.filter)
+    return replace(_PLACES.get(finding.id, Goto("allocations", filter="")), event=event)
 
 
 def verdict_title(verdict: str) -> str:
@@ -61,12 +62,9 @@ def finding_lines(answer: Explanation, event: int, width: int) -> list[Line]:
     """Everything: verdict, every finding with evidence and advice, what the refused size may be, warnings."""
     lines = [*verdict_lines(answer, width), BLANK]
     for number, finding in enumerate(answer.findings, 1):
-        size = (
-            format_bytes(finding.bytes) + (" a step" if finding.per_step else "") if finding.bytes is not None else ""
-        )
-        goto = place_of(finding, event)
+        size = "" if finding.bytes is None else format_bytes(finding.bytes) + (" a step" if finding.per_step else "")
         title = clip(f"{number} {printable(finding.title)}", max(width - len(size) - 2, 10))
-        lines.append(line((title, "strong"), (f"  {size}", "accent"), target=goto))
+        lines.append(line((title, "strong"), (f"  {size}", "accent"), target=place_of(finding, event)))
         lines += indented(wrap([(printable(finding.evidence), "dim")], width - 2), 2)
         if finding.frame:
             lines.append(line((f"  at {clip(printable(finding.frame), width - 5, keep_end=True)}", "text")))
@@ -78,14 +76,61 @@ def finding_lines(answer: Explanation, event: int, width: int) -> list[Line]:
         lines.append(BLANK)
     if not answer.findings:
         lines += [line(("Nothing stands out.", "dim")), BLANK]
-    for title, texts in (
-        ("the refused size", answer.sizes),
-        ("worth saying", answer.worth_saying),
-        ("be aware", answer.warnings),
-    ):
+    more = {"the refused size": answer.sizes, "worth saying": answer.worth_saying, "be aware": answer.warnings}
+    for title, texts in more.items():
         if texts:
             lines.append(line((title, "title")))
             for text in texts:
                 lines += wrap([("  " + printable(text), "text")], width, 4)
             lines.append(BLANK)
     return lines
+
+
+def sentence(answer: Answer, number: int) -> str:
+    """What came of a run, in one line."""
+    run, first = answer.runs[number], answer.runs[0]
+    words, _ = outcome(run)
+    change = run.peak_reserved_bytes - first.peak_reserved_bytes
+    return (
+        f"predicted, not recorded: {printable(run.conf) or 'defaults'}: {words}; peak reserved "
+        f"{format_bytes(run.peak_reserved_bytes)} ({format_delta(change) if change else 'as recorded'})"
+    )
+
+
+def outcome(run: Run) -> tuple[str, str]:
+    """(words, role): in the words of ``memtrace simulate``. Past the recorded OOM nothing is known."""
+    if run.first_oom_event is not None:
+        where = "before the trace" if run.first_oom_event < 0 else f"event {format_count(run.first_oom_event)}"
+        return f"OOM at {where}", "bad"
+    words = "passes the OOM" if run.survived_oom_events else "fits"
+    return (words, "good") if run.fits_always else (f"{words}, by luck of addresses", "warn")
+
+
+def whatif_lines(answer: Answer, width: int) -> list[Line]:
+    """A heading, a line a run, which leads to its number in the answer, and what the answer rests on."""
+    room = max(width - _NUMBERS, 16)
+    lines = [
+        line(("what if", "title"), ("  the recorded program under other settings", "dim")),
+        line((f"  {'settings':<{room}}{'peak reserved':>14}{'change':>12}   outcome", "dim")),
+    ]
+    first = answer.runs[0]
+    for number, run in enumerate(answer.runs):
+        name = "as recorded" + (f": {run.conf}" if run.conf else "") if number == 0 else run.conf or "defaults"
+        change = run.peak_reserved_bytes - first.peak_reserved_bytes
+        words, role = outcome(run)
+        name = printable(name)
+        if len(name) >= room:  # settings that don't fit beside the numbers have lines of their own
+            parts = wrap([(name.replace(",", ", "), "strong" if number else "dim")], width - 4, 2)
+            lines += [line((f"  {part.plain.replace(', ', ',').rstrip()}", part.spans[-1][1])) for part in parts]
+            name = ""
+        delta = "" if not number else format_delta(change) if change else "="
+        lines.append(line(
+            (f"  {name:<{room}}", "strong" if number else "dim"),
+            (f"{format_bytes(run.peak_reserved_bytes):>14}", "text"),
+            (f"{delta:>12}", "good" if change < 0 else "bad" if change > 0 else "dim"), (f"   {words}", role),
+            target=number or None,
+        ))  # fmt: skip
+    lines.append(line(("  Enter opens a run as a second file: its map, its timeline, the difference", "dim")))
+    for note in answer.notes:
+        lines += wrap([("  " + printable(note), "dim")], width, 2)
+    return [*lines, BLANK]

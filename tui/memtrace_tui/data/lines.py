@@ -13,6 +13,22 @@ Span = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class Goto:
+    """A screen ("" the present one), and what to show there: an event for the cursor, a filter, a segment or a block.
+
+    ``address`` selects the segment or block that holds it. With ``frame`` (a number in the table of stacks) or
+    ``history`` (a range of addresses) no screen but a list of what is known of it opens.
+    """
+
+    view: str = ""
+    event: int | None = None
+    filter: str | None = None
+    address: int | None = None
+    frame: int | None = None
+    history: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """One line; ``target`` is what Enter opens (None: the line can't be selected)."""
 

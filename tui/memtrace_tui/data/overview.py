@@ -8,10 +8,9 @@ from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
 from memtrace.render.words import bar, clip
 from memtrace.units import format_bytes, format_count, printable
-from memtrace_tui.data.details import event_text
+from memtrace_tui.data.details import event_text, purpose_text
 from memtrace_tui.data.findings import verdict_title
-from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import BLANK, Line, Span, line, stacked, wrap
+from memtrace_tui.data.lines import BLANK, Goto, Line, Span, line, stacked, wrap
 from memtrace_tui.data.query import site_words
 from memtrace_tui.provider import Provider
 
@@ -73,56 +72,51 @@ def gauge_lines(provider: Provider, report: Report, width: int) -> list[Line]:
 
 def budget_lines(report: Report, width: int, categories: bool = True, parts: bool = True) -> list[Line]:
     """A line a category and (with ``parts``) a subcategory, with bars; Enter shows the allocations behind it."""
-    label = 20
+    label, reserved = 20, max(report.reserved_bytes, 1)
     bars = max(width - label - 10 - 8, 6)
-    reserved = max(report.reserved_bytes, 1)
+
+    def row(name: Span, size: int, role: str, drawn: Span, category: str, sub: str) -> Line:
+        holes = category == Category.FRAGMENTATION
+        return line(
+            (f"{name[0].replace('_', ' '):<{label}}", name[1]), (f"{format_bytes(size):>10}", role),
+            (f"{size / reserved:>7.1%} ", "dim"), drawn,
+            target=Goto("segments") if holes else Goto("allocations", filter=site_words(category, sub)),
+        )  # fmt: skip
+
     lines = []
-    for category in Category:
-        size = report.categories[str(category)]
-        if category is Category.UNATTRIBUTED and not size:
+    for category in map(str, Category):
+        size, role = report.categories[category], f"cat:{category}"
+        if category == Category.UNATTRIBUTED and not size:
             continue
-        role = f"cat:{category}"
         if categories:
-            lines.append(line(
-                (f"{str(category).replace('_', ' '):<{label}}", role), (f"{format_bytes(size):>10}", "strong"),
-                (f"{size / reserved:>7.1%} ", "dim"), (bar(size / reserved, bars), role),
-                target=_target(str(category), ""),
-            ))  # fmt: skip
+            lines.append(row((category, role), size, "strong", (bar(size / reserved, bars), role), category, ""))
         for key, part in report.subcategories.items() if parts else ():
             owner, _, name = key.partition("/")
             if owner == category and name != owner:
-                cells = round(part / reserved * bars)
-                lines.append(line(
-                    (f"  {name.replace('_', ' '):<{label - 2}}", "dim" if categories else role),
-                    (f"{format_bytes(part):>10}", "text"),
-                    (f"{part / reserved:>7.1%} ", "dim"), ("━" * cells or "╸", role), target=_target(owner, name),
-                ))  # fmt: skip
+                drawn = "━" * round(part / reserved * bars) or "╸"
+                lines.append(
+                    row((f"  {name}", "dim" if categories else role), part, "text", (drawn, role), owner, name)
+                )
     return lines
-
-
-def _target(category: str, sub: str) -> Goto:
-    if category == Category.FRAGMENTATION:
-        return Goto("segments")
-    return Goto("allocations", filter=site_words(category, sub))
 
 
 def facts_lines(provider: Provider, report: Report, width: int, sites: int = 8) -> list[Line]:
     """Peaks, the biggest sites, devices, warnings."""
     lines = [line(("peaks over the recording", "title"))]
-    for name, peak in zip(("requested", "allocated", "reserved"), provider.peaks, strict=True):
-        lines.append(line((f"  {name:<10}", "dim"), (f"{format_bytes(report.peaks[f'{name}_bytes']):>10}", "strong"),
-                          ("  " + clip(event_text(provider, peak.event), width - 24), "dim"),
-                          target=Goto("timeline", peak.event)))  # fmt: skip
-    for number, event in enumerate(provider.ooms[:3]):
-        asked = format_bytes(int(provider.timeline.trace.size[event]))
-        lines.append(line((f"  {'OOM' if number == 0 else '':<10}", "bad"), (f"{asked:>10}", "strong"),
+    names = ("requested", "allocated", "reserved")
+    moments = [(name, "dim", report.peaks[f"{name}_bytes"], peak.event, "timeline")
+               for name, peak in zip(names, provider.peaks, strict=True)]  # fmt: skip
+    moments += [("" if number else "OOM", "bad", int(provider.timeline.trace.size[event]), event, "segments")
+                for number, event in enumerate(provider.ooms[:3])]  # fmt: skip
+    for name, role, size, event, view in moments:
+        lines.append(line((f"  {name:<10}", role), (f"{format_bytes(size):>10}", "strong"),
                           ("  " + clip(event_text(provider, event), width - 24), "dim"),
-                          target=Goto("segments", event)))  # fmt: skip
+                          target=Goto(view, event)))  # fmt: skip
     if len(provider.ooms) > 3:
         lines.append(line((f"            and {len(provider.ooms) - 3} more refused requests", "dim")))
     lines += [BLANK, line(("largest call sites", "title"))]
     for site in report.top[:sites]:
-        purpose = f"{site.category}/{site.subcategory}".replace("_", " ")
+        purpose = purpose_text(site.category, site.subcategory)
         words = site_words(site.category, site.subcategory, site.frame)
         lines.append(line((f"{format_bytes(site.bytes):>12} ", "strong"),
                           (clip(purpose, width - 13), f"cat:{site.category}"),

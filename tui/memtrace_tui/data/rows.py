@@ -1,10 +1,11 @@
-"""The allocation table: chosen, filtered, sorted and grouped as arrays; a row becomes text only when it is shown."""
+"""The allocation table and the event log: chosen, filtered, sorted and grouped as arrays; a row becomes text only when
+it is shown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,12 @@ from numpy.typing import NDArray
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.sites import frame_label
 from memtrace.history.timeline import NEVER
-from memtrace.snapshot.model import DEFAULT_POOL, Action
+from memtrace.snapshot.model import DEFAULT_POOL, I8, Action, Bool
 from memtrace.units import format_bytes, format_count, printable
 from memtrace_tui.data.query import KNOWN, FilterTerm, exactly
 from memtrace_tui.provider import Provider
 
-I8 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
-
+Cell = tuple[str, str]  # text, role
 GROUPS = ("none", "category", "subcategory", "site", "module", "phase", "step", "size")
 _COMPARE: dict[str, Callable[[I8, int], Bool]] = {
     "<": np.less, ">": np.greater, "=": np.equal, "<=": np.less_equal, ">=": np.greater_equal,
@@ -68,27 +67,21 @@ class AllocationTable:
         return [f"{rule.category}/{rule.subcategory}" for rule in self.rules]
 
     @cached_property
-    def _stack_texts(self) -> list[str]:
+    def stack_texts(self) -> list[str]:
         """Everything a word of a filter may be found in, of each stack."""
         stacks = self.provider.timeline.snapshot.stacks
         labels = [printable(f"{frame.filename} {frame_label(frame)}") for frame in stacks.frames]
         texts = [" ".join(labels[i] for i in stacks.frame_ids(s).tolist()) for s in range(len(stacks))]
         return [f"{m} {t}" for m, t in zip(self.module_labels, [*texts, ""], strict=True)]
 
-    # -- choosing rows
+    def pool_label(self, pool: int, is_small: bool) -> str:
+        """``large``, or ``(1, 0) small``."""
+        pools = self.provider.timeline.pools
+        size = "small" if is_small else "large"
+        known = pools[pool] if 0 <= pool < len(pools) else DEFAULT_POOL
+        return size if known == DEFAULT_POOL else f"{known} {size}"
 
-    def chosen(self, event: int | None) -> I8:
-        """Rows that are live at the event; all of them for None."""
-        return np.arange(len(self.table)) if event is None else self.provider.live(event)
-
-    def filtered(self, rows: I8, terms: tuple[FilterTerm, ...]) -> I8:
-        """Rows that every term fits."""
-        for term in terms:
-            rows = rows[self.fits(partial(self._part, rows), term)]
-        return rows
-
-    def _part(self, rows: I8, name: str) -> NDArray[Any]:
-        return self.column(name)[rows]
+    # -- filtering
 
     def column(self, name: str) -> NDArray[Any]:
         """A column that filters and sorting go by."""
@@ -104,10 +97,16 @@ class AllocationTable:
         }  # fmt: skip
         return columns[name]
 
-    def fits(self, column: Callable[[str], NDArray[Any]], term: FilterTerm) -> Bool:
-        """Which records of some columns a term fits; ``rule`` is -1 where an event has no allocation."""
-        found = self._fits(column, term)
-        return ~found if term.negated else found
+    def fitting(self, terms: tuple[FilterTerm, ...]) -> Bool:
+        """Rows that every term of a filter fits."""
+        return self.fits(self.column, terms, len(self.table))
+
+    def fits(self, column: Callable[[str], NDArray[Any]], terms: tuple[FilterTerm, ...], count: int) -> Bool:
+        """Which of ``count`` records with some columns fit; ``rule`` is -1 where an event has no allocation."""
+        found = np.ones(count, np.bool_)
+        for term in terms:
+            found &= self._fits(column, term) ^ term.negated
+        return found
 
     def _fits(self, column: Callable[[str], NDArray[Any]], term: FilterTerm) -> Bool:
         if term.field == "address":
@@ -122,14 +121,14 @@ class AllocationTable:
 
         if term.field == "any":
             by_rule = matches([*(f"{r.category}/{r.subcategory} {r.id} {r.evidence}" for r in self.rules), ""])
-            found = by_rule[column("rule")] | matches(self._stack_texts)[column("stack")]
+            found = by_rule[column("rule")] | matches(self.stack_texts)[column("stack")]
             actions = column("action")
             return found if (actions == Action.ALLOC).all() else found | matches(KNOWN["action"])[actions]
         if term.field in ("category", "sub", "rule", "evidence"):
             name = {"sub": "subcategory", "rule": "id"}.get(term.field, term.field)
             return matches([*(str(getattr(rule, name)) for rule in self.rules), ""])[column("rule")]
         if term.field in ("site", "module", "stack"):
-            labels = {"site": self.site_labels, "module": self.module_labels, "stack": self._stack_texts}[term.field]
+            labels = {"site": self.site_labels, "module": self.module_labels, "stack": self.stack_texts}[term.field]
             return matches(labels)[column("stack")]
         if term.field in KNOWN:
             return matches(KNOWN[term.field])[column(term.field)]
@@ -140,14 +139,7 @@ class AllocationTable:
             fits = matches(list(map(str, values.tolist()))) | matches(list(map(hex, values.tolist())))
         return fits[inverse] if len(values) else np.zeros(0, np.bool_)
 
-    def pool_label(self, pool: int, is_small: bool) -> str:
-        """``large``, or ``(1, 0) small``."""
-        pools = self.provider.timeline.pools
-        size = "small" if is_small else "large"
-        known = pools[pool] if 0 <= pool < len(pools) else DEFAULT_POOL
-        return size if known == DEFAULT_POOL else f"{known} {size}"
-
-    # -- sorting
+    # -- sorting and grouping
 
     def sorted(self, rows: I8, column: str, descending: bool) -> I8:
         """Rows by a column; rows that are alike stay in order of birth."""
@@ -157,99 +149,38 @@ class AllocationTable:
         return rows[np.argsort(key, kind="stable")]
 
     def _key(self, column: str) -> NDArray[Any]:
-        if column in ("purpose", "rule", "evidence"):
-            texts = {
-                "purpose": self.purposes,
-                "rule": [rule.id for rule in self.rules],
-                "evidence": [str(rule.evidence) for rule in self.rules],
-            }[column]
-            return _ranks(texts)[self.rule]
+        if column == "purpose":
+            return _ranks(self.purposes)[self.rule]
+        if column in ("rule", "evidence"):
+            return _ranks([str(rule.id if column == "rule" else rule.evidence) for rule in self.rules])[self.rule]
         if column in ("site", "module"):
             return _ranks(self.site_labels if column == "site" else self.module_labels)[self.table.stack]
         return self.column(column)
 
-    # -- text
-
-    def cell(self, row: int, column: str) -> tuple[str, str]:
-        """(text, role) of one cell."""
-        table, rule = self.table, self.rules[int(self.rule[row])]
-        stack = int(table.stack[row])
-        if column == "size":
-            return format_bytes(int(table.requested_bytes[row])), "strong"
-        if column == "block":
-            return format_bytes(int(table.block_bytes[row])), "text"
-        if column == "purpose":
-            return f"{rule.category}/{rule.subcategory}".replace("_", " "), f"cat:{rule.category}"
-        if column == "site":
-            return (self.site_labels[stack], "text") if self.site_labels[stack] else ("no stack", "dim")
-        if column == "born":
-            born = int(table.alloc_event[row])
-            return (format_count(born), "text") if born >= 0 else ("before", "dim")
-        if column == "freed":
-            died = int(self.facts.died[row])
-            return (format_count(died), "text") if died < NEVER else ("never", "dim")
-        if column == "life":
-            died = min(int(self.facts.died[row]), self.provider.count)
-            return format_count(died - max(int(table.alloc_event[row]), -1)), "text"
-        if column == "address":
-            return f"{int(table.address[row]):#x}", "dim"
-        if column == "step":
-            return (str(int(self.facts.step[row])), "text") if self.facts.step[row] >= 0 else ("", "dim")
-        if column == "phase":
-            label = Phase(int(self.facts.phase[row])).label
-            return label, f"phase:{label}"
-        if column == "pool":
-            return self.pool_label(int(table.pool[row]), bool(table.is_small[row])), "dim"
-        if column == "stream":
-            return f"{int(table.stream[row]):#x}", "dim"
-        if column == "module":
-            return self.module_labels[stack], "text"
-        return (rule.id if column == "rule" else str(rule.evidence)), "dim"
-
-    # -- groups
-
     def grouped(self, rows: I8, by: str) -> list[Group]:
         """Rows summed by one of ``GROUPS``, largest first."""
         size = self.table.requested_bytes[rows]
-        stack = self.table.stack[rows]
-        if by in ("category", "subcategory"):
-            keys = self.rule[rows].astype(np.int64)
-        elif by in ("site", "module"):
-            keys = stack.astype(np.int64)
-        else:
-            columns: dict[str, NDArray[np.generic]] = {
-                "phase": self.facts.phase, "step": self.facts.step, "size": self.table.requested_bytes,
-            }  # fmt: skip
-            keys = columns[by][rows].astype(np.int64)
+        column = {"category": "rule", "subcategory": "rule", "site": "stack", "module": "stack"}.get(by, by)
+        keys = self.column(column)[rows].astype(np.int64)
         found, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
         sums, largest = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
         np.add.at(sums, inverse, size)
         np.maximum.at(largest, inverse, size)
-        merged: dict[tuple[str, str, str], list[int]] = {}
-        for key, total, count, most in zip(
-            found.tolist(), sums.tolist(), counts.tolist(), largest.tolist(), strict=True
-        ):
-            entry = merged.setdefault(self._group_label(by, key), [0, 0, 0])
-            entry[0] += total
-            entry[1] += count
-            entry[2] = max(entry[2], most)
-        return sorted(
-            (
-                Group(label, word, total, count, most, role)
-                for (label, word, role), (total, count, most) in merged.items()
-            ),
-            key=lambda group: -group.bytes,
-        )
+        groups: dict[tuple[str, str, str], tuple[int, int, int]] = {}
+        figures = zip(found.tolist(), sums.tolist(), counts.tolist(), largest.tolist(), strict=True)
+        for key, total, count, most in figures:
+            name = self._group_label(by, key)
+            before = groups.get(name, (0, 0, 0))
+            groups[name] = before[0] + total, before[1] + count, max(before[2], most)
+        made = [Group(label, word, *sizes, role) for (label, word, role), sizes in groups.items()]
+        return sorted(made, key=lambda group: -group.bytes)
 
     def _group_label(self, by: str, key: int) -> tuple[str, str, str]:
         """(label, filter word, role)."""
         if by in ("category", "subcategory"):
             rule = self.rules[key]
-            category = str(rule.category)
-            if by == "category":
-                return category.replace("_", " "), f"category:{category}", f"cat:{category}"
-            label = f"{category}/{rule.subcategory}"
-            return label.replace("_", " "), f"category:{category} sub:/^{rule.subcategory}$/", f"cat:{category}"
+            name, sub = ("", "") if by == "category" else (f"/{rule.subcategory}", f" sub:/^{rule.subcategory}$/")
+            return f"{rule.category}{name}".replace("_", " "), f"category:{rule.category}{sub}", f"cat:{rule.category}"
         if by in ("site", "module"):
             label = (self.site_labels if by == "site" else self.module_labels)[key]
             return (label, f"{by}:/^{exactly(label)}$/", "text") if label else (f"no {by}", f"{by}:/^$/", "dim")
@@ -260,8 +191,122 @@ class AllocationTable:
             return (f"step {key}" if key >= 0 else "before the first step"), f"step:{key}", "text"
         return f"{format_bytes(key)}  {format_count(key)} B", f"size={key}", "text"
 
+    # -- text
+
+    def cell(self, row: int, column: str) -> Cell:
+        """One cell."""
+        return _CELLS[column](self, row)
+
+    def _site(self, row: int) -> Cell:
+        label = self.site_labels[int(self.table.stack[row])]
+        return (label, "text") if label else ("no stack", "dim")
+
+    def _purpose(self, row: int) -> Cell:
+        rule = self.rules[int(self.rule[row])]
+        return f"{rule.category}/{rule.subcategory}".replace("_", " "), f"cat:{rule.category}"
+
+    def _phase(self, row: int) -> Cell:
+        label = Phase(int(self.facts.phase[row])).label
+        return label, f"phase:{label}"
+
+    def _born(self, row: int) -> Cell:
+        born = int(self.table.alloc_event[row])
+        return (format_count(born), "text") if born >= 0 else ("before", "dim")
+
+    def _freed(self, row: int) -> Cell:
+        died = int(self.facts.died[row])
+        return (format_count(died), "text") if died < NEVER else ("never", "dim")
+
+
+_CELLS: dict[str, Callable[[AllocationTable, int], Cell]] = {
+    "size": lambda t, row: (format_bytes(int(t.table.requested_bytes[row])), "strong"),
+    "block": lambda t, row: (format_bytes(int(t.table.block_bytes[row])), "text"),
+    "purpose": AllocationTable._purpose,
+    "site": AllocationTable._site,
+    "born": AllocationTable._born,
+    "freed": AllocationTable._freed,
+    "life": lambda t, row: (
+        format_count(min(int(t.facts.died[row]), t.provider.count) - max(int(t.table.alloc_event[row]), -1)), "text"),
+    "address": lambda t, row: (f"{int(t.table.address[row]):#x}", "dim"),
+    "step": lambda t, row: (str(int(t.facts.step[row])) if t.facts.step[row] >= 0 else "", "text"),
+    "phase": AllocationTable._phase,
+    "pool": lambda t, row: (t.pool_label(int(t.table.pool[row]), bool(t.table.is_small[row])), "dim"),
+    "stream": lambda t, row: (f"{int(t.table.stream[row]):#x}", "dim"),
+    "module": lambda t, row: (t.module_labels[int(t.table.stack[row])], "text"),
+    "rule": lambda t, row: (t.rules[int(t.rule[row])].id, "dim"),
+    "evidence": lambda t, row: (str(t.rules[int(t.rule[row])].evidence), "dim"),
+}  # fmt: skip
+
 
 def _ranks(texts: list[str]) -> I8:
     """Position of each text among the distinct ones in order."""
     order = {text: i for i, text in enumerate(sorted(set(texts)))}
     return np.array([order[text] for text in texts], dtype=np.int64)
+
+
+_ROLES = {
+    Action.ALLOC: "good", Action.FREE_REQUESTED: "dim", Action.FREE_COMPLETED: "text", Action.SEGMENT_ALLOC: "accent",
+    Action.SEGMENT_MAP: "accent", Action.SEGMENT_FREE: "warn", Action.SEGMENT_UNMAP: "warn", Action.OOM: "bad",
+}  # fmt: skip
+
+
+class EventLog:
+    """The events of one device as text."""
+
+    def __init__(self, allocations: AllocationTable) -> None:
+        self.allocations = allocations
+        self.provider = allocations.provider
+        self.trace = self.provider.timeline.trace
+
+    @cached_property
+    def row_of_event(self) -> NDArray[np.int64]:
+        """For events that allocate or free: the row of the allocation table; -1 for all others."""
+        rows = np.full(len(self.trace), -1, dtype=np.int64)
+        table = self.provider.timeline.allocations
+        for events in (table.free_completed_event, table.free_requested_event, table.alloc_event):
+            known = np.flatnonzero(events >= 0)
+            rows[events[known]] = known
+        return rows
+
+    def cell(self, event: int, column: str) -> Cell:
+        """One cell."""
+        trace = self.trace
+        action = Action(int(trace.action[event]))
+        if column == "event":
+            return format_count(event), "dim"
+        if column == "time":
+            seconds = self.provider.seconds(event)
+            return ("" if seconds is None else f"{seconds:.6f}"), "dim"
+        if column == "action":
+            return printable(trace.unknown_actions.get(event, action.name.lower())), _ROLES.get(action, "text")
+        if column == "size":
+            return format_bytes(int(trace.size[event])), "strong"
+        if column == "address":
+            address = int(trace.address[event])
+            return (f"{address:#x}" if address else ""), "dim"
+        if column == "stream":
+            return f"{trace.streams[int(trace.stream[event])]:#x}", "dim"
+        row = int(self.row_of_event[event])
+        if column == "purpose":
+            return self.allocations.cell(row, "purpose") if row >= 0 else ("", "dim")
+        label = self.allocations.site_labels[int(trace.stack[event])]
+        return (label, "text") if label else ("no stack" if row >= 0 else "", "dim")
+
+    def fitting(self, terms: tuple[FilterTerm, ...]) -> Bool:
+        """Events that every term of a filter fits."""
+        return self.allocations.fits(self._column, terms, len(self.trace))
+
+    def _column(self, name: str) -> NDArray[Any]:
+        """As :meth:`AllocationTable.column`, for events: the event's own where it has one, else its allocation's."""
+        trace, phases = self.trace, self.allocations.facts.phases
+        if name in ("phase", "step"):
+            return (phases.phase if name == "phase" else phases.step)[phases.span_of(np.arange(len(trace)))]
+        if name in ("stack", "size", "block", "action"):
+            return getattr(trace, "size" if name == "block" else name)
+        if name == "address":
+            return np.where(trace.action == Action.OOM, -1, trace.address)
+        if name == "stream":
+            return np.array(trace.streams, dtype=np.int64)[trace.stream]
+        rows = self.row_of_event
+        values = self.allocations.column(name)
+        return np.where(rows >= 0, values[rows], -1) if len(values) else np.full(len(rows), -1)

@@ -1,13 +1,116 @@
-"""The screens, one a file; a screen's code is imported when it is first shown."""
+"""What the main screen asks of every view, their list, and the help on their keys. A screen's code, one file each, is
+imported when it is first shown."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from memtrace_tui.views.base import View
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+from textual.widget import Widget
 
-__all__ = ["DIFF", "VIEWS", "Entry", "View"]
+from memtrace.attribution.categories import MEANING
+from memtrace.render.words import MARKS, plain_name
+from memtrace_tui.data.lines import BLANK, Goto, Line, Span, line, wrap
+from memtrace_tui.dialogs import Details, text_width
+from memtrace_tui.session import Session
+from memtrace_tui.widgets.base import Lines, Looking
+from memtrace_tui.widgets.table import Table, TableColumn
+
+
+class View(Looking):
+    """A screen below the tabs. ``show`` is called whenever it is visible and something it shows has changed."""
+
+    view: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    about: ClassVar[str] = ""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(id=f"view-{self.view}")
+        self.session = session
+
+    @property
+    def wide(self) -> bool:
+        """Whether there is room for two panes side by side."""
+        return self.app.size.width >= 118
+
+    @property
+    def side_width(self) -> int:
+        """Cells for text in a pane at the side, without border, padding and scroll bar."""
+        return max(min(self.app.size.width * 2 // 5, 72) - 4, 20)
+
+    def show(self) -> None:
+        """Show the state at the cursor."""
+
+    def main(self) -> Widget:
+        """The widget that takes the keys when the view comes up."""
+        raise NotImplementedError
+
+    def arrive(self, goto: Goto) -> None:
+        """Come here by a jump; the cursor is already there."""
+
+    def address(self) -> int | None:
+        """The address that is selected, where one is, to come back to."""
+        return None
+
+    def addresses(self) -> tuple[int, int] | None:
+        """The addresses of the selection, whose history ``h`` shows."""
+        return None
+
+    def filtered(self) -> None:
+        """A filter was written to its end."""
+
+    def csv(self) -> Iterable[Sequence[str]]:
+        """What is on screen as rows of a table, the head first."""
+        return ()
+
+    def copy_text(self) -> str:
+        """What ``y`` puts on the clipboard."""
+        return ""
+
+
+class TableView(View):
+    """A table under a line that sums it up; what is known of the selected row beside it where there is room, and in a
+    dialog on Enter."""
+
+    columns: ClassVar[Sequence[TableColumn]] = ()
+
+    def compose(self) -> ComposeResult:
+        with Horizontal():
+            with Vertical():
+                yield Lines(id=f"{self.view}-summary", classes="summary")
+                yield Table(self.columns, id=f"{self.view}-table")
+            yield Lines(id=f"{self.view}-side", classes="side")
+
+    def main(self) -> Table:
+        return self.query_one(f"#{self.view}-table", Table)
+
+    def details(self, width: int, fold: bool = True) -> list[Line]:
+        """What is known of the selected row; ``fold`` leaves out library frames."""
+        raise NotImplementedError
+
+    def sum_up(self, *spans: Span) -> None:
+        """The line above the table."""
+        self.query_one(f"#{self.view}-summary", Lines).show([line(*spans)])
+
+    def show_side(self) -> None:
+        """The details beside the table."""
+        side = self.query_one(f"#{self.view}-side", Lines)
+        side.display = self.wide
+        if self.wide:
+            side.show(self.details(self.side_width, self.session.settings.fold), keep=False)
+
+    def on_rows_opened(self, message: Table.Opened) -> None:
+        """Everything about the row."""
+        width = text_width(self.app.size.width)
+        self.app.push_screen(Details(self.title.removesuffix("s"), lambda fold: self.details(width, fold)))
+
+    def copy_text(self) -> str:
+        return "\n".join(each.plain.rstrip() for each in self.details(120))
 
 
 class Entry(NamedTuple):
@@ -19,15 +122,56 @@ class Entry(NamedTuple):
 
     def load(self) -> type[View]:
         """The screen's class."""
-        module = import_module(f"memtrace_tui.views.{self.view}")
-        found: type[View] = getattr(module, f"{self.title}View")
-        return found
+        return getattr(import_module(f"memtrace_tui.views.{self.view}"), f"{self.title}View")
 
 
-VIEWS = tuple(
-    Entry(title.lower(), str(number), title)
-    for number, title in enumerate(
-        ("Overview", "Timeline", "Segments", "Allocations", "Stacks", "Findings", "Diff", "Events"), 1
-    )
-)
-DIFF = next(entry for entry in VIEWS if entry.view == "diff")
+_TITLES = ("Overview", "Timeline", "Segments", "Allocations", "Stacks", "Findings", "Diff", "Events")
+VIEWS = tuple(Entry(title.lower(), str(number), title) for number, title in enumerate(_TITLES, 1))
+
+
+def key_lines(title: str, app: App[object], bindings: list[Binding]) -> list[Line]:
+    """A heading and one line an action. A binding that shows several keys stands for all of its kind."""
+    lines = [line((title, "title"))]
+    shown: dict[str, list[str]] = {}
+    text: dict[str, str] = {}
+    leaders = {_kind(b): b.action for b in bindings if b.key_display and len(b.key_display) > 1}
+    for binding in bindings:
+        leader = leaders.get(_kind(binding), binding.action)
+        if leader != binding.action:
+            continue
+        keys = [binding] if binding.key_display else [Binding(k, "", "") for k in binding.key.split(",")]
+        shown.setdefault(leader, []).extend(app.get_key_display(key) for key in keys)
+        text.setdefault(leader, binding.tooltip or binding.description)
+    for action, names in shown.items():
+        lines.append(line((f"  {' '.join(dict.fromkeys(names)):<14}", "key"), text[action]))
+    return lines
+
+
+def _kind(binding: Binding) -> str:
+    """``zoom`` of ``zoom(0.5)``; for moves, what moves as well: ``neighbour('step'`` of ``neighbour('step', 1)``."""
+    return binding.action.partition(",")[0] if "'" in binding.action else binding.action.partition("(")[0]
+
+
+def help_lines(screen: Screen[None], view: View, width: int) -> list[Line]:
+    """What this view is, its keys, the keys that work everywhere, and the colours."""
+    lines = [line((view.title, "title")), *wrap([(view.about, "text")], width), BLANK]
+    own = [b for node in (view.main(), view) for b in _bindings(node) if b.action != "app.focus_next"]
+    lines += [*key_lines("keys of this screen", screen.app, own)]
+    lines += [line(("  tab           ", "key"), "The next pane"), BLANK]
+    lines += [*key_lines("keys everywhere", screen.app, _bindings(screen))]
+    lines += [line(("  1 to 8        ", "key"), "The screens, in the order of the tabs")]
+    lines += [line(("  ctrl+p        ", "key"), "Everything by name"), BLANK, line(("colours", "title"))]
+    for category, meaning in MEANING.items():
+        mark = MARKS[category].letter if view.look.plain else "■"
+        lines += wrap([(f"  {mark} {plain_name(category):<14} ", f"cat:{category}"), (meaning, "dim")], width, 19)
+    lines += [line(("    ", "hole"), ("  free, but reserved: a hole", "dim"))]
+    return lines
+
+
+def _bindings(node: object) -> list[Binding]:
+    """What the classes of memtrace declare for a widget, the nearest class first."""
+    found: list[Binding] = []
+    for cls in type(node).__mro__:
+        if cls.__module__.startswith("memtrace_tui"):
+            found += [b for b in vars(cls).get("BINDINGS", ()) if isinstance(b, Binding)]
+    return found

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
 
 from memtrace.units import format_bytes, format_count
-from memtrace_tui.data.details import allocation_lines
-from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import Line, line
+from memtrace_tui.data.details import allocation_lines, span_of
+from memtrace_tui.data.lines import Goto, Line, line
 from memtrace_tui.data.rows import GROUPS, Group
-from memtrace_tui.data.tenants import span_of
-from memtrace_tui.dialogs import Details, text_width
 from memtrace_tui.messages import Changed
 from memtrace_tui.session import Session
-from memtrace_tui.views.base import View
-from memtrace_tui.widgets.lines import Lines
+from memtrace_tui.views import TableView
+from memtrace_tui.widgets.base import keys
 from memtrace_tui.widgets.table import Table, TableColumn
 
 ROWS = (
@@ -50,8 +43,8 @@ SUMS = (
 )
 
 
-class AllocationsView(View):
-    """A virtual table with filter, sort and groups; details of the selected row beside it where there is room."""
+class AllocationsView(TableView):
+    """A virtual table with filter, sort and groups."""
 
     view = "allocations"
     title = "Allocations"
@@ -60,15 +53,16 @@ class AllocationsView(View):
         "module:… phase:… step:… rule:… evidence:… pool:… stream:… size>1MiB life>1000 0x7f…, a word or /regex/ for "
         "purpose and whole stack, -word for what must not fit. Click a title to sort."
     )
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("s", "sort", "Sort"),
-        Binding("l", "longest", "Longest-lived first", show=False),
-        Binding("r", "reverse", "Reverse", show=False),
-        Binding("g", "group", "Group"),
-        Binding("a", "scope", "Live/all"),
-        Binding("escape", "clear", "Clear", show=False),
-        Binding("tab", "app.focus_next", "Pane", show=False),
-    ]
+    columns = ROWS
+    BINDINGS = keys("""
+        s       sort            Sort
+        l       longest         -Longest-lived first
+        r       reverse         -Reverse
+        g       group           Group
+        a       scope           Live/all
+        escape  clear           -Clear
+        tab     app.focus_next  -Pane
+    """)
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -79,53 +73,40 @@ class AllocationsView(View):
         self._total = 0
         self._key: tuple[object, ...] = ()
 
-    def compose(self) -> ComposeResult:
-        with Horizontal():
-            with Vertical(id="allocations-list"):
-                yield Lines(id="allocations-summary", classes="summary")
-                yield Table(ROWS, id="allocations-table")
-            yield Lines(id="allocation", classes="side")
-
     @property
     def grouping(self) -> str:
         """What rows are grouped by."""
         return self.session.group if self.session.group in GROUPS else "none"
 
-    def table(self) -> Table:
-        return self.query_one("#allocations-table", Table)
-
-    def main(self) -> Table:
-        return self.table()
-
     def show(self) -> None:
         session = self.session
-        self.query_one("#allocation", Lines).display = self.wide
         place = (None if self.everything else session.event, session.filter)
-        key = (id(session.provider), *place, self.sort, self.descending, self.grouping)
+        key = (session.provider, *place, self.sort, self.descending, self.grouping)
         if key != self._key:
             if key[2] != (self._key or key)[2]:
-                self.table().selected = 0
+                self.main().selected = 0
             self._key = key
             self._choose()
-        self._summary()
-        self._side()
+        what = "ever allocated" if self.everything else f"live at event {format_count(session.event)}"
+        grouped = [] if self.grouping == "none" else [("  by ", "dim"), (self.grouping, "accent")]
+        self.sum_up((f" {format_count(len(self.rows))}", "strong"), (f" {what}, ", "dim"),
+                    (format_bytes(self._total), "strong"), (" requested", "dim"), *grouped)  # fmt: skip
+        self.show_side()
 
     def _choose(self) -> None:
-        session, table = self.session, self.table()
-        data = session.table
-        fits = session.fitting
-        rows = data.chosen(None) if self.everything else session.live()
-        rows = rows if fits is None or not self.everything else rows[fits]
+        session, table, data = self.session, self.main(), self.session.table
+        if not self.everything:
+            rows = session.live()
+        else:
+            rows = np.arange(len(data.table)) if session.fitting is None else np.flatnonzero(session.fitting)
         self._total = int(data.table.requested_bytes[rows].sum())
         if self.grouping == "none":
             self.rows, self.groups = data.sorted(rows, self.sort, self.descending), []
-            table.sort = (self.sort, self.descending)
-            table.set_columns(ROWS)
+            table.sort, table.columns = (self.sort, self.descending), ROWS
             table.show(len(self.rows), lambda row, column: data.cell(int(self.rows[row]), column))
         else:
             self.rows, self.groups = rows, data.grouped(rows, self.grouping)
-            table.sort = None
-            table.set_columns(SUMS)
+            table.sort, table.columns = None, SUMS
             table.show(len(self.groups), self._group_cell)
 
     def _group_cell(self, row: int, column: str) -> tuple[str, str]:
@@ -138,33 +119,16 @@ class AllocationsView(View):
             return format_count(group.count), "text"
         return format_bytes(getattr(group, column)), "strong" if column == "bytes" else "text"
 
-    def _summary(self) -> None:
-        what = "ever allocated" if self.everything else f"live at event {format_count(self.session.event)}"
-        spans = [
-            (f" {format_count(len(self.rows))}", "strong"),
-            (f" {what}, ", "dim"),
-            (format_bytes(self._total), "strong"),
-            (" requested", "dim"),
-        ]
-        if self.grouping != "none":
-            spans += [("  by ", "dim"), (self.grouping, "accent")]
-        self.query_one("#allocations-summary", Lines).show([line(*spans)])
-
     def selected_row(self) -> int | None:
         """Row of the allocation table; None in groups or an empty list."""
-        at = self.table().selected
+        at = self.main().selected
         return int(self.rows[at]) if self.grouping == "none" and at < len(self.rows) else None
 
-    def _details(self, width: int, fold: bool = True) -> list[Line]:
+    def details(self, width: int, fold: bool = True) -> list[Line]:
         row = self.selected_row()
         if row is None:
             return [line(("Enter shows the group's allocations.", "dim"))] if self.groups else []
         return allocation_lines(self.session.provider, row, self.session.event, width, fold)
-
-    def _side(self) -> None:
-        side = self.query_one("#allocation", Lines)
-        if self.wide:
-            side.show(self._details(self.side_width, self.session.settings.fold), keep=False)
 
     # -- actions
 
@@ -175,13 +139,13 @@ class AllocationsView(View):
         self._from_the_top()
 
     def _from_the_top(self) -> None:
-        self.table().selected = 0
+        self.main().selected = 0
         self.post_message(Changed())
 
     def action_sort(self) -> None:
         if self.grouping != "none":
             return
-        names = [column.name for column, _ in self.table().fitted(self.table().size.width)]
+        names = [column.name for column, _ in self.main().fitted(self.main().size.width)]
         at = names.index(self.sort) if self.sort in names else -1
         self._sort_by(names[(at + 1) % len(names)])
 
@@ -214,18 +178,18 @@ class AllocationsView(View):
         if self.grouping == "none":
             self._sort_by(message.column)
 
-    def on_table_moved(self) -> None:
-        self._side()
+    def on_rows_moved(self, message: Table.Moved) -> None:
+        if message.rows is self.main():
+            self.show_side()
 
-    def on_table_opened(self, message: Table.Opened) -> None:
+    def on_rows_opened(self, message: Table.Opened) -> None:
         """A group: its rows. A row: everything about it."""
-        if self.groups:
-            self.session.filter_by(f"{self.session.filter} {self.groups[message.row].key}")
-            self.session.group = "none"
-            self._from_the_top()
-        else:
-            width = text_width(self.app.size.width)
-            self.app.push_screen(Details("Allocation", lambda fold: self._details(width, fold)))
+        if not self.groups:
+            super().on_rows_opened(message)
+            return
+        self.session.filter_by(f"{self.session.filter} {self.groups[message.row].key}")
+        self.session.group = "none"
+        self._from_the_top()
 
     def arrive(self, goto: Goto) -> None:
         if goto.filter is not None:
@@ -237,24 +201,13 @@ class AllocationsView(View):
         return None if row is None else span_of(self.session.provider.timeline, row)
 
     def csv(self) -> Iterable[Sequence[str]]:
-        table = self.table()
-        columns = [column.name for column in table.columns]
-        yield columns
-        for row in range(table.row_count):
-            yield [self._raw(row, column) for column in columns]
-
-    def _raw(self, row: int, column: str) -> str:
-        data = self.session.table
-        if self.groups:
-            group = self.groups[row]
-            if column == "share":
-                return f"{group.bytes / max(self._total, 1):.6f}"
-            return str(getattr(group, column))
-        at = int(self.rows[row])
-        exact = {
-            "size": data.table.requested_bytes, "block": data.table.block_bytes, "born": data.table.alloc_event,
-        }.get(column)  # fmt: skip
-        return str(int(exact[at])) if exact is not None else data.cell(at, column)[0].replace(",", "")
-
-    def copy_text(self) -> str:
-        return "\n".join(each.plain.rstrip() for each in self._details(120))
+        table, data = self.main(), self.session.table
+        names = [column.name for column in table.columns]
+        yield names
+        exact = {"size": data.table.requested_bytes, "block": data.table.block_bytes, "born": data.table.alloc_event}
+        for row in self.rows.tolist() if not self.groups else ():
+            yield [str(int(exact[name][row])) if name in exact else data.cell(row, name)[0].replace(",", "")
+                   for name in names]  # fmt: skip
+        for group in self.groups:
+            share = f"{group.bytes / max(self._total, 1):.6f}"
+            yield [share if name == "share" else str(getattr(group, name)) for name in names]

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
-from memtrace.answers.diff.comparison import Difference, SiteDelta
+from memtrace.answers.diff.comparison import Difference
 from memtrace_tui.data.difference import difference_lines
-from memtrace_tui.data.goto import Goto
 from memtrace_tui.data.lines import BLANK, wrap
-from memtrace_tui.data.query import site_words
-from memtrace_tui.messages import Open
 from memtrace_tui.session import Session
-from memtrace_tui.views.base import View
-from memtrace_tui.widgets.lines import Lines
+from memtrace_tui.views import View
+from memtrace_tui.widgets.base import Lines, keys
 from memtrace_tui.widgets.overlay import Overlay
-
-
-class SiteLines(Lines):
-    """Lines whose call sites open the allocations behind them."""
-
-    def opened(self, row: int) -> None:
-        site = self.lines[row].target
-        if isinstance(site, SiteDelta):
-            known = site.frame and not site.frame.startswith("(")
-            word = site_words(site.category, site.subcategory, site.frame if known else None)
-            view = "segments" if site.match == "kind" else "allocations"
-            self.post_message(Open(Goto(view, filter=word)))
 
 
 class DiffView(View):
@@ -42,7 +25,9 @@ class DiffView(View):
         "The second file minus the first, each at its own cursor; or, in one file, the cursor minus event A (A marks "
         "it). w changes which of the two the keys move."
     )
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("w", "swap", "Other side")]
+    BINDINGS = keys("""
+        w  swap  Other side
+    """)
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -51,7 +36,7 @@ class DiffView(View):
     def compose(self) -> ComposeResult:
         with Vertical():
             yield Overlay(self.session)
-            yield SiteLines(id="difference")
+            yield Lines(id="difference")
 
     def main(self) -> Lines:
         return self.query_one("#difference", Lines)

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
 
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.details import allocation_lines, event_text, stack_lines
 from memtrace_tui.data.lines import BLANK, Line, line
-from memtrace_tui.dialogs import Details, text_width
 from memtrace_tui.messages import MoveCursor
-from memtrace_tui.session import Session
-from memtrace_tui.views.base import View
-from memtrace_tui.widgets.lines import Lines
-from memtrace_tui.widgets.table import Table, TableColumn
+from memtrace_tui.views import TableView
+from memtrace_tui.widgets.base import keys
+from memtrace_tui.widgets.table import TableColumn
 
 COLUMNS = (
     TableColumn("event", "event", 9, right=True, rank=0),
@@ -33,7 +27,7 @@ COLUMNS = (
 )
 
 
-class EventsView(View):
+class EventsView(TableView):
     """Every recorded event, virtual; searching jumps between the events that fit."""
 
     view = "events"
@@ -42,33 +36,19 @@ class EventsView(View):
         "The raw log. What the filter does not fit is dim; n and N jump from fit to fit. Filter words as for the "
         "allocations, and action:oom, 0x7f…."
     )
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("n", "next(1)", "Next", key_display="n N"),
-        Binding("N", "next(-1)", "Previous", show=False),
-        Binding("b", "partner", "Alloc↔free"),
-        Binding("tab", "app.focus_next", "Pane", show=False),
-    ]
+    BINDINGS = keys("""
+        n    next(1)         Next        n N
+        N    next(-1)        -Previous
+        b    partner         Alloc↔free
+        tab  app.focus_next  -Pane
+    """)
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self._key: tuple[object, ...] = ()
-
-    def compose(self) -> ComposeResult:
-        with Horizontal():
-            with Vertical(id="events-list"):
-                yield Lines(id="events-summary", classes="summary")
-                yield Table(COLUMNS, id="events-table")
-            yield Lines(id="event-details", classes="side")
-
-    def table(self) -> Table:
-        return self.query_one("#events-table", Table)
-
-    def main(self) -> Table:
-        return self.table()
+    columns = COLUMNS
+    _key: tuple[object, ...] = ()
 
     def show(self) -> None:
-        session, table = self.session, self.table()
-        key = (id(session.provider), session.filter)
+        session, table = self.session, self.main()
+        key = (session.provider, session.filter)
         if key != self._key:
             is_new = key[:1] != self._key[:1]
             self._key = key
@@ -80,10 +60,7 @@ class EventsView(View):
         if session.event >= 0:
             table.show_selected(centre=True)
         self._summary()
-        side = self.query_one("#event-details", Lines)
-        side.display = self.wide
-        if self.wide:
-            side.show(self._details(self.side_width, self.session.settings.fold), keep=False)
+        self.show_side()
 
     def _cell(self, event: int, column: str) -> tuple[str, str]:
         text, role = self.session.log.cell(event, column)
@@ -99,18 +76,17 @@ class EventsView(View):
     def _summary(self) -> None:
         provider, event = self.session.provider, self.session.event
         if not provider.count:
-            text = line((" no trace was recorded: only the final state is known", "dim"))
+            self.sum_up((" no trace was recorded: only the final state is known", "dim"))
         elif self.session.terms:
             found = self._found
             before = int(np.searchsorted(found, event, side="right"))
-            text = line((f" {format_count(len(found))}", "strong"), (" events fit", "dim"),
+            self.sum_up((f" {format_count(len(found))}", "strong"), (" events fit", "dim"),
                         (f"   {format_count(before)} of them up to here", "dim"))  # fmt: skip
         else:
-            text = line((f" {format_count(provider.count)}", "strong"), (" events; the cursor is at ", "dim"),
+            self.sum_up((f" {format_count(provider.count)}", "strong"), (" events; the cursor is at ", "dim"),
                         (event_text(provider, event), "text"))  # fmt: skip
-        self.query_one("#events-summary", Lines).show([text])
 
-    def _details(self, width: int, fold: bool = True) -> list[Line]:
+    def details(self, width: int, fold: bool = True) -> list[Line]:
         session, event = self.session, self.session.event
         if event < 0:
             return []
@@ -153,18 +129,12 @@ class EventsView(View):
         born, freed = int(table.alloc_event[row]), int(table.free_completed_event[row])
         target = freed if session.event == born else born
         if target < 0:
-            self.notify(
-                "Never freed in this recording." if session.event == born else "Allocated before the recording."
-            )
+            self.notify(f"{'Never freed in' if session.event == born else 'Allocated before'} this recording.")
         else:
             self.post_message(MoveCursor(target))
 
-    def on_table_moved(self, message: Table.Moved) -> None:
-        self.post_message(MoveCursor(message.row))
-
-    def on_table_opened(self, message: Table.Opened) -> None:
-        width = text_width(self.app.size.width)
-        self.app.push_screen(Details("Event", lambda fold: self._details(width, fold)))
+    def on_rows_moved(self) -> None:
+        self.post_message(MoveCursor(self.main().selected))
 
     def addresses(self) -> tuple[int, int] | None:
         trace, event = self.session.provider.timeline.trace, self.session.event
@@ -181,6 +151,3 @@ class EventsView(View):
             cells = {name: self.session.log.cell(each, name)[0] for name in names}
             cells |= {"event": str(each), "size": str(int(trace.size[each]))}
             yield [cells[name] for name in names]
-
-    def copy_text(self) -> str:
-        return "\n".join(each.plain.rstrip() for each in self._details(120))

@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.message import Message
 
 from memtrace.render.words import clip
 from memtrace_tui.data.details import name_of
-from memtrace_tui.data.findings import finding_lines
-from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import BLANK, line
-from memtrace_tui.data.whatif import WhatIf, sentence, whatif_lines
+from memtrace_tui.data.findings import finding_lines, sentence, whatif_lines
+from memtrace_tui.data.lines import BLANK, Goto, line
 from memtrace_tui.dialogs import Ask
-from memtrace_tui.memory import give_back
 from memtrace_tui.messages import Failed, Open
 from memtrace_tui.provider import BrowsedRecording
 from memtrace_tui.session import Session
-from memtrace_tui.views.base import View
-from memtrace_tui.widgets.lines import Lines
+from memtrace_tui.views import View
+from memtrace_tui.widgets.base import Lines, keys
 
 if TYPE_CHECKING:
-    from memtrace.answers.simulate import Answer
-
-
-class FindingLines(Lines):
-    """Findings and, above them, what-if runs, which open as a second file."""
-
-    @dataclass
-    class Chosen(Message):
-        """Enter on a run."""
-
-        run: int
-
-    def opened(self, row: int) -> None:
-        target = self.lines[row].target
-        if isinstance(target, WhatIf):
-            self.post_message(self.Chosen(target.run))
-        else:
-            super().opened(row)
+    pass
 
 
 class FindingsView(View):
@@ -55,17 +32,17 @@ class FindingsView(View):
         "Why, and what to change. Enter on a finding goes to its evidence; e explains the state at the cursor; "
         "w replays the recorded program under other allocator settings; Enter on a run opens it as a second file."
     )
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("w", "whatif", "What if"),
-        Binding("e", "explain", "Explain the cursor"),
-    ]
+    BINDINGS = keys("""
+        w  whatif   What if
+        e  explain  Explain the cursor
+    """)
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self.replaying: float | None = None  # share done of a replay in progress
 
     def compose(self) -> ComposeResult:
-        yield FindingLines(id="findings")
+        yield Lines(id="findings")
 
     def main(self) -> Lines:
         return self.query_one("#findings", Lines)
@@ -81,7 +58,7 @@ class FindingsView(View):
         if event != session.event:
             about = f"{name_of(session.provider, event)}, not at the cursor (e explains the cursor)"
             lines = [line((clip(about, width), "warn")), *lines]
-        replays = session.whatifs.get(id(session.provider))
+        replays = session.whatifs.get(session.provider)
         if self.replaying is not None:
             lines = [line((f"replaying … {self.replaying:.0%}", "accent")), BLANK, *lines]
         elif replays is not None:
@@ -89,14 +66,10 @@ class FindingsView(View):
         self.main().show(lines)
 
     def action_explain(self) -> None:
-        """Explain the state at the cursor instead."""
+        """Explain the state at the cursor instead; the main screen works it out in its thread."""
         self.session.explained_event = self.session.event
-        self.browser_explain()
-        self.show()
-
-    def browser_explain(self) -> None:
-        """Ask the main screen to work it out in its thread."""
         self.call_later(self.screen.run_action, "explain")
+        self.show()
 
     # -- what-if replays
 
@@ -117,44 +90,37 @@ class FindingsView(View):
 
     def _replay(self, conf: str) -> None:
         """In the worker thread; only messages go back."""
-        key = id(self.session.provider)
+        session, provider = self.session, self.session.provider
         try:
-            answer = self.session.simulate(conf, lambda share: self._tell(share))
+            session.whatifs[provider] = session.simulate(conf, self._tell)
         except Exception as error:
-            self.call_later(self._replayed, key, error)
-            return
-        give_back()
-        self.call_later(self._replayed, key, answer)
+            self.post_message(Failed(error, "replay"))
+        self.call_later(self._replayed)
 
     def _tell(self, share: float) -> None:
         self.replaying = share
         self.call_later(self.show)
 
-    def _replayed(self, key: int, answer: Answer | Exception) -> None:
+    def _replayed(self) -> None:
         self.replaying = None
-        if isinstance(answer, Exception):
-            self.post_message(Failed(answer, "replay"))
-        else:
-            self.session.whatifs[key] = answer
-            self.main().reset(0, keep=False)
+        self.main().reset(0, keep=False)
         self.show()
 
     # -- a run as a second file
 
-    def on_finding_lines_chosen(self, message: FindingLines.Chosen) -> None:
-        self.notify("making the predicted recording …", timeout=3)
-        self.run_worker(partial(self._predict, message.run), thread=True, group="whatif", exclusive=True)
+    def on_rows_opened(self, message: Lines.Opened) -> None:
+        target = self.main().lines[message.row].target
+        if isinstance(target, int):
+            self.notify("making the predicted recording …", timeout=3)
+            self.run_worker(partial(self._predict, target), thread=True, group="whatif", exclusive=True)
 
     def _predict(self, number: int) -> None:
         """In the worker thread."""
-        session = self.session
-        answer = session.whatifs[id(session.provider)]
+        answer = self.session.whatifs[self.session.provider]
         try:
-            made = session.predicted(answer, number)
+            self.call_later(self._open, self.session.predicted(answer, number), sentence(answer, number))
         except Exception as error:
             self.post_message(Failed(error, "replay"))
-            return
-        self.call_later(self._open, made, sentence(answer, number))
 
     def _open(self, made: BrowsedRecording, said: str) -> None:
         self.session.open_other(made, said)

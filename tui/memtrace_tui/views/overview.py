@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 
 from memtrace_tui.data.details import name_of
 from memtrace_tui.data.findings import short_lines
 from memtrace_tui.data.lines import BLANK, line
 from memtrace_tui.data.overview import banner_lines, budget_lines, facts_lines, gauge_lines
-from memtrace_tui.views.base import View
-from memtrace_tui.widgets.lines import Lines
+from memtrace_tui.views import View
+from memtrace_tui.widgets.base import Lines, keys
 
 
 class OverviewView(View):
@@ -23,7 +21,9 @@ class OverviewView(View):
     view = "overview"
     title = "Overview"
     about = "Every reserved byte at the cursor by purpose. Enter on a line shows the allocations behind it."
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("tab", "app.focus_next", "Pane", show=False)]
+    BINDINGS = keys("""
+        tab  app.focus_next  -Pane
+    """)
 
     def compose(self) -> ComposeResult:
         """Two panes; the second only where there is room."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 from textual.strip import Strip
 
@@ -15,13 +13,11 @@ from memtrace.render.words import clip
 from memtrace_tui.data.coloring import MODES, Coloring
 from memtrace_tui.data.details import block_lines, segment_lines
 from memtrace_tui.data.flow import SORTS
-from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import Span
+from memtrace_tui.data.lines import Goto, Span
 from memtrace_tui.session import Session
-from memtrace_tui.views.base import View
-from memtrace_tui.widgets.base import Drawn
+from memtrace_tui.views import View
+from memtrace_tui.widgets.base import Drawn, Lines, keys
 from memtrace_tui.widgets.blockmap import BlockMap
-from memtrace_tui.widgets.lines import Lines
 from memtrace_tui.widgets.segmap import SegmentMapWidget
 
 
@@ -77,12 +73,12 @@ class SegmentsView(View):
         "Each segment is as long as it is large. A cell's colour is what most of it holds, its height how much of it "
         "is in use, and the rest of it is the hole. Play the cursor (space) and watch the layout move."
     )
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("c", "coloring", "Colour"),
-        Binding("s", "sort", "Sort"),
-        Binding("w", "pins", "What pins"),
-        Binding("tab", "app.focus_next", "Pane", show=False),
-    ]
+    BINDINGS = keys("""
+        c    coloring        Colour
+        s    sort            Sort
+        w    pins            What pins
+        tab  app.focus_next  -Pane
+    """)
 
     def compose(self) -> ComposeResult:
         with Container(id="segments-split"):

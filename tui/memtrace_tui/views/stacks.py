@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 
 from memtrace.attribution.sites import frame_label
 from memtrace.units import format_bytes, printable
-from memtrace_tui.data.calltree import CallNode, call_tree, path
-from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import Line, line
+from memtrace_tui.data.calltree import CallNode, call_tree, path, visible
+from memtrace_tui.data.lines import Goto, Line, line
 from memtrace_tui.data.query import exactly
 from memtrace_tui.data.source import source_lines
 from memtrace_tui.messages import Open
 from memtrace_tui.session import Session
-from memtrace_tui.views.base import View
+from memtrace_tui.views import View
+from memtrace_tui.widgets.base import Lines, keys
 from memtrace_tui.widgets.icicle import Icicle
-from memtrace_tui.widgets.lines import Lines
 from memtrace_tui.widgets.tree import CallTree
 
 
@@ -33,20 +30,20 @@ class StacksView(View):
         "Bytes live at the cursor under each caller; inverted, by the frame that allocated them first. Enter shows the "
         "allocations made through a frame. Folded frames (f) only pass the call on; e opens every frame, or closes all."
     )
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("v", "invert", "Invert"),
-        Binding("i", "icicle", "Icicle"),
-        Binding("z", "focus_frame(1)", "Focus", tooltip="Only what the selected frame called, or everything again (Z)"),
-        Binding("Z,escape", "focus_frame(0)", "Whole tree", show=False),
-        Binding("n", "next(1)", "Next", key_display="n N", tooltip="To the next frame that the filter names"),
-        Binding("N", "next(-1)", "Previous", show=False),
-        Binding("tab", "app.focus_next", "Pane", show=False),
-    ]
+    BINDINGS = keys("""
+        v         invert          Invert
+        i         icicle          Icicle
+        z         focus_frame(1)  Focus        z    Only what the selected frame called, or everything again (Z)
+        Z,escape  focus_frame(0)  -Whole tree
+        n         next(1)         Next         n N  To the next frame that the filter names
+        N         next(-1)        -Previous
+        tab       app.focus_next  -Pane
+    """)
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self.on_icicle = False
-        self.root: CallNode | None = None
+        self.root = CallNode("", -1, 0)
         self._within: list[int] = []  # frames on the way to the subtree in focus
         self._key: tuple[object, ...] = ()
 
@@ -73,7 +70,6 @@ class StacksView(View):
                 self.root = self.root.children.get(frame, self.root)
             tree.show(self.root)
             bricks.show(self.root)
-        assert self.root is not None
         order = "allocating frame first" if settings.inverted else "callers first"
         self.query_one("#stacks-summary", Lines).show([line(
             (f" {format_bytes(self.root.bytes)}", "strong"),
@@ -109,7 +105,7 @@ class StacksView(View):
 
     def action_focus_frame(self, closer: int) -> None:
         tree = self.query_one(CallTree)
-        if closer and tree.node is not None and self.root is not None:
+        if closer and tree.node is not None:
             self._within += [node.frame for node in path(self.root, tree.node)[1:] if node.frame >= 0]
         else:
             self._within = []
@@ -120,20 +116,23 @@ class StacksView(View):
         patterns = [term.pattern for term in self.session.terms if term.pattern is not None and not term.negated]
         if not patterns:
             self.notify("Filter for something first (/).", severity="warning")
-        elif self.root is not None:
+        else:
             self.query_one(CallTree).find(lambda label: any(each.search(label) for each in patterns), by)
 
-    def on_call_tree_opened(self, message: CallTree.Opened) -> None:
+    def on_rows_opened(self) -> None:
         """Enter on a frame: what was allocated through it."""
-        if message.node.frame >= 0:
-            frame = self.session.provider.timeline.snapshot.stacks.frames[message.node.frame]
+        node = self.query_one(CallTree).node
+        if node is not None and node.frame >= 0:
+            frame = self.session.provider.timeline.snapshot.stacks.frames[node.frame]
             word = f"stack:/{exactly(printable(frame_label(frame)))}/"
             self.post_message(Open(Goto("allocations", self.session.event, f"{self.session.filter} {word}".strip())))
 
-    def on_call_tree_chosen(self, message: CallTree.Chosen) -> None:
+    def on_rows_moved(self) -> None:
         """The same frame in the icicle, and its source."""
-        self.query_one(Icicle).choose(message.node)
-        self._source(message.node)
+        node = self.query_one(CallTree).node
+        if node is not None:
+            self.query_one(Icicle).choose(node)
+            self._source(node)
 
     def on_icicle_chosen(self, message: Icicle.Chosen) -> None:
         """The same frame in the tree, and its source."""
@@ -142,11 +141,8 @@ class StacksView(View):
 
     def csv(self) -> Iterable[Sequence[str]]:
         yield "depth", "bytes", "self_bytes", "count", "category", "frame"
-        pending = [self.root] if self.root is not None else []
-        while pending:
-            node = pending.pop()
+        for node in visible(self.root):
             yield str(node.depth), str(node.bytes), str(node.self_bytes), str(node.count), node.category, node.label
-            pending += reversed(node.ordered())
 
     def copy_text(self) -> str:
         node = self.query_one(CallTree).node

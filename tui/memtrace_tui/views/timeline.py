@@ -11,9 +11,9 @@ from memtrace.answers.curves import pick_events
 from memtrace.attribution.categories import Category
 from memtrace_tui.data.details import allocation_lines, event_text, stack_lines
 from memtrace_tui.data.lines import BLANK, Line, line
-from memtrace_tui.views.base import View
+from memtrace_tui.views import View
+from memtrace_tui.widgets.base import Lines
 from memtrace_tui.widgets.chart import Chart
-from memtrace_tui.widgets.lines import Lines
 
 
 class TimelineView(View):

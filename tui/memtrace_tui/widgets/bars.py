@@ -1,19 +1,23 @@
-"""Two lines every screen has: where the cursor is, and the whole recording."""
+"""The lines every screen has: where the cursor is, the filter while it is written, the whole recording, the keys."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from textual import events
+from textual.message import Message
 from textual.strip import Strip
+from textual.widgets import Input
 
 from memtrace.render.words import clip
 from memtrace.units import format_bytes, format_count
-from memtrace_tui.data.buckets import I8, skyline
+from memtrace_tui.data.buckets import skyline
 from memtrace_tui.data.details import moment_text
 from memtrace_tui.data.lines import Span
 from memtrace_tui.messages import MoveCursor
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import Drawn
+from memtrace_tui.widgets.base import Drawn, keys
 
 KINDS = {"oom": "OOM", "peak": "PEAK", "reserved-peak": "RESERVED PEAK", "end": "END", "event": ""}
 
@@ -50,8 +54,7 @@ class CursorLine(Drawn):
         if session.filter:
             stack_too = "  (stack, too)" if any(term.field == "any" for term in session.terms) else ""
             spans += [("  filter ", "dim"), (session.filter, "accent"), (stack_too, "dim")]
-        room = width - sum(len(text) for text, _ in spans) - 1
-        name = clip(session.provider.source, max(room, 20), keep_end=True)
+        name = clip(session.provider.source, max(width - _cells(spans) - 1, 20), keep_end=True)
         return self.look.spans([(f" {name}", "text"), *spans], width)
 
     def _where(self) -> Strip:
@@ -71,21 +74,19 @@ class CursorLine(Drawn):
             ("allocated ", "dim"), (format_bytes(allocated), "strong"), ("  reserved ", "dim"),
             (format_bytes(reserved), "strong"), (" ", "text"),
         ]  # fmt: skip
-        if sum(len(text) for text, _ in left + right) >= width:
+        if _cells(left + right) >= width:
             right[0], right[2] = ("alloc. ", "dim"), ("  res. ", "dim")
-        if sum(len(text) for text, _ in left + right) >= width:
+        if _cells(left + right) >= width:
             del left[2]  # the number of events is the easiest to do without
-        extra: list[list[Span]] = [
-            [(f"  +{seconds:.3f} s", "dim")] if seconds is not None else [],
-        ]
-        used = sum(len(text) for text, _ in left + right)
-        for more in extra:
-            size = sum(len(text) for text, _ in more)
-            if used + size + 2 <= width:
-                left += more
-                used += size
-        gap = max(width - used, 1)
+        clock: list[Span] = [] if seconds is None else [(f"  +{seconds:.3f} s", "dim")]
+        if _cells(left + clock + right) + 2 <= width:
+            left += clock
+        gap = max(width - _cells(left + right), 1)
         return self.look.spans([*left, (" " * gap, "text"), *right], width, "surface")
+
+
+def _cells(spans: list[Span]) -> int:
+    return sum(len(text) for text, _ in spans)
 
 
 class Scrubber(Drawn):
@@ -96,19 +97,12 @@ class Scrubber(Drawn):
     def __init__(self, session: Session) -> None:
         super().__init__(id="scrubber")
         self.session = session
-        self._cached: tuple[tuple[int, int], tuple[I8, I8, I8]] | None = None
-
-    def _columns(self, width: int) -> tuple[I8, I8, I8]:
-        key = (width, id(self.session.provider))
-        if self._cached is None or self._cached[0] != key:
-            self._cached = (key, skyline(self.session.provider, width))
-        return self._cached[1]
 
     def draw_line(self, y: int) -> Strip:
         provider, width = self.session.provider, self.size.width
         if not provider.count or not width:
             return self.look.spans([(" no events", "dim")], width, "surface")
-        first, highest, high = self._columns(width)
+        first, highest, high = skyline(provider, width)
         top = max(int(high.max()), 1)
         here = int(np.searchsorted(first, max(self.session.event, 0), side="right")) - 1
         ooms = set((np.searchsorted(first, provider.ooms[:200], side="right") - 1).tolist())
@@ -137,7 +131,7 @@ class Scrubber(Drawn):
 
     def _go(self, x: int) -> None:
         if self.session.provider.count:
-            _, highest, _ = self._columns(self.size.width)
+            _, highest, _ = skyline(self.session.provider, self.size.width)
             self.post_message(MoveCursor(int(highest[max(min(x, len(highest) - 1), 0)])))
 
 
@@ -169,3 +163,44 @@ class KeyBar(Drawn):
         key = next((key for end, key in self._ends if event.x < end), None)
         if key is not None:
             self.app.simulate_key(key.partition(",")[0])
+
+
+class FilterBar(Input):
+    """Enter keeps what was written, Escape takes it back."""
+
+    BINDINGS = keys("""
+        escape  cancel  Cancel
+        enter   submit  Apply
+    """)
+
+    @dataclass
+    class Closed(Message):
+        """The line is hidden again; ``is_kept``: by Enter."""
+
+        is_kept: bool
+
+    def __init__(self) -> None:
+        super().__init__(placeholder="filter: category:lora  size>1MiB  -step:0  word or /regex/ (stack, too)",
+                         compact=True)  # fmt: skip
+        self.display = False
+        self._before = ""
+
+    def begin(self, text: str) -> None:
+        """Show the line with a text to change."""
+        self._before = text
+        with self.prevent(Input.Changed):
+            self.value = text
+        self.display = True
+        self.screen.set_focus(self)  # at once: keys typed ahead are for this line
+
+    def _close(self, is_kept: bool) -> None:
+        self.display = False
+        self.remove_class("-wrong")
+        self.post_message(self.Closed(is_kept))
+
+    def action_cancel(self) -> None:
+        self.value = self._before
+        self._close(False)
+
+    async def action_submit(self) -> None:
+        self._close(True)

@@ -1,19 +1,42 @@
-"""What every drawn widget has in common: guarded drawing, and lists of rows that only exist where they show."""
+"""What every drawn widget has in common: keys, guarded drawing, and lists of rows that only exist where they show."""
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
 
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.cache import LRUCache
 from textual.geometry import Size
+from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
+from memtrace_tui.data.lines import Goto, Line
 from memtrace_tui.look import ScreenLook
-from memtrace_tui.messages import Failed
+from memtrace_tui.messages import Failed, Open
+
+
+def keys(table: str) -> list[BindingType]:
+    """Bindings, a row each: keys, action, description, what stands for the keys, a longer description.
+
+    Columns are two blanks apart. The key bar leaves out what has ``-`` before its description. A row may be a pair:
+    keys for back and for on a blank apart, ``±`` in the action, two descriptions, of which the bar shows the first.
+    """
+    made: list[BindingType] = []
+    for row in table.strip().split("\n"):
+        names, action, text, *more = re.split("  +", row.strip())
+        shown, tooltip = (*more, "", "")[:2]
+        for number, (name, what) in enumerate(zip(names.split(), text.split(" / "), strict=True)):
+            is_shown = number == 0 and what[0] != "-"
+            does = action.replace("±", "-" if number == 0 else "")
+            first = (shown or None, tooltip) if number == 0 else (None, "")
+            made.append(Binding(name, does, what.removeprefix("-"), is_shown, first[0], tooltip=first[1]))
+    return made
 
 
 class Looking(Widget, can_focus=False):
@@ -66,21 +89,30 @@ class Wheeled(Drawn, can_focus=True):
 
 
 class Rows(Drawn, ScrollView, can_focus=True):
-    """A list of ``row_count`` rows, any number, with one selected. ``head`` lines stay at the top.
+    """A list of ``row_count`` rows, any number, with one selected. ``head`` (0 or 1) lines stay at the top.
 
     Subclasses draw a row and say which rows can be selected.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "step(-1)", "Row up or down", show=False, key_display="↑↓ k j"),
-        Binding("down,j", "step(1)", "Down", show=False),
-        Binding("pageup,ctrl+b", "page(-1)", "Page up or down", show=False, key_display="pgup pgdn"),
-        Binding("pagedown,ctrl+f", "page(1)", "Page down", show=False),
-        Binding("home", "edge(-1)", "First or last row", show=False, key_display="home end"),
-        Binding("end", "edge(1)", "Last row", show=False),
-        Binding("enter", "open", "Open"),
-    ]
+    BINDINGS = keys("""
+        up,k down,j                    step(±1)  -Row up or down / Down          ↑↓ k j
+        pageup,ctrl+b pagedown,ctrl+f  page(±1)  -Page up or down / Page down    pgup pgdn
+        home end                       edge(±1)  -First or last row / Last row   home end
+        enter                          open      Open
+    """)
     head = 0
+
+    @dataclass
+    class Opened(Message):
+        """Enter on a row, or a click on the selected one."""
+
+        row: int
+
+    @dataclass
+    class Moved(Message):
+        """Another row is selected."""
+
+        rows: Rows
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -94,8 +126,8 @@ class Rows(Drawn, ScrollView, can_focus=True):
         """One row, ``width`` cells wide."""
         raise NotImplementedError
 
-    def draw_head(self, y: int, width: int) -> Strip:
-        """A line that does not scroll."""
+    def draw_head(self, width: int) -> Strip:
+        """The line that does not scroll."""
         raise NotImplementedError
 
     def can_select(self, row: int) -> bool:
@@ -104,9 +136,7 @@ class Rows(Drawn, ScrollView, can_focus=True):
 
     def opened(self, row: int) -> None:
         """Enter, or a click on the selected row."""
-
-    def selection_moved(self) -> None:
-        """After the selection moved by key or mouse."""
+        self.post_message(self.Opened(row))
 
     def head_clicked(self, x: int) -> None:
         """A click on the head."""
@@ -152,7 +182,7 @@ class Rows(Drawn, ScrollView, can_focus=True):
             before, self.selected = self.selected, row
             self.refresh_line(before + self.head)
             self.refresh_line(row + self.head)
-            self.selection_moved()
+            self.post_message(self.Moved(self))
         self.show_selected()
 
     def show_selected(self, centre: bool = False) -> None:
@@ -203,7 +233,7 @@ class Rows(Drawn, ScrollView, can_focus=True):
     def draw_line(self, y: int) -> Strip:
         width = self.inner_width
         if y < self.head:
-            return self.draw_head(y, width)
+            return self.draw_head(width)
         row = self.scroll_offset.y + y - self.head
         if row >= self.row_count:
             return self.blank()
@@ -236,3 +266,29 @@ class Rows(Drawn, ScrollView, can_focus=True):
 
     def on_resize(self) -> None:
         self.show_selected()
+
+
+class Lines(Rows):
+    """Lines; those with a target can be selected and opened."""
+
+    lines: Sequence[Line] = ()
+
+    def show(self, lines: Sequence[Line], keep: bool = True) -> None:
+        self.lines = lines
+        self.reset(len(lines), keep)
+
+    @property
+    def text(self) -> str:
+        """Everything as plain text."""
+        return "\n".join(each.plain.rstrip() for each in self.lines)
+
+    def can_select(self, row: int) -> bool:
+        return 0 <= row < len(self.lines) and self.lines[row].target is not None
+
+    def draw_row(self, row: int, width: int, is_selected: bool) -> Strip:
+        behind = "select" if is_selected and self.has_focus else "background"
+        return self.look.strip(self.lines[row], width, behind)
+
+    def opened(self, row: int) -> None:
+        target = self.lines[row].target
+        self.post_message(Open(target) if isinstance(target, Goto) else self.Opened(row))

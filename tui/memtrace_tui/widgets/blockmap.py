@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from rich.segment import Segment
 from textual import events
-from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
 
 from memtrace.history.layout import State
 from memtrace.units import format_bytes
-from memtrace_tui.data.cells import MapCells, range_cells
 from memtrace_tui.data.coloring import Coloring, coloring
+from memtrace_tui.data.flow import MapCells, range_cells
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import Wheeled
+from memtrace_tui.widgets.base import Wheeled, keys
 from memtrace_tui.widgets.segmap import cell_segment
 
 _LABEL = 11
@@ -25,20 +22,18 @@ _LABEL = 11
 class BlockMap(Wheeled):
     """One segment over the whole widget; left and right go from block to block, plus and minus change the range."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "step(-1)", "Block", key_display="←→↑↓"),
-        Binding("right", "step(1)", "Next block", show=False),
-        Binding("up,k", "row(-1)", "Row up", show=False),
-        Binding("down,j", "row(1)", "Row down", show=False),
-        Binding("n", "hole(1)", "Next hole", key_display="n N"),
-        Binding("N", "hole(-1)", "Previous hole", show=False),
-        Binding("home", "edge(0)", "First block", show=False),
-        Binding("end", "edge(-1)", "Last block", show=False),
-        Binding("plus,equals_sign", "zoom(0.5)", "Zoom", key_display="+-"),
-        Binding("minus", "zoom(2.0)", "Zoom out", show=False),
-        Binding("0", "zoom(0)", "Whole segment", show=False),
-        Binding("escape", "leave", "Back"),
-    ]
+    BINDINGS = keys("""
+        left right        step(±1)   Block / Next block         ←→↑↓
+        up,k down,j       row(±1)    -Row up / Row down
+        n                 hole(1)    Next hole                  n N
+        N                 hole(-1)   -Previous hole
+        home              edge(0)    -First block
+        end               edge(-1)   -Last block
+        plus,equals_sign  zoom(0.5)  Zoom                       +-
+        minus             zoom(2.0)  -Zoom out
+        0                 zoom(0)    -Whole segment
+        escape            leave      Back
+    """)
 
     class Chosen(Message):
         """Another block is selected."""

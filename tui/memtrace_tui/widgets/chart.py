@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
 
 from rich.segment import Segment
 from textual import events
-from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
-from memtrace.render.words import MARKS
-from memtrace.units import format_bytes
+from memtrace.attribution.categories import Category
+from memtrace.render.words import MARKS, clip, plain_name
+from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.buckets import EMPTY, FADED, LAYERS, UNUSED, Columns, Raster, columns, raster, ticks
-from memtrace_tui.data.goto import Goto
-from memtrace_tui.data.lines import Span
+from memtrace_tui.data.lines import Goto
+from memtrace_tui.data.lines import Span as Text
 from memtrace_tui.messages import MoveCursor, Open
-from memtrace_tui.provider import Provider
+from memtrace_tui.palette import PHASE_LETTERS
+from memtrace_tui.provider import Span
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import Wheeled
-from memtrace_tui.widgets.chart_frame import AXIS, axis_line, legend, phase_band, step_band
+from memtrace_tui.widgets.base import Wheeled, keys
 
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+AXIS = 10  # width of the labels at the left
 _LEAST = 4  # events in the closest view
-
-
-def _first_view(provider: Provider) -> tuple[int, int]:
-    """The events that a recording was opened on."""
-    first, stop = provider.window
-    return first, max(stop, first + 1)
 
 
 def role_of(code: int) -> str:
@@ -46,34 +41,36 @@ def letter_of(code: int) -> str:
     return MARKS[LAYERS[code - FADED]].letter.lower() if code >= FADED else MARKS[LAYERS[code]].letter
 
 
+def _compact(size_bytes: int) -> str:
+    """``4.09G``, ``198M``: three digits where there is no room for more."""
+    number, unit = format_bytes(size_bytes).split()
+    value = float(number)
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f}{unit[0] if unit != 'B' else ''}"
+
+
 class Chart(Wheeled):
     """Stacked area of ``start:stop``; left and right move the cursor by columns."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "move(-1)", "Cursor", key_display="←→"),
-        Binding("right", "move(1)", "Cursor", show=False),
-        Binding("plus,equals_sign,up,k", "zoom(0.5)", "Zoom", key_display="+-"),
-        Binding("minus,down,j", "zoom(2.0)", "Zoom out", show=False),
-        Binding("shift+left,H", "pan(-1)", "Pan", key_display="⇧←→"),
-        Binding("shift+right,L", "pan(1)", "Pan right", show=False),
-        Binding("0", "fit", "Fit"),
-        Binding("z", "zoom_step", "Zoom to step", show=False),
-        Binding("e", "axis", "Time/events"),
-        Binding("enter", "live_set", "Live set"),
-    ]
+    BINDINGS = keys("""
+        left right                  move(±1)   Cursor / Cursor   ←→
+        plus,equals_sign,up,k       zoom(0.5)  Zoom              +-
+        minus,down,j                zoom(2.0)  -Zoom out
+        shift+left,H shift+right,L  pan(±1)    Pan / Pan right   ⇧←→
+        0                           fit        Fit
+        z                           zoom_step  -Zoom to step
+        e                           axis       Time/events
+        enter                       live_set   Live set
+    """)
 
     def __init__(self, session: Session) -> None:
         super().__init__(id="chart")
         self.session = session
-        self.start, self.stop = _first_view(session.provider)
-        self._provider_id = id(session.provider)
+        self.start, self.stop = 0, 1
+        self._shown: object = None  # the provider whose window that is
         self._key: tuple[object, ...] = ()
-        self._window_key: tuple[object, ...] = ()
-        self._data: Columns | None = None
-        self._raster: Raster | None = None
         self._strips: dict[int, Strip] = {}
-        self._other_key: tuple[object, ...] = ()
-        self._other: list[int] = []
+        self._other: list[int] = []  # the row that the other file's live bytes reach in each column
 
     # -- geometry
 
@@ -97,24 +94,19 @@ class Chart(Wheeled):
         return round((capacity if peak < capacity <= peak * 1.6 else peak) * 1.03)
 
     def _prepare(self) -> tuple[Columns, Raster]:
-        provider = self.session.provider
-        width, height = max(self.size.width - AXIS, 1), self.chart_height
-        window = (id(provider), self.start, self.stop, width, self.by_time)
-        if self._data is None or window != self._window_key:
-            self._data = columns(provider, self.start, self.stop, width, self.by_time)
-            self._window_key = window
-        key = (window, height, id(self.look), id(self.session.other), self.session.swapped)
-        if self._raster is None or key != self._key:
-            self._raster = raster(self._data, height, self.top_bytes)
-            self._strips = {}
-            self._key = key
-        return self._data, self._raster
+        session = self.session
+        data = columns(session.provider, self.start, self.stop, max(self.size.width - AXIS, 1), self.by_time)
+        cells = raster(data, self.chart_height, self.top_bytes)
+        key = (cells, self.look, session.other, session.swapped)
+        if key != self._key:
+            self._strips, self._key, self._other = {}, key, self._other_rows(len(data))
+        return data, cells
 
     def show(self) -> None:
         provider = self.session.provider
-        if id(provider) != self._provider_id:
-            self._provider_id = id(provider)
-            self.start, self.stop = _first_view(provider)
+        if provider is not self._shown:
+            self._shown = provider
+            self.start, self.stop = provider.window[0], max(provider.window[1], provider.window[0] + 1)
         event = max(self.session.event, 0)
         if not self.start <= event < self.stop:
             half = (self.stop - self.start) // 2
@@ -204,26 +196,85 @@ class Chart(Wheeled):
     def draw_line(self, y: int) -> Strip:
         width, height = self.size.width, self.chart_height
         if y == 0:
-            return legend(self.look, self.session.provider, self.session.event, width)
+            return self._legend(width)
         if not self.session.provider.count:
             text = " no trace was recorded: only the final state is known" if y == 2 else ""
             return self.look.spans([(text, "dim")], width)
         data, cells = self._prepare()
-        if y == 1:
-            return self._marks(data)
-        if y <= 1 + height:
+        if 2 <= y <= 1 + height:
             return self._area(height + 1 - y, data, cells)
-        if y == height + 2:
-            return phase_band(self.look, self.session.provider, data, width)
-        if y == height + 3:
-            return step_band(self.look, self.session.provider, data, width)
-        if y == height + 4:
-            return axis_line(self.look, self.session.provider, (self.start, self.stop), self.by_time, width)
-        return self.blank()
+        others = {1: self._marks, height + 2: self._phases, height + 3: self._steps, height + 4: self._axis}
+        return others[y](data) if y in others else self.blank()
+
+    def _legend(self, width: int) -> Strip:
+        """The categories with their bytes at the cursor, from the same report as everywhere."""
+        is_short, plain = width < 132, self.look.plain
+        parts: list[list[Text]] = []
+        for category, size in self.session.report.categories.items():
+            if category == Category.UNATTRIBUTED and not size:
+                continue
+            mark = (MARKS[category].letter if plain else "■") + ("" if is_short and not plain else " ")
+            name = MARKS[category].short if is_short else plain_name(category)
+            text = _compact(size) if is_short else format_bytes(size)
+            parts.append([(mark, f"cat:{category}"), (f"{name} ", "text"), (text, "strong")])
+        used = sum(len(text) for part in parts for text, _ in part)
+        gap = "  " if used + 2 * len(parts) <= width else " "
+        spans: list[Text] = [(" ", "text")]
+        for part in parts:
+            spans += [*part, (gap, "text")]
+        return self.look.spans(spans[:-1], width)
+
+    def _phases(self, data: Columns) -> Strip:
+        """The phases in their colours, named where there is room."""
+        segments = list(self.look.spans([("   phase  ", "dim")], AXIS))
+        for span, cells in self._runs(data, lambda span: span.start):
+            letter = PHASE_LETTERS[span.phase]
+            name = span.phase if cells >= len(span.phase) + 2 else letter if cells > 2 else ""
+            text = f"{name or letter:·^{cells}}"[:cells] if self.look.plain else f"{name:^{cells}}"
+            segments += list(self.look.spans([(text, "strong")], cells, f"phase:{span.phase}"))
+        return Strip(segments).adjust_cell_length(self.size.width, self.look.style("text"))
+
+    def _steps(self, data: Columns) -> Strip:
+        """The numbers of the steps, on alternating ground."""
+        segments = list(self.look.spans([("    step  ", "dim")], AXIS))
+        for span, cells in self._runs(data, lambda span: span.step):
+            name = str(span.step) if span.step >= 0 else "load" if cells > 5 else ""
+            shown = f"{name if len(name) < cells else '':^{cells}}"
+            segments += list(self.look.spans([(shown, "text")], cells, "panel" if span.step % 2 else "surface"))
+        return Strip(segments).adjust_cell_length(self.size.width, self.look.style("text"))
+
+    def _runs(self, data: Columns, key: Callable[[Span], int]) -> list[tuple[Span, int]]:
+        """(span, columns) for neighbouring columns whose spans have the same key."""
+        spans = self.session.provider.spans
+        runs: list[tuple[Span, int]] = []
+        at = 0
+        for first in data.start.tolist() if spans else ():
+            while at + 1 < len(spans) and spans[at + 1].start <= first:
+                at += 1
+            if runs and key(runs[-1][0]) == key(spans[at]):
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((spans[at], 1))
+        return runs
+
+    def _axis(self, data: Columns) -> Strip:
+        """First and last event (or time) of the window, and how many events it has."""
+        provider, start, stop = self.session.provider, self.start, self.stop
+        left, right = format_count(start), format_count(stop - 1)
+        if self.by_time:
+            left, right = (f"+{provider.seconds(event) or 0:.3f} s" for event in (start, stop - 1))
+        room = max(self.size.width - AXIS, 1)
+        middle = f"{format_count(stop - start)} events"
+        axis, letters = f", {'time' if self.by_time else 'event'} axis", "  lower case: at times  ·: reserved"
+        for more in (letters, axis) if self.look.plain else (axis,):  # without the letters it can't be read
+            if len(left) + len(middle) + len(more) + len(right) + 4 <= room:
+                middle += more
+        text = f"{left}{middle:^{max(room - len(left) - len(right), 0)}}{right}"
+        return self.look.spans([(" " * AXIS, "dim"), (clip(text, room), "dim")], self.size.width)
 
     def _marks(self, data: Columns) -> Strip:
         provider, session = self.session.provider, self.session
-        marks: list[Span] = [(" ", "text")] * len(data)
+        marks: list[Text] = [(" ", "text")] * len(data)
         _, allocated, reserved = provider.peaks
         notes = [(event, "•", "dim") for event in provider.step_peaks]
         notes += [(reserved.event, "◇", "accent"), (allocated.event, "◆", "accent")]
@@ -261,37 +312,31 @@ class Chart(Wheeled):
         segments = list(look.spans([(self._label(row), "dim")], AXIS))
         capacity = self.session.provider.capacity_bytes
         is_capacity = capacity is not None and self._row_of(capacity) == row
-        under, over = cells.under[row].tolist(), cells.over[row].tolist()
-        eighths = cells.eighths[row].tolist()
-        other = self._other_rows()
-        for x, (below, above, part) in enumerate(zip(under, over, eighths, strict=True)):
+        parts = (each[row].tolist() for each in (cells.under, cells.over, cells.eighths))
+        for x, (below, above, part) in enumerate(zip(*parts, strict=True)):
             ground = below if part >= 4 else above
             if is_capacity:
                 glyph, style = "╌", look.style("bad", role_of(ground))
-            elif other is not None and other[x] == row:
+            elif self._other and self._other[x] == row:
                 glyph, style = "─", look.style("hue:1", role_of(ground))
             elif look.plain:
                 glyph, style = letter_of(ground), look.style("text")
             elif part == 8 or below == above:
                 glyph, style = " ", look.style("text", role_of(below))
             else:
-                glyph, style = _EIGHTHS[part], look.style(role_of(below), role_of(above))
+                glyph, style = EIGHTHS[part], look.style(role_of(below), role_of(above))
             segments.append(Segment(glyph, style))
         return Strip(segments, self.size.width).simplify()
 
-    def _other_rows(self) -> list[int] | None:
-        """The row that the other file's live bytes reach in each column, its events stretched to the same width."""
-        if self.session.other is None or self._data is None:
-            return None
-        provider = next(each for each in self.session.pair() if each is not self.session.provider)
-        key = (id(provider), self.start, self.stop, len(self._data), self.chart_height, self.top_bytes)
-        if key != self._other_key:
-            own, count = max(self.session.provider.count, 1), provider.count
-            first, stop = self.start * count // own, max(self.stop * count // own, self.start * count // own + 1)
-            shown = len(self._data)
-            high = columns(provider, first, min(stop, count), shown).high.tolist() if count else [0] * shown
-            self._other_key, self._other = key, [self._row_of(size) for size in high]
-        return self._other or None
+    def _other_rows(self, width: int) -> list[int]:
+        """Where the other file's live bytes are, its events stretched to the same width."""
+        mine = self.session.provider
+        provider = next((each for each in self.session.pair() if each is not mine), None)
+        if provider is None or not provider.count:
+            return []
+        own, count = max(mine.count, 1), provider.count
+        first, stop = self.start * count // own, max(self.stop * count // own, self.start * count // own + 1)
+        return [self._row_of(size) for size in columns(provider, first, min(stop, count), width).high.tolist()]
 
     def _row_of(self, size_bytes: int) -> int:
         return min(int(size_bytes / self.top_bytes * self.chart_height), self.chart_height - 1)

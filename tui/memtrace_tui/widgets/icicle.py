@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rich.segment import Segment
 from textual import events
-from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
 
 from memtrace.render.words import MARKS, clip
 from memtrace.units import format_bytes
 from memtrace_tui.data.calltree import Brick, CallNode, icicle
-from memtrace_tui.widgets.base import Drawn
+from memtrace_tui.widgets.base import Drawn, keys
 
 
 class Icicle(Drawn, can_focus=True):
     """Bricks under a root; the selected one can become the root."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "side(-1)", "Brick", key_display="←→↑↓"),
-        Binding("right", "side(1)", "Right", show=False),
-        Binding("up,k", "depth(-1)", "Up", show=False),
-        Binding("down,j", "depth(1)", "Down", show=False),
-        Binding("enter", "into", "Zoom in"),
-        Binding("escape", "out", "Zoom out"),
-    ]
+    BINDINGS = keys("""
+        left right   side(±1)   Brick / Right   ←→↑↓
+        up,k down,j  depth(±1)  -Up / Down
+        enter        into       Zoom in
+        escape       out        Zoom out
+    """)
 
     @dataclass
     class Chosen(Message):
@@ -37,15 +33,12 @@ class Icicle(Drawn, can_focus=True):
 
     def __init__(self) -> None:
         super().__init__(id="icicle")
-        self.root: CallNode | None = None
+        self.root = CallNode("", -1, 0)
         self.trail: list[CallNode] = []
-        self.node: CallNode | None = None
-        self._key: tuple[object, ...] = ()
-        self._bricks: list[list[Brick]] = []
+        self.node = self.root
 
     def show(self, root: CallNode) -> None:
         self.root, self.trail, self.node = root, [], root
-        self._key = ()
         self.refresh()
 
     def choose(self, node: CallNode) -> None:
@@ -53,17 +46,7 @@ class Icicle(Drawn, can_focus=True):
         self.refresh()
 
     def _rows(self) -> list[list[Brick]]:
-        if self.root is None:
-            return []
-        key = (id(self.root), self.size.width, self.size.height)
-        if key != self._key:
-            self._bricks = [[] for _ in range(self.size.height)]
-            for brick in icicle(self.root, self.size.width, self.size.height):
-                self._bricks[brick.depth].append(brick)
-            for row in self._bricks:
-                row.sort(key=lambda brick: brick.x)
-            self._key = key
-        return self._bricks
+        return icicle(self.root, self.size.width, self.size.height)
 
     def _place(self) -> tuple[int, int] | None:
         for depth, row in enumerate(self._rows()):
@@ -98,7 +81,7 @@ class Icicle(Drawn, can_focus=True):
 
     def action_into(self) -> None:
         """The selected brick becomes as wide as the screen."""
-        if self.root is not None and self.node is not None and self.node is not self.root:
+        if self.node is not self.root:
             self.trail.append(self.root)
             self.root = self.node
             self.refresh()
@@ -109,19 +92,15 @@ class Icicle(Drawn, can_focus=True):
             self.refresh()
 
     def on_click(self, event: events.Click) -> None:
-        rows = self._rows()
-        if event.y < len(rows):
-            for brick in rows[event.y]:
-                if brick.x <= event.x < brick.x + brick.width:
-                    if brick.node is self.node:
-                        self.action_into()
-                    else:
-                        self._select(brick)
+        for brick in self._rows()[event.y]:
+            if brick.x <= event.x < brick.x + brick.width:
+                if brick.node is self.node:
+                    self.action_into()
+                else:
+                    self._select(brick)
 
     def draw_line(self, y: int) -> Strip:
         rows = self._rows()
-        if y >= len(rows) or not rows[y]:
-            return self.blank()
         look = self.look
         segments: list[Segment] = []
         at = 0

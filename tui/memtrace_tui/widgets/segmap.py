@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from rich.segment import Segment
 from textual import events
-from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
 
 from memtrace.history.layout import Layout
 from memtrace.render.words import clip, pool_name, stream_name
 from memtrace.units import format_bytes, format_count
-from memtrace_tui.data.cells import MapCells, packed_cells
 from memtrace_tui.data.coloring import Coloring, coloring
-from memtrace_tui.data.flow import Flow, Heading, Piece, PoolKey, flow, scales
+from memtrace_tui.data.flow import Flow, Heading, MapCells, Piece, PoolKey, flow, packed_cells, scales
 from memtrace_tui.data.lines import Span
 from memtrace_tui.look import ScreenLook
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import Wheeled
+from memtrace_tui.widgets.base import Wheeled, keys
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -45,20 +41,17 @@ def cell_segment(look: ScreenLook, colours: Coloring, fill: int, code: int, odd:
 class SegmentMapWidget(Wheeled):
     """Pools as paragraphs, segments as words. Arrows choose a segment, Enter looks inside."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "step(-1)", "Segment", key_display="←→↑↓"),
-        Binding("right", "step(1)", "Next segment", show=False),
-        Binding("up,k", "row(-1)", "Row up", show=False),
-        Binding("down,j", "row(1)", "Row down", show=False),
-        Binding("pageup", "page(-1)", "Page up", show=False),
-        Binding("pagedown", "page(1)", "Page down", show=False),
-        Binding("home", "edge(0)", "First segment", show=False),
-        Binding("end", "edge(-1)", "Last segment", show=False),
-        Binding("enter", "inside", "Look inside"),
-        Binding("plus,equals_sign", "zoom(1)", "Scale", key_display="+-"),
-        Binding("minus", "zoom(-1)", "Smaller scale", show=False),
-        Binding("0", "zoom(0)", "Fit", show=False),
-    ]
+    BINDINGS = keys("""
+        left right              step(±1)  Segment / Next segment         ←→↑↓
+        up,k down,j             row(±1)   -Row up / Row down
+        pageup pagedown         page(±1)  -Page up / Page down
+        home                    edge(0)   -First segment
+        end                     edge(-1)  -Last segment
+        enter                   inside    Look inside
+        plus,equals_sign        zoom(1)   Scale                          +-
+        minus                   zoom(-1)  -Smaller scale
+        0                       zoom(0)   -Fit
+    """)
 
     class Chosen(Message):
         """Another segment is selected."""

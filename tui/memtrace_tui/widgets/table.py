@@ -9,6 +9,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from memtrace.render.words import clip
+from memtrace_tui.data.lines import Span
 from memtrace_tui.widgets.base import Rows
 
 
@@ -25,9 +26,6 @@ class TableColumn:
     least: int = 24  # what a column of width 0 needs
 
 
-Cell = Callable[[int, str], tuple[str, str]]
-
-
 class Table(Rows):
     """Rows of cells under a head. Sorting is the owner's business: the table says which head was clicked."""
 
@@ -39,79 +37,46 @@ class Table(Rows):
 
         column: str
 
-    @dataclass
-    class Opened(Message):
-        """Enter on a row."""
-
-        table: Table
-        row: int
-
-    @dataclass
-    class Moved(Message):
-        """The selection moved."""
-
-        table: Table
-        row: int
-
     def __init__(self, columns: Sequence[TableColumn], *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.columns = columns
-        self.cell: Cell = lambda row, column: ("", "text")
+        self.cell: Callable[[int, str], Span] = lambda row, column: ("", "text")
         self.sort: tuple[str, bool] | None = None
-        self.marked: frozenset[int] = frozenset()
 
-    def show(self, count: int, cell: Cell, keep: bool = True) -> None:
+    def show(self, count: int, cell: Callable[[int, str], Span], keep: bool = True) -> None:
+        """``count`` rows, whose cells ``cell`` gives."""
         self.cell = cell
         self.reset(count, keep)
 
-    def set_columns(self, columns: Sequence[TableColumn]) -> None:
-        """Other columns."""
-        self.columns = columns
-        self._strips.clear()
-        self.refresh()
-
     def fitted(self, width: int) -> list[tuple[TableColumn, int]]:
         """The columns that fit, in order, with their widths."""
-        flexible = sum(column.least for column in self.columns if column.width == 0)
-        left = width - flexible
+        sort = self.sort[0] if self.sort is not None else ""
+        left = width - sum(column.least for column in self.columns if column.width == 0)
         chosen = {column.name for column in self.columns if column.width == 0}
-        for column in sorted(
-            (c for c in self.columns if c.width), key=lambda c: -1 if self.sort and c.name == self.sort[0] else c.rank
-        ):
-            if column.width + 2 > left:
-                continue
-            chosen.add(column.name)
-            left -= column.width + 2
+        for column in sorted((c for c in self.columns if c.width), key=lambda c: -1 if c.name == sort else c.rank):
+            if column.width + 2 <= left:
+                chosen.add(column.name)
+                left -= column.width + 2
         shown = [column for column in self.columns if column.name in chosen]
-        fixed = sum(column.width + 2 for column in shown if column.width)
-        rest = max(width - fixed - 2 * sum(not c.width for c in shown), 8)
+        rest = max(width - sum(column.width + 2 for column in shown), 8)
         return [(column, column.width or rest) for column in shown]
 
-    def draw_head(self, y: int, width: int) -> Strip:
+    def _cells(self, texts: Sequence[Span], width: int, behind: str) -> Strip:
         spans = []
-        for column, size in self.fitted(width):
-            title = column.title
-            is_sorted = self.sort is not None and self.sort[0] == column.name
-            if is_sorted and self.sort is not None:
-                title += "▼" if self.sort[1] else "▲"
-            text = clip(title, size)
-            spans.append((f" {text:>{size}} " if column.right else f" {text:<{size}} ", "key" if is_sorted else "dim"))
-        return self.look.spans(spans, width, "panel")
-
-    def draw_row(self, row: int, width: int, is_selected: bool) -> Strip:
-        behind = "select" if is_selected and self.has_focus else "panel" if is_selected else "background"
-        spans = []
-        for column, size in self.fitted(width):
-            text, role = self.cell(row, column.name)
+        for (column, size), (text, role) in zip(self.fitted(width), texts, strict=True):
             text = clip(text, size, column.keep_end)
             spans.append((f" {text:>{size}} " if column.right else f" {text:<{size}} ", role))
         return self.look.spans(spans, width, behind)
 
-    def opened(self, row: int) -> None:
-        self.post_message(self.Opened(self, row))
+    def draw_head(self, width: int) -> Strip:
+        name, down = self.sort or ("", False)
+        arrow = "▼" if down else "▲"
+        titles = [(c.title + arrow, "key") if c.name == name else (c.title, "dim") for c, _ in self.fitted(width)]
+        return self._cells(titles, width, "panel")
 
-    def selection_moved(self) -> None:
-        self.post_message(self.Moved(self, self.selected))
+    def draw_row(self, row: int, width: int, is_selected: bool) -> Strip:
+        behind = "select" if is_selected and self.has_focus else "panel" if is_selected else "background"
+        return self._cells([self.cell(row, column.name) for column, _ in self.fitted(width)], width, behind)
 
     def head_clicked(self, x: int) -> None:
         for column, size in self.fitted(self.inner_width):

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
 
-from textual.binding import Binding, BindingType
-from textual.message import Message
 from textual.strip import Strip
 
 from memtrace.render.words import MARKS, bar, clip
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.calltree import CallNode, open_hot, path, visible
 from memtrace_tui.data.lines import Span
-from memtrace_tui.widgets.base import Rows
+from memtrace_tui.widgets.base import Rows, keys
 
 _LEAST = 18  # cells that a frame has at least, however deep it lies
 
@@ -22,28 +18,16 @@ _LEAST = 18  # cells that a frame has at least, however deep it lies
 class CallTree(Rows):
     """Frames by the bytes they answer for."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("right", "expand(True)", "Open/close", key_display="←→"),
-        Binding("left", "expand(False)", "Close", show=False),
-        Binding("e", "expand_all", "Open all frames, or close them", show=False),
-        Binding("enter", "open", "Allocations"),
-    ]
-
-    @dataclass
-    class Chosen(Message):
-        """Another frame is selected."""
-
-        node: CallNode
-
-    @dataclass
-    class Opened(Message):
-        """Enter on a frame."""
-
-        node: CallNode
+    BINDINGS = keys("""
+        right  expand(True)   Open/close                       ←→
+        left   expand(False)  -Close
+        e      expand_all     -Open all frames, or close them
+        enter  open           Allocations
+    """)
 
     def __init__(self) -> None:
         super().__init__(id="calltree")
-        self.root: CallNode | None = None
+        self.root = CallNode("", -1, 0)
         self.nodes: list[CallNode] = []
         self._open: set[int] = set()
         self._deepest = 0
@@ -59,14 +43,13 @@ class CallTree(Rows):
         self._rebuild()
 
     def _rebuild(self) -> None:
-        assert self.root is not None
-        self.nodes = visible(self.root, self._open)
+        self.nodes = list(visible(self.root, self._open))
         self._deepest = max(node.depth for node in self.nodes) - self.root.depth
         self.reset(len(self.nodes))
 
     def choose(self, node: CallNode) -> None:
         """Select a frame, opening what leads to it."""
-        way = path(self.root, node) if self.root is not None else []
+        way = path(self.root, node)
         self._open |= {id(each) for each in way[:-1]}
         self._rebuild()
         for row, each in enumerate(self.nodes):
@@ -95,38 +78,20 @@ class CallTree(Rows):
 
     def action_expand_all(self) -> None:
         """Open everything, or close everything again."""
-        assert self.root is not None
-        everything = self._all()
+        everything = {id(node) for node in visible(self.root)}
         self._open = {id(self.root)} if everything <= self._open else everything
         self._rebuild()
 
-    def _all(self) -> set[int]:
-        assert self.root is not None
-        queue, everything = [self.root], set()
-        while queue:
-            node = queue.pop()
-            everything.add(id(node))
-            queue += node.children.values()
-        return everything
-
     def find(self, fits: Callable[[str], bool], by: int) -> None:
         """Select the next frame (-1: the one before) whose label fits, wherever in the tree, around the end."""
-        assert self.root is not None
-        everything = visible(self.root, self._all())
+        everything = list(visible(self.root))
         here = next((i for i, node in enumerate(everything) if node is self.node), 0)
         for step in range(1, len(everything) + 1):
             node = everything[(here + step * by) % len(everything)]
             if fits(node.label):
                 self.choose(node)
-                self.selection_moved()
+                self.post_message(self.Moved(self))
                 return
-
-    def opened(self, row: int) -> None:
-        self.post_message(self.Opened(self.nodes[row]))
-
-    def selection_moved(self) -> None:
-        if self.node is not None:
-            self.post_message(self.Chosen(self.node))
 
     def draw_row(self, row: int, width: int, is_selected: bool) -> Strip:
         node = self.nodes[row]
