@@ -24,7 +24,7 @@ def test_segments_flow_like_words(event: int, width: int, height: int, sort: str
     fullest = provider.layout(provider.peaks[2].event)
     births = provider.timeline.allocations.alloc_event[layout.row]
     geometry = flow(layout, width, scales(fullest, width, height), births, sort, zoom)
-    assert sorted(geometry.order) == list(range(len(layout)))
+    assert sorted(geometry.cells) == list(range(len(layout)))
     placed: dict[int, int] = {}
     for row in geometry.rows:
         if isinstance(row, Heading):

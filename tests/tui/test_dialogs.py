@@ -178,7 +178,7 @@ async def test_the_command_palette_knows_every_screen() -> None:
 async def test_two_files_open_the_diff() -> None:
     first, second = recording(TINY), recording("no-stacks")
     app = BrowseApp(recording=first, settings=Settings(), remember=False)
-    app._start = lambda one, other: BrowseApp._start(app, one, second)  # type: ignore[method-assign]
+    app._start = lambda one, other=None: BrowseApp._start(app, one, second)  # type: ignore[method-assign]
     async with running(app, (120, 40)) as pilot:
         screen = main_screen(pilot)
         assert screen.current == "diff"

@@ -33,7 +33,7 @@ def browser(files: str) -> BrowseApp:
     app = BrowseApp(recording=recording(first), settings=Settings(), few_colours=False, remember=False)
     if second is not None:
         other = recording(second)
-        app._start = lambda one, _: BrowseApp._start(app, one, other)  # type: ignore[method-assign]
+        app._start = lambda one, _=None: BrowseApp._start(app, one, other)  # type: ignore[method-assign]
     return app
 
 
@@ -210,7 +210,7 @@ def test_a_crash_is_one_line_exit_code_1_and_a_terminal_as_it_was(tmp_path: Path
         "async def broken(self, message):\n"
         "    raise RuntimeError('it broke\\x1b[31m')\n"
         "MainScreen._on_changed = broken\n"
-        "from memtrace_tui.messages import Changed\n"
+        "from memtrace_tui.widgets.base import Changed\n"
         "MainScreen.on_mount = lambda self: self.post_message(Changed())\n"
         f"sys.exit(main(['browse', {str(trace_path(TINY))!r}]))\n"
     )

@@ -168,7 +168,7 @@ async def test_the_keys_answer(question: str) -> None:
     first, second, answer = ANSWERS[question]
     app = BrowseApp(recording=recording(first), settings=Settings(), few_colours=False, remember=False)
     if second is not None:
-        app._start = lambda one, _: BrowseApp._start(app, one, recording(second))  # type: ignore[method-assign]
+        app._start = lambda one, _=None: BrowseApp._start(app, one, recording(second))  # type: ignore[method-assign]
     async with running(app, (120, 40)) as pilot:
         session = main_screen(pilot).session
         await until(lambda: session.explanation is not None)
@@ -256,7 +256,7 @@ async def test_with_two_ranks_the_map_says_the_rank() -> None:
     """The file's name carries the rank: on either side the legend says whose a block is."""
     settings = Settings(coloring="compared")
     app = BrowseApp(recording=recording("ddp_rank0"), settings=settings, few_colours=False, remember=False)
-    app._start = lambda one, _: BrowseApp._start(app, one, recording("ddp_rank1"))  # type: ignore[method-assign]
+    app._start = lambda one, _=None: BrowseApp._start(app, one, recording("ddp_rank1"))  # type: ignore[method-assign]
     async with running(app, (160, 48)) as pilot:
         session = main_screen(pilot).session
         for keys, mine in ((["3"], 0), (["7", "w", "3"], 1)):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 from browser_cases import CASES, TINY, hit, main_screen, open_app, settle, text_of, until
 from memtrace_tui.data.lines import Goto
-from memtrace_tui.messages import Open
 from memtrace_tui.settings import Settings
 from memtrace_tui.views.allocations import AllocationsView
 from memtrace_tui.views.stacks import StacksView
-from memtrace_tui.widgets.base import Drawn, Lines
-from memtrace_tui.widgets.blockmap import BlockMap
+from memtrace_tui.widgets.base import Drawn, Lines, Open
 from memtrace_tui.widgets.chart import Chart
-from memtrace_tui.widgets.segmap import SegmentMapWidget
+from memtrace_tui.widgets.segmap import BlockMap, SegmentMapWidget
 from memtrace_tui.widgets.table import Table
 from textual.binding import Binding
 from textual.pilot import Pilot
@@ -158,7 +156,7 @@ async def test_playing_moves_the_cursor_and_stops_at_the_end() -> None:
         await hit(pilot, "backspace")
         await until(lambda: screen.session.event < stopped)
         screen.go(5)
-        await until(lambda: screen.direction == 0)
+        await until(lambda: screen.session.playing == 0)
         assert screen.session.event == 0
 
 
@@ -204,7 +202,7 @@ async def test_segment_map_selection_and_zoom() -> None:
         await settle(pilot)
         assert f"{worst.address:#x}" in text_of(pilot)
         await hit(pilot, "home", "right", "right")
-        order = segments.prepare().order
+        order = list(segments.prepare().cells)
         assert segments.segment == order[2]
         await hit(pilot, "enter")
         await settle(pilot)

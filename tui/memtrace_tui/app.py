@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import traceback
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -28,14 +27,13 @@ from memtrace_tui.data.lines import BLANK, line, wrap
 from memtrace_tui.dialogs import Details, LoadingScreen, Progress, text_width
 from memtrace_tui.look import THEMES, ScreenLook
 from memtrace_tui.main_screen import MainScreen
-from memtrace_tui.messages import Failed
 from memtrace_tui.palette import DARK, PALETTES, SIXTEEN
 from memtrace_tui.provider import BrowsedRecording, Cancelled, StartView
 from memtrace_tui.session import Session
 from memtrace_tui.settings import Settings
 from memtrace_tui.terminal import Changes, Terminal, speaks_utf8
 from memtrace_tui.views import VIEWS
-from memtrace_tui.widgets.base import Drawn
+from memtrace_tui.widgets.base import Drawn, Failed
 
 _UNNAMED = ("view(", "app.focus", "screen.", "step(", "dismiss")  # actions that the command palette leaves out
 
@@ -66,7 +64,6 @@ class BrowseApp(App[int]):
         rules: Sequence[UserRule] = (),
         use_index: bool = True,
     ) -> None:
-        is_plain = bool(os.environ.get("NO_COLOR")) if plain is None else plain
         super().__init__()
         self.source, self.other = source, other
         self.view = view or StartView()
@@ -78,9 +75,9 @@ class BrowseApp(App[int]):
         self._faults: set[str] = set()
         self._recording = recording
         self._is_cancelled = False
-        self._plain = is_plain
+        self._plain = bool(os.environ.get("NO_COLOR")) if plain is None else plain
         self._few_colours = few_colours
-        self.look = ScreenLook(PALETTES.get(self.settings.theme, DARK), is_plain)
+        self.look = ScreenLook(PALETTES.get(self.settings.theme, DARK), self._plain)
         self.crash: Exception | None = None  # what ended the browser, if anything did
         self._terminal = Terminal(not speaks_utf8())
         self._waiting: deque[events.Key] = deque()  # keys typed while the one before them is under way
@@ -93,44 +90,42 @@ class BrowseApp(App[int]):
     def on_mount(self) -> None:
         for theme in THEMES:
             self.register_theme(theme)
-        few = self._few_colours
-        if few is None:
-            few = self.console.color_system in ("standard", "windows")
+        few = self.console.color_system in ("standard", "windows") if self._few_colours is None else self._few_colours
         self.set_look(SIXTEEN.name if few else self.look.palette.name)
         if self._recording is not None:
-            self._start(self._recording, None)
+            self._start(self._recording)
         else:
             self.push_screen(LoadingScreen(self.source))
             self.run_worker(self._load, thread=True, exit_on_error=False)
 
     def _load(self) -> None:
         """In the worker thread. Only messages go back to the screen."""
-        files = [self.source] + ([self.other] if self.other else [])
+        files = [file for file in (self.source, self.other) if file]
         recordings: list[BrowsedRecording] = []
-        shown = time.monotonic()
+        shown = -1.0
 
         def progress(share: float) -> None:
             nonlocal shown
             if self._is_cancelled:
                 raise Cancelled
-            now = time.monotonic()
-            if now - shown >= 0.1:
-                shown = now
-                self.call_later(self._progress, (len(recordings) + share) / len(files))
+            done = (len(recordings) + share) / len(files)
+            if done - shown >= 0.01:
+                shown = done
+                self.call_later(self._progress, done)
 
         try:
             for number, file in enumerate(files):
                 view = self.view if number == 0 else StartView(self.view.device)
                 recordings.append(BrowsedRecording.open(file, view, progress, self.rules, self.use_index))
-            first, second = recordings[0], recordings[1] if len(recordings) > 1 else None
-            if second is None:  # what the first screen needs is worked out here, off the interface's thread
-                first.provider().report(first.provider().start.event)
+            if self.other is None:  # what the first screen needs is worked out here, off the interface's thread
+                provider = recordings[0].provider()
+                provider.report(provider.start.event)
         except Exception as error:
             if not self._is_cancelled:
                 self.call_later(self._loading_failed, error)
             return
         if not self._is_cancelled:
-            self.call_later(self._start, first, second)
+            self.call_later(self._start, *recordings)
 
     def _progress(self, share: float) -> None:
         if isinstance(self.screen, LoadingScreen):
@@ -148,7 +143,7 @@ class BrowseApp(App[int]):
             self.screen.query_one(Progress).display = False  # nothing is under way any more
         self.push_screen(self._error_dialog(error, "loading"), lambda _: self.exit(code))
 
-    def _start(self, recording: BrowsedRecording, other: BrowsedRecording | None) -> None:
+    def _start(self, recording: BrowsedRecording, other: BrowsedRecording | None = None) -> None:
         session = Session(recording, other, self.settings)
         main = MainScreen(session, VIEWS, "diff" if other is not None else "overview")
         if isinstance(self.screen, LoadingScreen):
@@ -217,23 +212,20 @@ class BrowseApp(App[int]):
         """Use a palette."""
         self.look = ScreenLook(PALETTES[name], self._plain)
         self.theme = name
-        for drawn in self.screen.query(Drawn) if self._screen_stack else ():
-            drawn.changed_look()
         if isinstance(self.screen, MainScreen):
+            self.screen.query(Drawn).refresh()
             self.screen.update()
 
     def action_next_theme(self) -> None:
         names = list(PALETTES)
         name = names[(names.index(self.look.palette.name) + 1) % len(names)]
-        self.set_look(name)
-        self.settings.theme = name
+        self._choose(name)
         self.notify(f"Theme: {PALETTES[name].title}", timeout=1.5)
 
     # -- errors
 
     def on_failed(self, message: Failed) -> None:
         """Something that goes on failed in a widget or a thread."""
-        message.stop()
         self.fail(message.error, message.where)
 
     def fail(self, error: Exception, where: str) -> None:
@@ -253,7 +245,7 @@ class BrowseApp(App[int]):
     def _error_dialog(self, error: Exception, where: str) -> Details:
         width = text_width(self.size.width, 80)
         if isinstance(error, MemtraceError):
-            return Details("Error", lambda _: wrap([(printable(str(error)), "text")], width), "error")
+            return Details("Error", wrap([(printable(str(error)), "text")], width), "error")
         trail = traceback.extract_tb(error.__traceback__)
         lines = [
             *wrap([(f"{type(error).__name__} in {where}: {printable(str(error))}", "strong")], width),
@@ -262,7 +254,7 @@ class BrowseApp(App[int]):
                     "A report should name these places:", "text")], width),
             *[line((f"  {Path(f.filename).name}:{f.lineno} {f.name}", "dim")) for f in trail[-6:]],
         ]  # fmt: skip
-        return Details("Something went wrong", lambda _: lines, "error")
+        return Details("Something went wrong", lines, "error")
 
     async def run_action(self, *args: object, **kwargs: object) -> bool:
         """Every key passes here: what an action raises becomes a dialog."""

@@ -15,8 +15,7 @@ from memtrace.errors import MemtraceError
 from memtrace.render.words import bar, clip
 from memtrace.units import printable
 from memtrace_tui.data.lines import Line
-from memtrace_tui.messages import Open
-from memtrace_tui.widgets.base import Drawn, Lines, keys
+from memtrace_tui.widgets.base import Drawn, Lines, Open, keys
 
 
 def text_width(screen_width: int, most: int = 100) -> int:
@@ -27,9 +26,7 @@ def text_width(screen_width: int, most: int = 100) -> int:
 class Dialog(ModalScreen[str | None]):
     """A box in the middle; Escape, q and a click outside close it."""
 
-    BINDINGS = keys("""
-        escape,q  dismiss_none  Close
-    """)
+    BINDINGS = keys("escape,q  dismiss_none  Close")
 
     def action_dismiss_none(self) -> None:
         self.dismiss(None)
@@ -47,7 +44,7 @@ def boxed(title: str, hint: str, role: str) -> Vertical:
 
 
 class Details(Dialog):
-    """Lines to read; those that lead somewhere can be opened. ``make`` gives them; True folds library frames."""
+    """Lines to read; those that lead somewhere can be opened. ``make`` may give them; True folds library frames."""
 
     BINDINGS = keys("""
         question_mark,f1  dismiss_none  -Close
@@ -55,7 +52,7 @@ class Details(Dialog):
         y                 copy          -Copy
     """)
 
-    def __init__(self, title: str, make: Callable[[bool], Sequence[Line]], role: str = "") -> None:
+    def __init__(self, title: str, make: Callable[[bool], Sequence[Line]] | Sequence[Line], role: str = "") -> None:
         super().__init__()
         self.heading, self._make, self.role = title, make, role
         self._fold = True
@@ -70,7 +67,8 @@ class Details(Dialog):
 
     def _show(self) -> None:
         """As high as the text, as far as there is room."""
-        lines, content = self.query_one("#dialog-lines", Lines), self._make(self._fold)
+        lines, content = self.query_one("#dialog-lines", Lines), self._make
+        content = content(self._fold) if callable(content) else content
         lines.styles.height = max(min(len(content), max(self.app.size.height - 4, 3)), 1)
         lines.show(content)
 
@@ -84,7 +82,6 @@ class Details(Dialog):
 
     def on_open(self, message: Open) -> None:
         """Close, then go there."""
-        message.stop()
         self.dismiss(None)
         self.app.screen_stack[-2 if self.app.screen is self else -1].post_message(Open(message.goto))
 
@@ -123,7 +120,6 @@ class Ask(Dialog):
             self.set_focus(answer)  # at once: keys typed ahead are for this line
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
         try:
             self._accept(event.value)
         except (MemtraceError, OSError) as error:
@@ -137,9 +133,7 @@ class Ask(Dialog):
 class LoadingScreen(Screen[None]):
     """How far loading is, and a way out of it; shown while a worker thread loads."""
 
-    BINDINGS = keys("""
-        escape,q,ctrl+c  app.cancel_loading  Cancel
-    """)
+    BINDINGS = keys("escape,q,ctrl+c  app.cancel_loading  Cancel")
 
     def __init__(self, name: str) -> None:
         super().__init__()

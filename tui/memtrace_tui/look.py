@@ -10,7 +10,6 @@ from textual.strip import Strip
 from textual.theme import Theme
 
 from memtrace.render.words import MARKS
-from memtrace_tui.data.lines import Line
 from memtrace_tui.palette import PALETTES, Palette, colour
 
 _BOLD = {"strong", "title", "alarm", "key", "accent"}
@@ -27,17 +26,13 @@ class ScreenLook:
     def style(self, role: str, behind: str = "background") -> Style:
         """Style of a role in front of another role's colour."""
         key = (role, behind)
-        style = self._styles.get(key)
-        if style is None:
-            style = self._styles[key] = self._plain(role, behind) if self.plain else self._coloured(role, behind)
-        return style
+        if key not in self._styles:
+            self._styles[key] = self._plain(role, behind) if self.plain else self._coloured(role, behind)
+        return self._styles[key]
 
     def _coloured(self, role: str, behind: str) -> Style:
-        palette = self.palette
-        back = colour(palette, behind)
-        if role == "alarm":
-            return Style(color=palette.background, bgcolor=palette.bad, bold=True)
-        return Style(color=colour(palette, role), bgcolor=back, bold=role in _BOLD or behind == "select" or None)
+        back = self.palette.bad if role == "alarm" else colour(self.palette, behind)
+        return Style(color=colour(self.palette, role), bgcolor=back, bold=role in _BOLD or behind == "select" or None)
 
     @staticmethod
     def _plain(role: str, behind: str) -> Style:
@@ -47,10 +42,6 @@ class ScreenLook:
             reverse=role == "alarm" or behind == "select" or None,
             underline=behind == "mark" or None,
         )
-
-    def strip(self, line: Line, width: int, behind: str = "background") -> Strip:
-        """A line as a strip of exactly ``width`` cells."""
-        return self.spans(line.spans, width, behind)
 
     def spans(self, spans: Iterable[tuple[str, str]], width: int, behind: str = "background") -> Strip:
         """Spans as a strip of exactly ``width`` cells; where something had to be cut, ``…`` says so."""
@@ -72,27 +63,16 @@ def _letters(text: str, role: str) -> str:
     return (special.get(role) or MARKS[role.rpartition("|")[2]].letter) * len(text)
 
 
-def textual_theme(palette: Palette) -> Theme:
-    """The palette for Textual's own widgets (dialogs, inputs, command palette)."""
-    return Theme(
-        name=palette.name,
-        primary=palette.accent,
-        secondary=palette.select,
-        accent=palette.accent,
-        foreground=palette.text,
-        background=palette.background,
-        surface=palette.surface,
-        panel=palette.panel,
-        success=palette.good,
-        warning=palette.warn,
-        error=palette.bad,
-        dark=palette.dark,
+# Textual's own widgets (dialogs, inputs, command palette) in the same colours.
+THEMES = [
+    Theme(
+        name=palette.name, dark=palette.dark, primary=palette.accent, secondary=palette.select, accent=palette.accent,
+        foreground=palette.text, background=palette.background, surface=palette.surface, panel=palette.panel,
+        success=palette.good, warning=palette.warn, error=palette.bad,
         variables={
-            "block-cursor-background": palette.select,
-            "block-cursor-foreground": palette.strong,
+            "block-cursor-background": palette.select, "block-cursor-foreground": palette.strong,
             "input-selection-background": palette.select,
         },
     )
-
-
-THEMES = [textual_theme(palette) for palette in PALETTES.values()]
+    for palette in PALETTES.values()
+]  # fmt: skip

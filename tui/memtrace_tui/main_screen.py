@@ -8,7 +8,6 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from textual import events
 from textual.app import ComposeResult
@@ -19,22 +18,17 @@ from textual.widgets import Input, Tab, Tabs
 
 from memtrace.errors import MemtraceError, UsageError
 from memtrace.ranges import PLACES
-from memtrace.units import format_count, spreadsheet_text
+from memtrace.units import counted, format_count, spreadsheet_text
 from memtrace.writing import check_target, whole_file
 from memtrace_tui.data.details import frame_lines, history_lines
 from memtrace_tui.data.lines import Goto
 from memtrace_tui.dialogs import Ask, Details, OneKey, text_width
-from memtrace_tui.messages import Changed, Failed, MoveCursor, Open
 from memtrace_tui.session import Session
 from memtrace_tui.settings import is_served
 from memtrace_tui.views import Entry, View, help_lines
 from memtrace_tui.widgets.bars import CursorLine, FilterBar, KeyBar, Scrubber
-from memtrace_tui.widgets.base import keys
+from memtrace_tui.widgets.base import Changed, Failed, MoveCursor, Open, keys
 
-if TYPE_CHECKING:
-    pass
-
-TICK_S = 1 / 12
 SHORT = {"Allocations": "Allocs", "Findings": "Finds"}  # on the tabs
 
 
@@ -75,9 +69,7 @@ class MainScreen(Screen[None]):
         self.view_types = {each.view: each for each in views}
         self._titles = {each.view: f"{each.key} {SHORT.get(each.title, each.title)}" for each in views}
         self.current = first
-        self.direction = 0
         self.speed = max(session.provider.count // 600, 1)
-        self._timer: Timer | None = None
         self._is_stale = False
         self._trail: list[Goto] = []  # places before the present one; and those that alt+left came from
         self._ahead: list[Goto] = []
@@ -98,9 +90,8 @@ class MainScreen(Screen[None]):
         yield KeyBar()
 
     async def on_mount(self) -> None:
-        self._timer = self.set_interval(TICK_S, self._tick, pause=True)
+        self._timer: Timer = self.set_interval(1 / 12, self._tick, pause=True)
         self.bindings_updated_signal.subscribe(self, lambda _: self.query_one(KeyBar).refresh())
-        self.set_class(self.app.size.width >= 118, "wide").set_class(self.app.size.height < 16, "low")
         await self.action_view(self.current)
         self.set_timer(0.25, self.action_explain)  # after the first screen, with which it would compete
 
@@ -176,7 +167,6 @@ class MainScreen(Screen[None]):
             self.post_message(Failed(error, self.current))
 
     def on_move_cursor(self, message: MoveCursor) -> None:
-        message.stop()
         self.go(message.event)
 
     def go(self, event: int) -> None:
@@ -184,21 +174,18 @@ class MainScreen(Screen[None]):
             self.update()
 
     async def on_open(self, message: Open) -> None:
-        """A jump: the cursor, then the view, then what to show there."""
-        message.stop()
         await self.open(message.goto)
 
     async def open(self, goto: Goto, is_new: bool = True) -> None:
-        """Follow a jump; a new one can be gone back from."""
+        """A jump: the cursor, then the view, then what to show there. A new one can be gone back from."""
         session = self.session
         width = text_width(self.app.size.width)
         if goto.frame is not None:
             lines = frame_lines(session.provider, goto.frame, session.live(), width)
-            self.app.push_screen(Details("Frame", lambda _: lines))
+            self.app.push_screen(Details("Frame", lines))
             return
         if goto.history is not None:
-            lines = history_lines(session.provider, *goto.history, width)
-            self.app.push_screen(Details("Who was here", lambda _: lines))
+            self.app.push_screen(Details("Who was here", history_lines(session.provider, *goto.history, width)))
             return
         if is_new:
             self._trail.append(self.place())
@@ -262,7 +249,6 @@ class MainScreen(Screen[None]):
         self.update()
 
     def on_changed(self, message: Changed) -> None:
-        message.stop()
         self.update()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -277,7 +263,6 @@ class MainScreen(Screen[None]):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter while writing; what is wrong with a half-written one is said, and the last good one stays."""
-        event.stop()
         complaint = ""
         try:
             self.session.filter_by(event.value)
@@ -318,10 +303,10 @@ class MainScreen(Screen[None]):
     def action_oom(self) -> None:
         """The next refused request, around the end."""
         ooms = self.session.provider.ooms
-        if not ooms:
+        if ooms:
+            self.go(next((event for event in ooms if event > self.session.event), ooms[0]))
+        else:
             self.notify("No request was refused in this recording.", timeout=3)
-            return
-        self.go(next((event for event in ooms if event > self.session.event), ooms[0]))
 
     async def action_ask_event(self) -> None:
         """Ask where to go; ``A .. B`` compares two places of one file."""
@@ -339,17 +324,15 @@ class MainScreen(Screen[None]):
         await self.app.push_screen(Ask("Go to", f"{PLACES}; A .. B compares two", str(self.session.event), accept))
 
     def action_device(self) -> None:
-        session = self.session
-        devices = session.recording.devices
+        session, devices = self.session, self.session.recording.devices
         if session.other is not None:
             self.notify("With two files each keeps the device it was opened at.", timeout=3)
-            return
-        if len(devices) < 2:
+        elif len(devices) < 2:
             self.notify("This recording has one device.", timeout=2)
-            return
-        self.stop()
-        session.look_at(devices[(devices.index(session.provider.device) + 1) % len(devices)])
-        self.action_refresh_all()
+        else:
+            self.stop()
+            session.look_at(devices[(devices.index(session.provider.device) + 1) % len(devices)])
+            self.action_refresh_all()
 
     def action_refresh_all(self) -> None:
         """Another device or file: everything is new."""
@@ -359,7 +342,7 @@ class MainScreen(Screen[None]):
     # -- playing
 
     def _tick(self) -> None:
-        event = self.session.event + self.direction * self.speed
+        event = self.session.event + self.session.playing * self.speed
         clamped = max(self.session.provider.clamp(event), 0)
         if clamped != event or not self.session.provider.count:
             self.stop()
@@ -369,22 +352,16 @@ class MainScreen(Screen[None]):
         self._play(0)
 
     def _play(self, direction: int) -> None:
-        self.direction = direction
-        if self._timer is not None:
-            (self._timer.resume if direction else self._timer.pause)()
-        line = self.query_one(CursorLine)
-        line.playing = direction
-        line.refresh()
+        self.session.playing = direction
+        (self._timer.resume if direction else self._timer.pause)()
+        self.query_one(CursorLine).refresh()
 
     def action_play(self, direction: int) -> None:
         """Play forward or back; the same key again stops. At the end it begins anew."""
-        provider = self.session.provider
-        if self.direction == direction or not provider.count:
-            self.stop()
-            return
-        if direction > 0 and self.session.event >= provider.count - 1:
+        session, count = self.session, self.session.provider.count
+        if direction > 0 and session.playing != direction and session.event >= count - 1:
             self.go(0)
-        self._play(direction)
+        self._play(0 if session.playing == direction or not count else direction)
 
     def action_speed(self, by: int) -> None:
         self.speed = max(min(round(self.speed * 2.0**by), max(self.session.provider.count // 20, 1)), 1)
@@ -397,9 +374,9 @@ class MainScreen(Screen[None]):
         text = self.view.copy_text()
         if text:
             self.app.copy_to_clipboard(text)
-            self.notify(f"Copied {len(text.splitlines())} line{'s' if chr(10) in text else ''}.", timeout=2)
-        else:
-            self.notify("Nothing to copy here.", timeout=2)
+        self.notify(
+            f"Copied {counted(len(text.splitlines()), 'line')}." if text else "Nothing to copy here.", timeout=2
+        )
 
     async def action_export_csv(self) -> None:
         view = self.view
@@ -408,8 +385,7 @@ class MainScreen(Screen[None]):
             buffer = io.StringIO()
             writer = csv.writer(buffer, lineterminator="\n")
             rows = sum(1 for row in view.csv() if writer.writerow([spreadsheet_text(str(cell)) for cell in row]))
-            path = _write(text, buffer.getvalue())
-            self.notify(f"{format_count(max(rows - 1, 0))} rows in {path}", timeout=4)
+            self.notify(f"{format_count(max(rows - 1, 0))} rows in {_write(text, buffer.getvalue())}", timeout=4)
 
         await self.app.push_screen(Ask("Save as CSV", "file to write", f"memtrace-{view.view}.csv", accept))
 
@@ -422,8 +398,7 @@ class MainScreen(Screen[None]):
         await self.app.push_screen(Ask("Save as SVG", "file to write", f"memtrace-{self.view.view}.svg", accept))
 
     def action_help(self) -> None:
-        lines = help_lines(self, self.view, text_width(self.app.size.width))
-        self.app.push_screen(Details("Help", lambda _: lines))
+        self.app.push_screen(Details("Help", help_lines(self, self.view, text_width(self.app.size.width))))
 
 
 def _write(text: str, content: str) -> Path:

@@ -32,7 +32,7 @@ class Cancelled(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PhaseSpan:
     """A stretch of one phase: ``start <= event < stop``; ``step`` is -1 while the model is loaded."""
 
     start: int
@@ -95,9 +95,7 @@ class Provider:
     def seconds(self, event: int) -> float | None:
         """Seconds since the first event; None where the file has no times."""
         times = self.timeline.trace.time_us
-        if times is None or not len(times):
-            return None
-        return int(times[max(event, 0)] - times[0]) / 1e6
+        return None if times is None or not len(times) else int(times[max(event, 0)] - times[0]) / 1e6
 
     # -- the whole recording
 
@@ -107,12 +105,12 @@ class Provider:
         return category_curves(self.analysis)
 
     @cached_property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[PhaseSpan, ...]:
         """The phases in order."""
         phases = self.analysis.attribution.facts.phases
         start = phases.start.tolist()
         return tuple(
-            Span(start[i], start[i + 1], Phase(int(phases.phase[i])).label, int(phases.step[i]))
+            PhaseSpan(start[i], start[i + 1], Phase(int(phases.phase[i])).label, int(phases.step[i]))
             for i in range(len(phases))
         )
 
@@ -198,8 +196,7 @@ class BrowsedRecording:
             if on_progress is not None:
                 on_progress(done)
 
-        found = open_recording(source, (lambda share: tell(share * 0.7)) if on_progress else None, use_index)
-        recording = cls(found, view, rules)
+        recording = cls(open_recording(source, lambda share: tell(share * 0.7), use_index), view, rules)
         recording.provider(on_progress=lambda share: tell(0.7 + share / 4))
         tell(1.0)
         return recording

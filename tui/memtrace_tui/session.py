@@ -11,6 +11,7 @@ import numpy as np
 
 from memtrace.answers.report import Report
 from memtrace.snapshot.model import I8, Bool
+from memtrace_tui.data.coloring import NO_COLOURS, Coloring, coloring
 from memtrace_tui.data.query import FilterTerm, parse
 from memtrace_tui.data.rows import AllocationTable, EventLog
 from memtrace_tui.provider import BrowsedRecording, Provider, StartView
@@ -37,6 +38,7 @@ class Session:
         self.group = self.settings.group
         self.provider: Provider = recording.provider()
         self.event = self.provider.start.event
+        self.playing = 0  # 1 while the cursor plays forward, -1 back
         self.swapped = False  # whether the cursor moves in the second file
         self.other_event = other.provider().start.event if other is not None else -1
         self.mark: int | None = None  # event A of a comparison within one file
@@ -46,6 +48,7 @@ class Session:
         self._explanations: dict[tuple[Provider, int], Explanation] = {}
         self.filter = ""
         self.terms: tuple[FilterTerm, ...] = ()
+        self._colours: tuple[object, Coloring] = (None, NO_COLOURS)
 
     @property
     def report(self) -> Report:
@@ -101,9 +104,14 @@ class Session:
         return (other, mine) if self.swapped else (mine, other)
 
     @property
-    def shown_key(self) -> tuple[object, ...]:
-        """What pictures of the map depend on besides the cursor and the colours' meaning."""
-        return self.filter, self.mark, self.other_event, id(self.other)
+    def colours(self) -> Coloring:
+        """The colours of the blocks at the cursor."""
+        key = (self.provider, self.event, self.coloring, self.terms, self.mark, self.other, self.other_event)
+        if key != self._colours[0]:
+            layout = self.provider.layout(self.event)
+            made = coloring(self.provider, layout, self.coloring, self.fitting, self.twins, self.ranks)
+            self._colours = key, made
+        return self._colours[1]
 
     def live(self) -> I8:
         """Rows live at the cursor that the filter fits."""
@@ -142,19 +150,16 @@ class Session:
         from memtrace.snapshot.load import from_raw
 
         snapshot = self.provider.timeline.snapshot
-        name = f"what if {answer.runs[number].conf or 'defaults'}"
-        made = BrowsedRecording(
-            from_raw(as_snapshot(snapshot, answer.simulations[number]), name), StartView(self.provider.device)
-        )
-        made.provider()
-        return made
+        made = from_raw(as_snapshot(snapshot, answer.simulations[number]),
+                        f"what if {answer.runs[number].conf or 'defaults'}")  # fmt: skip
+        recording = BrowsedRecording(made, StartView(self.provider.device))
+        recording.provider()
+        return recording
 
     def move(self, event: int) -> bool:
         """Put the cursor on the nearest event; whether that changed anything."""
-        event = self.provider.clamp(event)
-        changed = event != self.event
-        self.event = event
-        return changed
+        before, self.event = self.event, self.provider.clamp(event)
+        return before != self.event
 
     def look_at(self, device: int) -> None:
         """Change the device; the cursor goes to that device's own start."""

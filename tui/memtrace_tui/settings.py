@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from memtrace.writing import draft
@@ -33,15 +34,11 @@ class Settings:
     def load(cls, path: Path | None = None) -> Settings:
         """The remembered choices; what is missing, unknown or of the wrong type takes its default."""
         settings = cls()
-        try:
-            stored = json.loads((path or config_path()).read_text("utf-8"))
-        except (OSError, ValueError):
-            return settings
-        if isinstance(stored, dict):
-            for each in fields(cls):
-                value = stored.get(each.name)
-                if type(value) is type(getattr(settings, each.name)):
-                    setattr(settings, each.name, value)
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stored = json.loads((path or config_path()).read_text("utf-8")).items()
+            for name, value in stored:
+                if type(value) is type(getattr(settings, name, None)):
+                    setattr(settings, name, value)
         return settings
 
     def save(self, path: Path | None = None) -> None:
@@ -49,13 +46,11 @@ class Settings:
         if is_served():
             return
         target = path or config_path()
-        try:
+        with contextlib.suppress(OSError):
             target.parent.mkdir(parents=True, exist_ok=True)
             with draft(target.parent) as made:
                 made.out.write((json.dumps(asdict(self), indent=1) + "\n").encode())
                 made.replace(target)
-        except OSError:
-            return
 
 
 def config_path() -> Path:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -11,7 +14,7 @@ from rich.style import Style
 from textual._compositor import CompositorUpdate
 from textual.strip import Strip
 
-Cell = tuple[str, Style | None]  # "" is the second half of a wide character
+Cell = tuple[str, Style | str | None]  # character and style; "" and the character for its second half, if it is wide
 _GAP = 6  # unchanged cells that are cheaper to write again than to jump over
 _SAME = {
     "▁▂▃": "_", "▄▅": "-", "▆▇█▉▊▋▌▍▎▏━╸▐┃▀": "#", "▒": "%", "·⋯": ".", "…": "~", "│┤├┊▕": "|", "─╌╴": "-",
@@ -65,7 +68,7 @@ class Terminal:
                 cells += [(character, style) for character in shown]
                 continue
             for piece in _characters(shown):
-                cells += [(piece, style), *[("", style)] * (cell_len(piece) - 1)]
+                cells += [(piece, style), *[("", piece)] * (cell_len(piece) - 1)]
         return cells
 
 
@@ -81,7 +84,7 @@ def _characters(text: str) -> list[str]:
 
 
 def _differing(old: list[Cell], new: list[Cell]) -> list[tuple[int, int]]:
-    """Ranges of cells to write: those that differ, joined where the gap is short, whole characters only."""
+    """Ranges of cells to write: those that differ, joined where the gap is short."""
     ranges: list[tuple[int, int]] = []
     for x, cell in enumerate(new):
         if x < len(old) and old[x] == cell:
@@ -90,25 +93,13 @@ def _differing(old: list[Cell], new: list[Cell]) -> list[tuple[int, int]]:
             ranges[-1] = (ranges[-1][0], x + 1)
         else:
             ranges.append((x, x + 1))
-    whole = []
-    for start, stop in ranges:
-        while start and not new[start][0]:
-            start -= 1
-        while stop < len(new) and not new[stop][0]:
-            stop += 1
-        whole.append((start, stop))
-    return whole
+    return ranges
 
 
-def _written(cells: list[Cell], console: Console) -> list[str]:
-    written: list[str] = []
-    run, style = "", cells[0][1]
-    for text, own in [*cells, ("", None)]:
-        if own != style:
-            written.append(style.render(run, color_system=console._color_system) if style else run)
-            run, style = "", own
-        run += text
-    return [*written, run]
+def _written(cells: list[Cell], console: Console) -> Iterator[str]:
+    for style, group in groupby((cell for cell in cells if cell[0]), key=itemgetter(1)):
+        run = "".join(map(itemgetter(0), group))
+        yield style.render(run, color_system=console._color_system) if isinstance(style, Style) else run
 
 
 class Changes(CompositorUpdate):

@@ -109,6 +109,10 @@ class Raster:
     over: U1
     eighths: U1
 
+    def ground(self, row: int, x: int) -> int:
+        """What most of a cell is."""
+        return int((self.under if self.eighths[row, x] >= 4 else self.over)[row, x])
+
 
 FADED, UNUSED, EMPTY = 8, 20, 21
 

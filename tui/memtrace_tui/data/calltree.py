@@ -21,7 +21,7 @@ class CallNode:
 
     label: str
     frame: int
-    depth: int
+    parent: CallNode | None = None
     bytes: int = 0
     count: int = 0
     self_bytes: int = 0
@@ -32,6 +32,16 @@ class CallNode:
     def category(self) -> str:
         """The category with most bytes."""
         return max(self.by_category, key=self.by_category.__getitem__, default="unattributed")
+
+    @property
+    def way(self) -> list[CallNode]:
+        """From the root to this node."""
+        return [*(self.parent.way if self.parent is not None else ()), self]
+
+    @property
+    def depth(self) -> int:
+        """0 for the root."""
+        return 0 if self.parent is None else self.parent.depth + 1
 
     def ordered(self) -> list[CallNode]:
         """Children, most bytes first."""
@@ -48,7 +58,7 @@ def call_tree(provider: Provider, rows: I8, inverted: bool = False, fold: bool =
     np.add.at(sums, inverse, table.requested_bytes[rows])
     hidden = [fold and is_library(frame) for frame in stacks.frames]
     labels: dict[int, str] = {}
-    root = CallNode("all live memory", -1, 0)
+    root = CallNode("all live memory", -1)
     for group, total, count in zip(found.tolist(), sums.tolist(), counts.tolist(), strict=True):
         stack, rule = group // len(attribution.rules) - 1, attribution.rules[group % len(attribution.rules)]
         category = str(rule.category)
@@ -66,7 +76,7 @@ def call_tree(provider: Provider, rows: I8, inverted: bool = False, fold: bool =
         for step, frame, label in path:
             below = node.children.get(step)
             if below is None:
-                below = node.children[step] = CallNode(label, frame, node.depth + 1)
+                below = node.children[step] = CallNode(label, frame, node)
             node = below
             _add(node, total, count, category)
         node.self_bytes += total
@@ -87,17 +97,6 @@ def visible(root: CallNode, opened: set[int] | None = None) -> Iterator[CallNode
         yield node
         if opened is None or id(node) in opened:
             stack.extend(reversed(node.ordered()))
-
-
-def path(root: CallNode, wanted: CallNode) -> list[CallNode]:
-    """From the root to a node."""
-    pending = [[root]]
-    while pending:
-        found = pending.pop()
-        if found[-1] is wanted:
-            return found
-        pending += [[*found, child] for child in found[-1].children.values()]
-    return []
 
 
 def open_hot(root: CallNode, limit: int = 24) -> set[int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category
 from memtrace.history.layout import Layout, State
@@ -17,10 +19,9 @@ from memtrace_tui.provider import Provider
 
 HOLE, PENDING, OTHERS, FIRST = range(4)  # codes of free and pending blocks, and what the filter leaves out
 MODES = ("category", "age", "step", "stack", "stream", "size", "pins", "compared")
-RAMP = 6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Coloring:
     """``codes`` has one entry a block; code ``i`` has role ``roles[i]`` and means ``labels[i]``.
 
@@ -37,6 +38,9 @@ class Coloring:
     short: tuple[str, ...]
 
 
+NO_COLOURS = Coloring("", np.zeros(0, np.uint8), (), (), "", "", ())
+
+
 def coloring(
     provider: Provider,
     layout: Layout,
@@ -49,9 +53,9 @@ def coloring(
 
     ``twins``: which rows are on the other side of a comparison, too. ``ranks``: of this side and of the other one.
     """
-    mode = mode if mode in MODES else MODES[0]
+    make = _MODES.get(mode, _category)
     numbers, roles, labels, letters, short = (
-        _compared(layout, twins, ranks) if mode == "compared" else _MODES[mode](provider, layout)
+        _compared(layout, twins, ranks) if mode == "compared" else make(provider, layout)
     )
     codes = (numbers + FIRST).astype(np.uint8)
     if fits is not None:
@@ -61,7 +65,7 @@ def coloring(
     name = "rank" if ranks is not None and mode == "compared" else mode
     return Coloring(
         name, codes, ("hole", "pending", "empty", *roles), ("free", "pending free", "others", *labels),
-        FREE + PENDING_LETTER + "-" + letters, _HEADINGS[name], ("free", "pending", "others", *short),
+        FREE + PENDING_LETTER + "-" + letters, _HEADINGS.get(name, "category"), ("free", "pending", "others", *short),
     )  # fmt: skip
 
 
@@ -72,12 +76,17 @@ _HEADINGS = {
 }  # fmt: skip
 
 
+def _of(column: NDArray[Any], layout: Layout) -> I8:
+    """A column of the allocation table for each block."""
+    return column[layout.row].astype(np.int64) if len(column) else np.zeros(len(layout.row), np.int64)
+
+
 def _category(provider: Provider, layout: Layout) -> _Answer:
     names = list(Category)
     attribution = provider.analysis.attribution
     code = np.array([names.index(rule.category) for rule in attribution.rules])
     return (
-        code[attribution.rule[layout.row]] if len(attribution.rule) else np.zeros(len(layout.row), np.int64),
+        code[_of(attribution.rule, layout)],
         [f"cat:{name}" for name in names],
         [str(name).replace("_", " ") for name in names],
         "".join(MARKS[name].letter for name in names),
@@ -85,40 +94,32 @@ def _category(provider: Provider, layout: Layout) -> _Answer:
     )
 
 
+def _numbered(kind: str, labels: list[str]) -> list[str]:
+    return [f"{kind}:{i}" for i in range(len(labels))]
+
+
 def _ramp(values: I8, edges: list[int], above: str, name: Callable[[int], str], unit: str) -> _Answer:
-    """Steps of a scale: below each inner edge, and ``above`` all of them."""
-    below = [name(edge) for edge in edges[1:-1]]
-    codes = np.searchsorted(np.array(edges[1:-1]), values, side="right")
-    return (
-        codes,
-        [f"ramp:{i}" for i in range(len(edges) - 1)],
-        [*(f"< {edge}{unit}" for edge in below), above],
-        "012345"[: len(edges) - 1],
-        [*(f"<{edge}".replace(" ", "").replace(".0", "") for edge in below), above],
-    )
+    """Steps of a scale: below each edge, and ``above`` all of them."""
+    below = [name(edge) for edge in edges]
+    short = [*(f"<{edge}".replace(" ", "").replace(".0", "") for edge in below), above]
+    codes = np.searchsorted(np.array(edges), values, side="right")
+    return codes, _numbered("ramp", short), [*(f"< {edge}{unit}" for edge in below), above], "012345", short
 
 
 def _age(provider: Provider, layout: Layout) -> _Answer:
-    born = provider.timeline.allocations.alloc_event
-    values = layout.event - born[layout.row] if len(born) else np.zeros(len(layout.row), np.int64)
-    edges = [0, 10, 100, 1_000, 10_000, 100_000, 1 << 62]
-    return _ramp(values, edges, "older", format_count, " events")
+    ages = layout.event - _of(provider.timeline.allocations.alloc_event, layout)
+    return _ramp(ages, [10, 100, 1_000, 10_000, 100_000], "older", format_count, " events")
 
 
 def _size(provider: Provider, layout: Layout) -> _Answer:
-    edges = [0, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 62]
-    return _ramp(layout.block_bytes, edges, "larger", format_bytes, "")
+    return _ramp(layout.block_bytes, [size << 20 for size in (1, 4, 16, 64, 256)], "larger", format_bytes, "")
 
 
 def _stream(provider: Provider, layout: Layout) -> _Answer:
-    streams = sorted(set(layout.stream.tolist()))
-    number = {stream: min(i, 7) for i, stream in enumerate(streams)}
-    per_segment = np.array([number[stream] for stream in layout.stream.tolist()], dtype=np.int64)
-    codes = per_segment[layout.segment] if len(layout) else np.zeros(0, np.int64)
-    shown = streams[:8]
-    labels = [f"stream {stream:#x}" if stream > 9 else f"stream {stream}" for stream in shown]
-    short = [label.removeprefix("stream ") for label in labels]
-    return codes, [f"hue:{i}" for i in range(len(shown))], labels, "01234567"[: len(shown)], short
+    streams, number = np.unique(layout.stream, return_inverse=True)
+    codes = np.minimum(number, 7)[layout.segment] if len(layout) else np.zeros(0, np.int64)
+    short = [f"{stream:#x}" if stream > 9 else str(stream) for stream in streams[:8].tolist()]
+    return codes, _numbered("hue", short), [f"stream {name}" for name in short], "01234567", short
 
 
 def _most(layout: Layout, values: I8, name: Callable[[int], str], rest: str) -> _Answer:
@@ -131,13 +132,12 @@ def _most(layout: Layout, values: I8, name: Callable[[int], str], rest: str) -> 
     code[top] = np.arange(len(top))
     labels = [*(name(int(found[at])) for at in top), rest]
     numbers = "1234567"[: len(top)] + "0"
-    return code[inverse] if len(values) else values, [f"hue:{i}" for i in range(len(labels))], labels, numbers, labels
+    return code[inverse] if len(values) else values, _numbered("hue", labels), labels, numbers, labels
 
 
 def _step(provider: Provider, layout: Layout) -> _Answer:
-    steps = provider.analysis.attribution.facts.step
-    values = steps[layout.row].astype(np.int64) if len(steps) else np.zeros(len(layout.row), np.int64)
-    return _most(layout, values, lambda step: str(step) if step >= 0 else "before", "others")
+    steps = _of(provider.analysis.attribution.facts.step, layout)
+    return _most(layout, steps, lambda step: str(step) if step >= 0 else "before", "others")
 
 
 def _stack(provider: Provider, layout: Layout) -> _Answer:
@@ -145,7 +145,7 @@ def _stack(provider: Provider, layout: Layout) -> _Answer:
     labels = [printable(sites.label(stack)) for stack in range(len(sites.frame))]
     number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     of_stack = np.array([*(number[label] for label in labels), -1], dtype=np.int64)
-    values = of_stack[stacks[layout.row]] if len(stacks) else np.zeros(len(layout.row), np.int64)
+    values = of_stack[_of(stacks, layout)]
     names = list(number)
     shown = lambda site: names[site].rpartition("/")[2] if site >= 0 and names[site] else "no stack"  # noqa: E731
     return _most(layout, values, shown, "others")
@@ -155,7 +155,7 @@ def _compared(layout: Layout, twins: Bool | None, ranks: tuple[int, int] | None)
     """Whether a block is on the other side, too: at event A, or in the second file (same call site and size)."""
     if twins is None:
         return np.zeros(len(layout.row), np.int64), ["hue:7"], ["nothing to compare with (A)"], "0", ["no A"]
-    numbers = np.where(twins[layout.row], 0, 1) if len(twins) else np.zeros(len(layout.row), np.int64)
+    numbers = _of(~twins, layout)
     if ranks is None:
         return numbers, ["hue:0", "hue:1"], ["there, too", "only here"], "=+", ["both", "here"]
     low, high = sorted(ranks)
@@ -171,7 +171,7 @@ def _pins(provider: Provider, layout: Layout) -> _Answer:
     labels = ["holds nothing free", "< 0.1 free per live byte", "< 0.3", "< 1", "< 3", "≥ 3: pins it"]
     codes = step[layout.segment].astype(np.int64) if len(layout) else np.zeros(0, np.int64)
     short = ["none", "<0.1", "<0.3", "<1", "<3", "≥3"]
-    return codes, [f"heat:{i}" for i in range(RAMP)], labels, "012345", short
+    return codes, _numbered("heat", short), labels, "012345", short
 
 
 _MODES: dict[str, Callable[[Provider, Layout], _Answer]] = {

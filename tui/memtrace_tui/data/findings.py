@@ -34,16 +34,6 @@ def verdict_title(verdict: str) -> str:
     return f"{verdict_name(verdict).upper()}: {verdict_meaning(verdict)}"
 
 
-def verdict_lines(answer: Explanation, width: int, sentences: int | None = None) -> list[Line]:
-    """The verdict and what it rests on."""
-    title = verdict_title(answer.verdict)
-    role = "title" if answer.verdict in ("no_oom", "unknown") else "alarm"
-    lines = [line((f" {title} " if role == "alarm" else title, role), (f"  {answer.confidence}", "dim"))]
-    for sentence in answer.because[:sentences]:
-        lines += wrap([(printable(sentence), "text")], width, 2)
-    return lines
-
-
 def short_lines(answer: Explanation, width: int, moment: str | None = None, most: int = 4) -> list[Line]:
     """The first findings, a line each, for the overview. ``moment``: what they are about, if not the cursor."""
     if not answer.findings:
@@ -60,7 +50,12 @@ def short_lines(answer: Explanation, width: int, moment: str | None = None, most
 
 def finding_lines(answer: Explanation, event: int, width: int) -> list[Line]:
     """Everything: verdict, every finding with evidence and advice, what the refused size may be, warnings."""
-    lines = [*verdict_lines(answer, width), BLANK]
+    title = verdict_title(answer.verdict)
+    head = (title, "title") if answer.verdict in ("no_oom", "unknown") else (f" {title} ", "alarm")
+    lines = [line(head, (f"  {answer.confidence}", "dim"))]
+    for sentence in answer.because:
+        lines += wrap([(printable(sentence), "text")], width, 2)
+    lines.append(BLANK)
     for number, finding in enumerate(answer.findings, 1):
         size = "" if finding.bytes is None else format_bytes(finding.bytes) + (" a step" if finding.per_step else "")
         title = clip(f"{number} {printable(finding.title)}", max(width - len(size) - 2, 10))

@@ -36,28 +36,29 @@ class Heading:
 
 
 Row = Heading | tuple[Piece, ...]
+PoolKey = tuple[str, int, str]  # pool, stream, kind
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Rows from top to bottom; ``cells[segment]`` is how many cells a segment has, ``order`` how they follow."""
+    """Rows from top to bottom; ``cells[segment]`` is how many cells a segment has, in the order of the rows."""
 
     rows: tuple[Row, ...]
     cells: dict[int, int]
-    order: tuple[int, ...]
     row_of: dict[int, int]
     x_of: dict[int, int]
 
 
+NO_FLOW = Flow((), {}, {}, {})
 SORTS: dict[str, str] = {
     "address": "by address", "free": "half-empty first", "share": "free share", "size": "largest first",
     "hole": "largest hole first", "pins": "smallest pin first", "age": "oldest first",
 }  # fmt: skip
 
 
-def groups(layout: Layout) -> list[tuple[tuple[str, int, str], list[int]]]:
-    """Segments by (pool, stream, kind), the most reserved bytes first."""
-    found: dict[tuple[str, int, str], list[int]] = {}
+def groups(layout: Layout) -> list[tuple[PoolKey, list[int]]]:
+    """Segments by pool, stream and kind, the most reserved bytes first."""
+    found: dict[PoolKey, list[int]] = {}
     for segment in range(len(layout)):
         kind = "expandable" if layout.is_expandable[segment] else "ordinary"
         found.setdefault((pool_name(layout, segment), int(layout.stream[segment]), kind), []).append(segment)
@@ -83,9 +84,6 @@ def sorted_segments(layout: Layout, segments: list[int], sort: str, born: I8) ->
         key = -{"free": free, "share": share, "size": layout.total_bytes, "hole": layout.largest_free_bytes()}[sort]
     empty = (used == 0) & (sort in ("free", "share", "pins"))
     return sorted(segments, key=lambda segment: (bool(empty[segment]), int(key[segment])))
-
-
-PoolKey = tuple[str, int, str]
 
 
 def row_count(sizes: Sequence[int], width: int, cell: int) -> int:
@@ -114,11 +112,10 @@ def scales(layout: Layout, width: int, height: int) -> dict[PoolKey, int]:
     would make the map jump.
     """
     pools = {key: [int(layout.total_bytes[s]) for s in members] for key, members in groups(layout)}
-    cells = {}
-    for key, sizes in pools.items():
-        median = sorted(sizes)[len(sizes) // 2]
-        largest = max(512, 1 << ((median // 2).bit_length() - 1)) if median >= 1024 else 512
-        cells[key] = largest
+    medians = {key: sorted(sizes)[len(sizes) // 2] for key, sizes in pools.items()}
+    cells = {
+        key: 512 if size < 1024 else max(512, 1 << ((size // 2).bit_length() - 1)) for key, size in medians.items()
+    }
     space = height - 2 * len(pools) + 1
 
     def rows() -> int:
@@ -144,7 +141,6 @@ def flow(
     """Lay the segments out in rows of ``width`` cells; each ``zoom`` step halves the bytes of a cell."""
     rows: list[Row] = []
     cells: dict[int, int] = {}
-    order: list[int] = []
     row_of: dict[int, int] = {}
     x_of: dict[int, int] = {}
     for key, members in groups(layout):
@@ -154,40 +150,25 @@ def flow(
         if rows:
             rows.append(())
         rows.append(Heading(*key, tuple(chosen), cell))
-        _place(layout, chosen, cell, width, rows, cells, row_of, x_of)
-        order += chosen
-    return Flow(tuple(rows), cells, tuple(order), row_of, x_of)
-
-
-def _place(
-    layout: Layout,
-    segments: list[int],
-    cell: int,
-    width: int,
-    rows: list[Row],
-    cells: dict[int, int],
-    row_of: dict[int, int],
-    x_of: dict[int, int],
-) -> None:
-    row: list[Piece] = []
-    x = 0
-    for segment in segments:
-        count = max(1, -(-int(layout.total_bytes[segment]) // cell))
-        cells[segment] = count
-        if x and x + count > width:
+        row: list[Piece] = []
+        x = 0
+        for segment in chosen:
+            count = cells[segment] = max(1, -(-int(layout.total_bytes[segment]) // cell))
+            if x and x + count > width:
+                rows.append(tuple(row))
+                row, x = [], 0
+            row_of[segment], x_of[segment] = len(rows), x
+            first = 0
+            while count - first > width - x:  # longer than a row: whole rows of it
+                rows.append((*row, Piece(segment, first, width - x, x)))
+                first += width - x
+                row, x = [], 0
+            if count > first:
+                row.append(Piece(segment, first, count - first, x))
+                x += count - first + 1
+        if row:
             rows.append(tuple(row))
-            row, x = [], 0
-        row_of[segment], x_of[segment] = len(rows), x
-        first = 0
-        while count - first > width - x:  # longer than a row: whole rows of it
-            rows.append((*row, Piece(segment, first, width - x, x)))
-            first += width - x
-            row, x = [], 0
-        if count > first:
-            row.append(Piece(segment, first, count - first, x))
-            x += count - first + 1
-    if row:
-        rows.append(tuple(row))
+    return Flow(tuple(rows), cells, row_of, x_of)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,21 @@ from memtrace.render.words import MARKS, plain_name
 from memtrace_tui.data.lines import BLANK, Goto, Line, Span, line, wrap
 from memtrace_tui.dialogs import Details, text_width
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import Lines, Looking
+from memtrace_tui.widgets.base import Lines, Looking, keys
 from memtrace_tui.widgets.table import Table, TableColumn
 
 
 class View(Looking):
     """A screen below the tabs. ``show`` is called whenever it is visible and something it shows has changed."""
 
-    view: ClassVar[str] = ""
-    title: ClassVar[str] = ""
-    about: ClassVar[str] = ""
+    view: ClassVar[str]  # its name, and its module's
+    title: ClassVar[str]
+    about: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.title = cls.__name__.removesuffix("View")
+        cls.view = cls.title.lower()
 
     def __init__(self, session: Session) -> None:
         super().__init__(id=f"view-{self.view}")
@@ -70,7 +75,8 @@ class View(Looking):
 
     def copy_text(self) -> str:
         """What ``y`` puts on the clipboard."""
-        return ""
+        main = self.main()
+        return main.text if isinstance(main, Lines) else ""
 
 
 class TableView(View):
@@ -155,12 +161,10 @@ def _kind(binding: Binding) -> str:
 def help_lines(screen: Screen[None], view: View, width: int) -> list[Line]:
     """What this view is, its keys, the keys that work everywhere, and the colours."""
     lines = [line((view.title, "title")), *wrap([(view.about, "text")], width), BLANK]
-    own = [b for node in (view.main(), view) for b in _bindings(node) if b.action != "app.focus_next"]
-    lines += [*key_lines("keys of this screen", screen.app, own)]
-    lines += [line(("  tab           ", "key"), "The next pane"), BLANK]
-    lines += [*key_lines("keys everywhere", screen.app, _bindings(screen))]
-    lines += [line(("  1 to 8        ", "key"), "The screens, in the order of the tabs")]
-    lines += [line(("  ctrl+p        ", "key"), "Everything by name"), BLANK, line(("colours", "title"))]
+    own = [*_bindings(view.main()), *_bindings(view), *keys("tab  focus  The next pane")]
+    more = keys("1  view  The screens, in the order of the tabs  1 to 8\nctrl+p  palette  Everything by name")
+    lines += [*key_lines("keys of this screen", screen.app, own), BLANK]
+    lines += [*key_lines("keys everywhere", screen.app, [*_bindings(screen), *more]), BLANK, line(("colours", "title"))]
     for category, meaning in MEANING.items():
         mark = MARKS[category].letter if view.look.plain else "■"
         lines += wrap([(f"  {mark} {plain_name(category):<14} ", f"cat:{category}"), (meaning, "dim")], width, 19)
@@ -170,8 +174,5 @@ def help_lines(screen: Screen[None], view: View, width: int) -> list[Line]:
 
 def _bindings(node: object) -> list[Binding]:
     """What the classes of memtrace declare for a widget, the nearest class first."""
-    found: list[Binding] = []
-    for cls in type(node).__mro__:
-        if cls.__module__.startswith("memtrace_tui"):
-            found += [b for b in vars(cls).get("BINDINGS", ()) if isinstance(b, Binding)]
-    return found
+    ours = [cls for cls in type(node).__mro__ if cls.__module__.startswith("memtrace_tui")]
+    return [binding for cls in ours for binding in vars(cls).get("BINDINGS", ())]

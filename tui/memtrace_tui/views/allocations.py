@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from memtrace.snapshot.model import I8
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.details import allocation_lines, span_of
 from memtrace_tui.data.lines import Goto, Line, line
 from memtrace_tui.data.rows import GROUPS, Group
-from memtrace_tui.messages import Changed
-from memtrace_tui.session import Session
 from memtrace_tui.views import TableView
-from memtrace_tui.widgets.base import keys
+from memtrace_tui.widgets.base import Changed, keys
 from memtrace_tui.widgets.table import Table, TableColumn
 
 ROWS = (
@@ -46,8 +44,6 @@ SUMS = (
 class AllocationsView(TableView):
     """A virtual table with filter, sort and groups."""
 
-    view = "allocations"
-    title = "Allocations"
     about = (
         "What is live at the cursor, or everything ever allocated. Filter words: category:lora sub:… site:… stack:… "
         "module:… phase:… step:… rule:… evidence:… pool:… stream:… size>1MiB life>1000 0x7f…, a word or /regex/ for "
@@ -61,17 +57,14 @@ class AllocationsView(TableView):
         g       group           Group
         a       scope           Live/all
         escape  clear           -Clear
-        tab     app.focus_next  -Pane
     """)
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self.everything = False
-        self.sort, self.descending = "size", True
-        self.rows: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.groups: list[Group] = []
-        self._total = 0
-        self._key: tuple[object, ...] = ()
+    everything = False
+    sort, descending = "size", True
+    rows: I8 = np.zeros(0, np.int64)
+    groups: Sequence[Group] = ()
+    _total = 0
+    _key: tuple[object, ...] = ()
 
     @property
     def grouping(self) -> str:
@@ -101,7 +94,7 @@ class AllocationsView(TableView):
             rows = np.arange(len(data.table)) if session.fitting is None else np.flatnonzero(session.fitting)
         self._total = int(data.table.requested_bytes[rows].sum())
         if self.grouping == "none":
-            self.rows, self.groups = data.sorted(rows, self.sort, self.descending), []
+            self.rows, self.groups = data.sorted(rows, self.sort, self.descending), ()
             table.sort, table.columns = (self.sort, self.descending), ROWS
             table.show(len(self.rows), lambda row, column: data.cell(int(self.rows[row]), column))
         else:

@@ -7,31 +7,21 @@ from collections.abc import Iterable, Sequence
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from memtrace.answers.diff.comparison import Difference
 from memtrace_tui.data.difference import difference_lines
 from memtrace_tui.data.lines import BLANK, wrap
-from memtrace_tui.session import Session
 from memtrace_tui.views import View
 from memtrace_tui.widgets.base import Lines, keys
-from memtrace_tui.widgets.overlay import Overlay
+from memtrace_tui.widgets.chart import Overlay
 
 
 class DiffView(View):
     """Overlaid timelines above; sentence, categories and call sites below."""
 
-    view = "diff"
-    title = "Diff"
     about = (
         "The second file minus the first, each at its own cursor; or, in one file, the cursor minus event A (A marks "
         "it). w changes which of the two the keys move."
     )
-    BINDINGS = keys("""
-        w  swap  Other side
-    """)
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self.answer: Difference | None = None
+    BINDINGS = keys("w  swap  Other side")
 
     def compose(self) -> ComposeResult:
         with Vertical():
@@ -44,10 +34,9 @@ class DiffView(View):
     def show(self) -> None:
         self.query_one(Overlay).styles.height = max(min(self.app.size.height // 3, 16), 6)
         self.query_one(Overlay).refresh()
-        self.answer = self.session.difference()
         width = min(max(self.app.size.width - 3, 40), 140)
         outcome = [*wrap([(self.session.outcome, "strong")], width), BLANK] if self.session.outcome else []
-        self.main().show([*outcome, *difference_lines(self.answer, width)])
+        self.main().show([*outcome, *difference_lines(self.session.difference(), width)])
 
     def action_swap(self) -> None:
         """The other file becomes the one that the cursor moves in and all screens show."""
@@ -56,9 +45,6 @@ class DiffView(View):
 
     def csv(self) -> Iterable[Sequence[str]]:
         yield "category", "subcategory", "frame", "before_bytes", "after_bytes", "delta_bytes", "match"
-        for site in self.answer.sites if self.answer is not None else ():
+        for site in self.session.difference().sites:
             sizes = (str(site.before_bytes), str(site.after_bytes), str(site.delta_bytes))
             yield site.category, site.subcategory, site.frame, *sizes, site.match or ""
-
-    def copy_text(self) -> str:
-        return self.main().text

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.details import allocation_lines, event_text, stack_lines
 from memtrace_tui.data.lines import BLANK, Line, line
-from memtrace_tui.messages import MoveCursor
 from memtrace_tui.views import TableView
-from memtrace_tui.widgets.base import keys
+from memtrace_tui.widgets.base import MoveCursor, keys
 from memtrace_tui.widgets.table import TableColumn
 
 COLUMNS = (
@@ -30,8 +29,6 @@ COLUMNS = (
 class EventsView(TableView):
     """Every recorded event, virtual; searching jumps between the events that fit."""
 
-    view = "events"
-    title = "Events"
     about = (
         "The raw log. What the filter does not fit is dim; n and N jump from fit to fit. Filter words as for the "
         "allocations, and action:oom, 0x7f…."
@@ -40,7 +37,6 @@ class EventsView(TableView):
         n    next(1)         Next        n N
         N    next(-1)        -Previous
         b    partner         Alloc↔free
-        tab  app.focus_next  -Pane
     """)
 
     columns = COLUMNS

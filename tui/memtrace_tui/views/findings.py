@@ -13,11 +13,9 @@ from memtrace_tui.data.details import name_of
 from memtrace_tui.data.findings import finding_lines, sentence, whatif_lines
 from memtrace_tui.data.lines import BLANK, Goto, line
 from memtrace_tui.dialogs import Ask
-from memtrace_tui.messages import Failed, Open
 from memtrace_tui.provider import BrowsedRecording
-from memtrace_tui.session import Session
 from memtrace_tui.views import View
-from memtrace_tui.widgets.base import Lines, keys
+from memtrace_tui.widgets.base import Failed, Lines, Open, keys
 
 if TYPE_CHECKING:
     pass
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 class FindingsView(View):
     """What ``memtrace explain`` says of the moment the recording is about, or of the cursor on demand."""
 
-    view = "findings"
-    title = "Findings"
     about = (
         "Why, and what to change. Enter on a finding goes to its evidence; e explains the state at the cursor; "
         "w replays the recorded program under other allocator settings; Enter on a run opens it as a second file."
@@ -37,9 +33,7 @@ class FindingsView(View):
         e  explain  Explain the cursor
     """)
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self.replaying: float | None = None  # share done of a replay in progress
+    replaying: float | None = None  # share done of a replay in progress
 
     def compose(self) -> ComposeResult:
         yield Lines(id="findings")
@@ -136,6 +130,3 @@ class FindingsView(View):
                 yield (*head, finding.frame, advice.change, saves, str(advice.basis))
             if not finding.advice:
                 yield (*head, finding.frame, "", "", "")
-
-    def copy_text(self) -> str:
-        return self.main().text

@@ -12,21 +12,15 @@ from memtrace_tui.data.findings import short_lines
 from memtrace_tui.data.lines import BLANK, line
 from memtrace_tui.data.overview import banner_lines, budget_lines, facts_lines, gauge_lines
 from memtrace_tui.views import View
-from memtrace_tui.widgets.base import Lines, keys
+from memtrace_tui.widgets.base import Lines
 
 
 class OverviewView(View):
     """The budget at the cursor with its subcategories; peaks, call sites and warnings beside or below it."""
 
-    view = "overview"
-    title = "Overview"
     about = "Every reserved byte at the cursor by purpose. Enter on a line shows the allocations behind it."
-    BINDINGS = keys("""
-        tab  app.focus_next  -Pane
-    """)
 
     def compose(self) -> ComposeResult:
-        """Two panes; the second only where there is room."""
         with Horizontal():
             yield Lines(id="budget")
             yield Lines(id="facts", classes="side")
@@ -44,16 +38,13 @@ class OverviewView(View):
         found = self.session.explanation
         is_tall = self.app.size.height >= 34
         is_about = found is not None and found[0] == self.session.event
-        lines = [
-            *banner_lines(provider, report, width, found[1] if found is not None and is_about else None),
-            BLANK,
-            *gauge_lines(provider, report, width),
-            BLANK,
-            *budget_lines(report, width, parts=is_tall),
-        ]
+        answer = found[1] if found is not None and is_about else None
+        lines = [*banner_lines(provider, report, width, answer), BLANK, *gauge_lines(provider, report, width), BLANK]
+        lines += budget_lines(report, width, parts=is_tall)
         side = facts_lines(provider, report, self.side_width if self.wide else width)
         if found is not None:
-            lines += [BLANK, *short_lines(found[1], width, None if is_about else self.moment(found[0]))]
+            moment = f"{name_of(provider, found[0])}, not at the cursor"
+            lines += [BLANK, *short_lines(found[1], width, None if is_about else moment)]
         if not is_tall:
             lines += [BLANK, line(("in detail", "title")), *budget_lines(report, width, categories=False)]
         if not self.wide:
@@ -61,15 +52,8 @@ class OverviewView(View):
         self.main().show(lines)
         facts.show(side if self.wide else [])
 
-    def moment(self, event: int) -> str:
-        """What findings that are not about the cursor are about."""
-        return f"{name_of(self.session.provider, event)}, not at the cursor"
-
     def csv(self) -> Iterable[Sequence[str]]:
         report = self.session.report
         yield "category", "subcategory", "bytes"
         for key, size in report.subcategories.items():
             yield (*key.split("/"), str(size))
-
-    def copy_text(self) -> str:
-        return self.main().text

@@ -17,8 +17,11 @@ from memtrace_tui.data.lines import Goto, Span
 from memtrace_tui.session import Session
 from memtrace_tui.views import View
 from memtrace_tui.widgets.base import Drawn, Lines, keys
-from memtrace_tui.widgets.blockmap import BlockMap
-from memtrace_tui.widgets.segmap import SegmentMapWidget
+from memtrace_tui.widgets.segmap import BlockMap, SegmentMapWidget
+
+
+def _after(name: str, names: tuple[str, ...]) -> str:
+    return names[(names.index(name) + 1) % len(names)] if name in names else names[0]
 
 
 class Legend(Drawn):
@@ -31,7 +34,7 @@ class Legend(Drawn):
 
     def show(self) -> None:
         """As many lines as it takes; with short names where they save one."""
-        colours, width = self.screen.query_one(SegmentMapWidget).colours, self.size.width
+        colours, width = self.session.colours, self.size.width
         if not width:
             return
         lines = self._wrapped(colours, colours.mode, colours.labels, width)
@@ -67,8 +70,6 @@ class Legend(Drawn):
 class SegmentsView(View):
     """The map at the left or above, the details of what is selected at the right or below."""
 
-    view = "segments"
-    title = "Segments"
     about = (
         "Each segment is as long as it is large. A cell's colour is what most of it holds, its height how much of it "
         "is in use, and the rest of it is the hole. Play the cursor (space) and watch the layout move."
@@ -77,7 +78,6 @@ class SegmentsView(View):
         c    coloring        Colour
         s    sort            Sort
         w    pins            What pins
-        tab  app.focus_next  -Pane
     """)
 
     def compose(self) -> ComposeResult:
@@ -104,7 +104,7 @@ class SegmentsView(View):
             segments.address = self._worst()
         if self.is_inside:
             blocks.show()
-        segments.show()
+        segments.refresh()
         self.query_one(Legend).show()
         self._details()
 
@@ -130,8 +130,7 @@ class SegmentsView(View):
 
     def action_coloring(self) -> None:
         session = self.session
-        at = MODES.index(session.coloring) if session.coloring in MODES else -1
-        session.coloring = session.settings.coloring = MODES[(at + 1) % len(MODES)]
+        session.coloring = session.settings.coloring = _after(session.coloring, MODES)
         self.show()
 
     def action_pins(self) -> None:
@@ -146,9 +145,7 @@ class SegmentsView(View):
 
     def action_sort(self) -> None:
         session = self.session
-        names = list(SORTS)
-        at = names.index(session.segment_sort) if session.segment_sort in SORTS else -1
-        session.segment_sort = session.settings.segment_sort = names[(at + 1) % len(names)]
+        session.segment_sort = session.settings.segment_sort = _after(session.segment_sort, tuple(SORTS))
         self.show()
         self.query_one(SegmentMapWidget).choose(self.query_one(SegmentMapWidget).segment)
 
@@ -166,16 +163,13 @@ class SegmentsView(View):
         blocks.focus()
         self._details()
 
-    def on_segment_map_widget_chosen(self) -> None:
+    def on_map_widget_chosen(self) -> None:
         self._details()
 
-    def on_segment_map_widget_inside(self) -> None:
-        self._look_inside()
-
-    def on_block_map_chosen(self) -> None:
-        self._details()
-
-    def on_block_map_leave(self) -> None:
+    def on_map_widget_turned(self) -> None:
+        if not self.is_inside:
+            self._look_inside()
+            return
         segments, blocks = self.query_one(SegmentMapWidget), self.query_one(BlockMap)
         segments.display, blocks.display = True, False
         segments.focus()

@@ -9,23 +9,18 @@ from textual.containers import Container, Vertical
 
 from memtrace.attribution.sites import frame_label
 from memtrace.units import format_bytes, printable
-from memtrace_tui.data.calltree import CallNode, call_tree, path, visible
+from memtrace_tui.data.calltree import CallNode, call_tree, visible
 from memtrace_tui.data.lines import Goto, Line, line
 from memtrace_tui.data.query import exactly
 from memtrace_tui.data.source import source_lines
-from memtrace_tui.messages import Open
-from memtrace_tui.session import Session
 from memtrace_tui.views import View
-from memtrace_tui.widgets.base import Lines, keys
-from memtrace_tui.widgets.icicle import Icicle
-from memtrace_tui.widgets.tree import CallTree
+from memtrace_tui.widgets.base import Lines, Open, keys
+from memtrace_tui.widgets.tree import CallTree, Icicle
 
 
 class StacksView(View):
     """The tree at the left, the icicle at the right (or in its place), the source below."""
 
-    view = "stacks"
-    title = "Stacks"
     about = (
         "Bytes live at the cursor under each caller; inverted, by the frame that allocated them first. Enter shows the "
         "allocations made through a frame. Folded frames (f) only pass the call on; e opens every frame, or closes all."
@@ -37,15 +32,12 @@ class StacksView(View):
         Z,escape  focus_frame(0)  -Whole tree
         n         next(1)         Next         n N  To the next frame that the filter names
         N         next(-1)        -Previous
-        tab       app.focus_next  -Pane
     """)
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self.on_icicle = False
-        self.root = CallNode("", -1, 0)
-        self._within: list[int] = []  # frames on the way to the subtree in focus
-        self._key: tuple[object, ...] = ()
+    on_icicle = False
+    root = CallNode("", -1)
+    _within: tuple[int, ...] = ()  # frames on the way to the subtree in focus
+    _key: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
         with Vertical():
@@ -62,7 +54,7 @@ class StacksView(View):
         session, tree, bricks = self.session, self.query_one(CallTree), self.query_one(Icicle)
         tree.display, bricks.display = self.wide or not self.on_icicle, self.wide or self.on_icicle
         settings = session.settings
-        key = (id(session.provider), session.event, session.filter, settings.inverted, settings.fold, *self._within)
+        key = (session.provider, session.event, session.filter, settings.inverted, settings.fold, *self._within)
         if key != self._key:
             self._key = key
             self.root = call_tree(session.provider, session.live(), settings.inverted, settings.fold)
@@ -106,9 +98,9 @@ class StacksView(View):
     def action_focus_frame(self, closer: int) -> None:
         tree = self.query_one(CallTree)
         if closer and tree.node is not None:
-            self._within += [node.frame for node in path(self.root, tree.node)[1:] if node.frame >= 0]
+            self._within = tuple(node.frame for node in tree.node.way if node.frame >= 0)
         else:
-            self._within = []
+            self._within = ()
         self.show()
 
     def action_next(self, by: int) -> None:

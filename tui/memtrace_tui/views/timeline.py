@@ -19,8 +19,6 @@ from memtrace_tui.widgets.chart import Chart
 class TimelineView(View):
     """The chart; on tall screens also what the event at the cursor did."""
 
-    view = "timeline"
-    title = "Timeline"
     about = (
         "Live memory by category, the highest state of each column; paler where the column also went lower. "
         "Above it what is reserved but not live. ◆ peak of allocated, ◇ of reserved, • of a step, ▼ refused request, "

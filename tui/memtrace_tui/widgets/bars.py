@@ -15,9 +15,8 @@ from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.buckets import skyline
 from memtrace_tui.data.details import moment_text
 from memtrace_tui.data.lines import Span
-from memtrace_tui.messages import MoveCursor
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import Drawn, keys
+from memtrace_tui.widgets.base import EIGHTHS, Drawn, MoveCursor, keys
 
 KINDS = {"oom": "OOM", "peak": "PEAK", "reserved-peak": "RESERVED PEAK", "end": "END", "event": ""}
 
@@ -28,7 +27,6 @@ class CursorLine(Drawn):
     def __init__(self, session: Session) -> None:
         super().__init__(id="cursor")
         self.session = session
-        self.playing = 0
         self._complaint = ""
 
     def complain(self, text: str) -> None:
@@ -65,7 +63,7 @@ class CursorLine(Drawn):
         where = format_count(event) if event >= 0 else "before the trace"
         last = f"/{format_count(max(provider.count - 1, 0))}" if event >= 0 else ""
         left: list[Span] = [
-            (" ▶ " if self.playing > 0 else " ◀ " if self.playing < 0 else " ● ", "accent"),
+            (" ▶ " if self.session.playing > 0 else " ◀ " if self.session.playing < 0 else " ● ", "accent"),
             (where, "strong"), (last, "strong"), ("  " + moment_text(provider, event), "text"),
         ]  # fmt: skip
         if kind:
@@ -92,8 +90,6 @@ def _cells(spans: list[Span]) -> int:
 class Scrubber(Drawn):
     """The whole recording in one line: height is allocated bytes, colour is the phase. A click moves the cursor."""
 
-    _LEVELS = " ▁▂▃▄▅▆▇█"
-
     def __init__(self, session: Session) -> None:
         super().__init__(id="scrubber")
         self.session = session
@@ -113,7 +109,7 @@ class Scrubber(Drawn):
             while phase + 1 < len(spans) and spans[phase + 1].start <= int(highest[i]):
                 phase += 1
             role = f"phase:{spans[phase].phase}" if spans else "text"
-            glyph = self._LEVELS[max(round(int(high[i]) / top * 8), 1)]
+            glyph = EIGHTHS[max(round(int(high[i]) / top * 8), 1)]
             if i == here:
                 segments += list(self.look.spans([("┃" if self.look.plain else glyph, "strong")], 1, "select"))
                 continue

@@ -1,14 +1,15 @@
-"""What every drawn widget has in common: keys, guarded drawing, and lists of rows that only exist where they show."""
+"""What widgets have in common: keys, what they tell the application (they never act on each other), guarded drawing,
+and lists of rows that only exist where they show."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from textual import events
-from textual.binding import Binding, BindingType
+from textual.binding import Binding
 from textual.cache import LRUCache
 from textual.geometry import Size
 from textual.message import Message
@@ -18,16 +19,17 @@ from textual.widget import Widget
 
 from memtrace_tui.data.lines import Goto, Line
 from memtrace_tui.look import ScreenLook
-from memtrace_tui.messages import Failed, Open
+
+EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
-def keys(table: str) -> list[BindingType]:
+def keys(table: str) -> list[Any]:
     """Bindings, a row each: keys, action, description, what stands for the keys, a longer description.
 
     Columns are two blanks apart. The key bar leaves out what has ``-`` before its description. A row may be a pair:
     keys for back and for on a blank apart, ``±`` in the action, two descriptions, of which the bar shows the first.
     """
-    made: list[BindingType] = []
+    made: list[Binding] = []
     for row in table.strip().split("\n"):
         names, action, text, *more = re.split("  +", row.strip())
         shown, tooltip = (*more, "", "")[:2]
@@ -37,6 +39,32 @@ def keys(table: str) -> list[BindingType]:
             first = (shown or None, tooltip) if number == 0 else (None, "")
             made.append(Binding(name, does, what.removeprefix("-"), is_shown, first[0], tooltip=first[1]))
     return made
+
+
+@dataclass
+class MoveCursor(Message):
+    """Put the shared cursor on an event."""
+
+    event: int
+
+
+@dataclass
+class Open(Message):
+    """Go where a line leads."""
+
+    goto: Goto
+
+
+@dataclass
+class Failed(Message):
+    """Something went wrong in a widget; the application shows it and goes on."""
+
+    error: Exception
+    where: str
+
+
+class Changed(Message):
+    """The filter or what is compared has changed: whoever shows it should draw again."""
 
 
 class Looking(Widget, can_focus=False):
@@ -57,7 +85,7 @@ class Drawn(Looking, can_focus=False):
             return self.draw_line(y)
         except Exception as error:
             self.app.post_message(Failed(error, type(self).__name__))
-            return Strip.blank(self.size.width, self.look.style("text"))
+            return self.blank()
 
     def draw_line(self, y: int) -> Strip:
         """Line ``y`` of the widget, ``self.size.width`` cells wide."""
@@ -66,10 +94,6 @@ class Drawn(Looking, can_focus=False):
     def blank(self) -> Strip:
         """An empty line."""
         return Strip.blank(self.size.width, self.look.style("text"))
-
-    def changed_look(self) -> None:
-        """Other colours: draw everything again."""
-        self.refresh()
 
 
 class Wheeled(Drawn, can_focus=True):
@@ -171,11 +195,6 @@ class Rows(Drawn, ScrollView, can_focus=True):
         self.show_selected()
         self.refresh()
 
-    def changed_look(self) -> None:
-        """Other colours: draw everything again."""
-        self._strips.clear()
-        self.refresh()
-
     def select(self, row: int) -> None:
         row = max(min(row, self.row_count - 1), 0)
         if row != self.selected:
@@ -192,32 +211,25 @@ class Rows(Drawn, ScrollView, can_focus=True):
             above = self.page // 2 if centre else 0 if self.selected < top else self.page - 1
             self.scroll_to(y=self.selected - above, animate=False, force=True)
 
-    def _nearest(self, row: int, direction: int) -> int:
-        """The first row from ``row`` on that can be selected; the present one if there is none."""
-        while 0 <= row < self.row_count:
-            if self.can_select(row):
-                return row
-            row += direction
-        return self.selected
+    def _nearest(self, row: int, by: int) -> int:
+        """The first row from ``row`` on (``by`` above 0) or back that can be selected; the present one if none can."""
+        rows = range(row, self.row_count) if by > 0 else range(row, -1, -1)
+        return next(filter(self.can_select, rows), self.selected)
 
     # -- actions
 
     def action_step(self, by: int) -> None:
-        """One row on; where nothing further can be selected, scroll."""
-        target = self._nearest(self.selected + by, by)
-        if target == self.selected:
+        """So many rows on; where nothing further can be selected, scroll."""
+        target = max(min(self.selected + by, self.row_count - 1), 0)
+        nearest = self._nearest(target, by), self._nearest(target, -by)
+        found = next((row for row in nearest if row != self.selected), None)
+        if found is None:
             self.scroll_relative(y=by, animate=False)
         else:
-            self.select(target)
+            self.select(found)
 
     def action_page(self, by: int) -> None:
-        move = by * max(self.page - 1, 1)
-        target = max(min(self.selected + move, self.row_count - 1), 0)
-        found = next((at for at in (self._nearest(target, by), self._nearest(target, -by)) if at != self.selected), -1)
-        if found < 0:
-            self.scroll_relative(y=move, animate=False)
-        else:
-            self.select(found)
+        self.action_step(by * max(self.page - 1, 1))
 
     def action_edge(self, by: int) -> None:
         self.select(self._nearest(0, 1) if by < 0 else self._nearest(self.row_count - 1, -1))
@@ -238,7 +250,7 @@ class Rows(Drawn, ScrollView, can_focus=True):
         if row >= self.row_count:
             return self.blank()
         is_selected = row == self.selected and self.can_select(row)
-        key = (row, width, is_selected, self.has_focus)
+        key = (row, width, is_selected, self.has_focus, self.look)
         if key not in self._strips:
             self._strips[key] = self.draw_row(row, width, is_selected)
         return self._strips[key]
@@ -252,17 +264,7 @@ class Rows(Drawn, ScrollView, can_focus=True):
         if at.y < self.head:
             self.head_clicked(at.x)
         elif row < self.row_count and self.can_select(row):
-            if row == self.selected:
-                self.opened(row)
-            else:
-                self.select(row)
-
-    def on_focus(self) -> None:
-        """The selection shows more strongly in the focused list."""
-        self.refresh_line(self.selected + self.head)
-
-    def on_blur(self) -> None:
-        self.refresh_line(self.selected + self.head)
+            (self.opened if row == self.selected else self.select)(row)
 
     def on_resize(self) -> None:
         self.show_selected()
@@ -287,7 +289,7 @@ class Lines(Rows):
 
     def draw_row(self, row: int, width: int, is_selected: bool) -> Strip:
         behind = "select" if is_selected and self.has_focus else "background"
-        return self.look.strip(self.lines[row], width, behind)
+        return self.look.spans(self.lines[row].spans, width, behind)
 
     def opened(self, row: int) -> None:
         target = self.lines[row].target

@@ -1,4 +1,5 @@
-"""The timeline: memory by category as a stacked area, with phases, steps, out-of-memory marks and the cursor."""
+"""The timeline: memory by category as a stacked area, with phases, steps, out-of-memory marks and the cursor; and two
+recordings overlaid."""
 
 from __future__ import annotations
 
@@ -11,16 +12,14 @@ from textual.strip import Strip
 from memtrace.attribution.categories import Category
 from memtrace.render.words import MARKS, clip, plain_name
 from memtrace.units import format_bytes, format_count
-from memtrace_tui.data.buckets import EMPTY, FADED, LAYERS, UNUSED, Columns, Raster, columns, raster, ticks
-from memtrace_tui.data.lines import Goto
-from memtrace_tui.data.lines import Span as Text
-from memtrace_tui.messages import MoveCursor, Open
+from memtrace_tui.data.buckets import EMPTY, FADED, LAYERS, UNUSED, Columns, Raster, columns, overlay, raster, ticks
+from memtrace_tui.data.lines import Goto, Span
+from memtrace_tui.look import ScreenLook
 from memtrace_tui.palette import PHASE_LETTERS
-from memtrace_tui.provider import Span
+from memtrace_tui.provider import PhaseSpan
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import Wheeled, keys
+from memtrace_tui.widgets.base import EIGHTHS, Drawn, MoveCursor, Open, Wheeled, keys
 
-EIGHTHS = " ▁▂▃▄▅▆▇█"
 AXIS = 10  # width of the labels at the left
 _LEAST = 4  # events in the closest view
 
@@ -39,6 +38,22 @@ def letter_of(code: int) -> str:
     if code >= UNUSED:
         return "·" if code == UNUSED else " "
     return MARKS[LAYERS[code - FADED]].letter.lower() if code >= FADED else MARKS[LAYERS[code]].letter
+
+
+def area(
+    look: ScreenLook, cells: Raster, row: int, role: Callable[[int], str], letter: Callable[[int], str]
+) -> list[Segment]:
+    """A row of a raster, 0 the lowest: codes by their role, or by their letter where there are no colours."""
+    segments = []
+    parts = (each[row].tolist() for each in (cells.under, cells.over, cells.eighths))
+    for x, (below, above, part) in enumerate(zip(*parts, strict=True)):
+        if look.plain:
+            segments.append(Segment(letter(cells.ground(row, x)), look.style("text")))
+        elif part == 8 or below == above:
+            segments.append(Segment(" ", look.style("text", role(below))))
+        else:
+            segments.append(Segment(EIGHTHS[part], look.style(role(below), role(above))))
+    return segments
 
 
 def _compact(size_bytes: int) -> str:
@@ -209,7 +224,7 @@ class Chart(Wheeled):
     def _legend(self, width: int) -> Strip:
         """The categories with their bytes at the cursor, from the same report as everywhere."""
         is_short, plain = width < 132, self.look.plain
-        parts: list[list[Text]] = []
+        parts: list[list[Span]] = []
         for category, size in self.session.report.categories.items():
             if category == Category.UNATTRIBUTED and not size:
                 continue
@@ -219,7 +234,7 @@ class Chart(Wheeled):
             parts.append([(mark, f"cat:{category}"), (f"{name} ", "text"), (text, "strong")])
         used = sum(len(text) for part in parts for text, _ in part)
         gap = "  " if used + 2 * len(parts) <= width else " "
-        spans: list[Text] = [(" ", "text")]
+        spans: list[Span] = [(" ", "text")]
         for part in parts:
             spans += [*part, (gap, "text")]
         return self.look.spans(spans[:-1], width)
@@ -243,10 +258,10 @@ class Chart(Wheeled):
             segments += list(self.look.spans([(shown, "text")], cells, "panel" if span.step % 2 else "surface"))
         return Strip(segments).adjust_cell_length(self.size.width, self.look.style("text"))
 
-    def _runs(self, data: Columns, key: Callable[[Span], int]) -> list[tuple[Span, int]]:
+    def _runs(self, data: Columns, key: Callable[[PhaseSpan], int]) -> list[tuple[PhaseSpan, int]]:
         """(span, columns) for neighbouring columns whose spans have the same key."""
         spans = self.session.provider.spans
-        runs: list[tuple[Span, int]] = []
+        runs: list[tuple[PhaseSpan, int]] = []
         at = 0
         for first in data.start.tolist() if spans else ():
             while at + 1 < len(spans) and spans[at + 1].start <= first:
@@ -274,7 +289,7 @@ class Chart(Wheeled):
 
     def _marks(self, data: Columns) -> Strip:
         provider, session = self.session.provider, self.session
-        marks: list[Text] = [(" ", "text")] * len(data)
+        marks: list[Span] = [(" ", "text")] * len(data)
         _, allocated, reserved = provider.peaks
         notes = [(event, "•", "dim") for event in provider.step_peaks]
         notes += [(reserved.event, "◇", "accent"), (allocated.event, "◆", "accent")]
@@ -303,8 +318,7 @@ class Chart(Wheeled):
         if here is None:
             return strip
         x = AXIS + here
-        code = int(cells.under[row, here]) if cells.eighths[row, here] >= 4 else int(cells.over[row, here])
-        mark = Segment("┃", self.look.style("strong", role_of(code)))
+        mark = Segment("┃", self.look.style("strong", role_of(cells.ground(row, here))))
         return Strip([*strip.crop(0, x), mark, *strip.crop(x + 1, self.size.width)], self.size.width)
 
     def _draw_area(self, row: int, cells: Raster) -> Strip:
@@ -312,21 +326,12 @@ class Chart(Wheeled):
         segments = list(look.spans([(self._label(row), "dim")], AXIS))
         capacity = self.session.provider.capacity_bytes
         is_capacity = capacity is not None and self._row_of(capacity) == row
-        parts = (each[row].tolist() for each in (cells.under, cells.over, cells.eighths))
-        for x, (below, above, part) in enumerate(zip(*parts, strict=True)):
-            ground = below if part >= 4 else above
-            if is_capacity:
-                glyph, style = "╌", look.style("bad", role_of(ground))
-            elif self._other and self._other[x] == row:
-                glyph, style = "─", look.style("hue:1", role_of(ground))
-            elif look.plain:
-                glyph, style = letter_of(ground), look.style("text")
-            elif part == 8 or below == above:
-                glyph, style = " ", look.style("text", role_of(below))
-            else:
-                glyph, style = EIGHTHS[part], look.style(role_of(below), role_of(above))
-            segments.append(Segment(glyph, style))
-        return Strip(segments, self.size.width).simplify()
+        drawn = area(look, cells, row, role_of, letter_of)
+        for x in range(len(drawn)):
+            if is_capacity or (self._other and self._other[x] == row):
+                glyph, role = ("╌", "bad") if is_capacity else ("─", "hue:1")
+                drawn[x] = Segment(glyph, look.style(role, role_of(cells.ground(row, x))))
+        return Strip([*segments, *drawn], self.size.width).simplify()
 
     def _other_rows(self, width: int) -> list[int]:
         """Where the other file's live bytes are, its events stretched to the same width."""
@@ -349,3 +354,39 @@ class Chart(Wheeled):
             if self._row_of(tick) == row:
                 return f"{format_bytes(tick).replace('.00 ', ' ').replace('.0 ', ' '):>9}┤"
         return " " * 9 + "│"
+
+
+# of the overlay's codes, in their order
+_ROLES = ("phase:unknown", "hue:0", "hue:1", "panel", "faded:hue|0", "faded:hue|1", "background")
+_LETTERS = "▒12·-= "
+
+
+class Overlay(Drawn):
+    """Live bytes of both recordings over shares of their events; first line legend, last line the cursors."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(id="overlay")
+        self.session = session
+
+    def draw_line(self, y: int) -> Strip:
+        first, second = self.session.pair()
+        width, height = self.size.width, max(self.size.height - 2, 1)
+        a, b, cells, top = overlay(first, second, width, height)
+        events = self.session.pair_events()
+        if y == 0:
+            spans: list[Span] = []
+            for i, provider, event in zip((0, 1), (first, second), events, strict=True):
+                live = format_bytes(provider.timeline.curve_at(event)[1])
+                name = provider.source.rsplit("/", 1)[-1] if first is not second else ("A", "cursor")[i]
+                spans += [(f" {i + 1 if self.look.plain else '█'} ", f"hue:{i}"), (clip(name, 28, True), "text"),
+                          (f"  event {format_count(event)}, {live} live  ", "dim")]  # fmt: skip
+            return self.look.spans([*spans, (f"  top {format_bytes(top)}", "dim")], width)
+        if y == height + 1:
+            marks: list[Span] = [("─", "dim")] * width
+            for number, data in enumerate((a, b)):
+                at = data.column_of(max(events[number], 0))
+                if at is not None:
+                    marks[at] = ("▲", f"hue:{number}")
+            return self.look.spans(marks, width)
+        segments = area(self.look, cells, height - y, _ROLES.__getitem__, _LETTERS.__getitem__)
+        return Strip(segments).simplify().adjust_cell_length(width, self.look.style("text"))

@@ -1,16 +1,20 @@
-"""The call tree as rows that open and close."""
+"""The call tree: as rows that open and close, and as an icicle, rows of bricks each as wide as its bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from rich.segment import Segment
+from textual import events
+from textual.message import Message
 from textual.strip import Strip
 
 from memtrace.render.words import MARKS, bar, clip
 from memtrace.units import format_bytes, format_count
-from memtrace_tui.data.calltree import CallNode, open_hot, path, visible
+from memtrace_tui.data.calltree import Brick, CallNode, icicle, open_hot, visible
 from memtrace_tui.data.lines import Span
-from memtrace_tui.widgets.base import Rows, keys
+from memtrace_tui.widgets.base import Drawn, Rows, keys
 
 _LEAST = 18  # cells that a frame has at least, however deep it lies
 
@@ -27,7 +31,7 @@ class CallTree(Rows):
 
     def __init__(self) -> None:
         super().__init__(id="calltree")
-        self.root = CallNode("", -1, 0)
+        self.root = CallNode("", -1)
         self.nodes: list[CallNode] = []
         self._open: set[int] = set()
         self._deepest = 0
@@ -49,32 +53,25 @@ class CallTree(Rows):
 
     def choose(self, node: CallNode) -> None:
         """Select a frame, opening what leads to it."""
-        way = path(self.root, node)
-        self._open |= {id(each) for each in way[:-1]}
+        self._open |= {id(each) for each in node.way[:-1]}
         self._rebuild()
-        for row, each in enumerate(self.nodes):
-            if each is node:
-                self.selected = row
-                self.show_selected()
-                self.refresh()
+        if node in self.nodes:
+            self.selected = self.nodes.index(node)
+            self.show_selected()
+            self.refresh()
 
     def action_expand(self, wanted: bool) -> None:
         """Open, or close; a closed frame's left key goes to its caller."""
         node = self.node
         if node is None:
             return
-        if wanted and node.children:
-            if id(node) in self._open:
-                self.select(self.selected + 1)
-                return
-            self._open.add(id(node))
-        elif not wanted and id(node) in self._open:
-            self._open.discard(id(node))
-        elif not wanted:
-            above = [i for i in range(self.selected) if self.nodes[i].depth < node.depth]
-            self.select(above[-1] if above else 0)
-            return
-        self._rebuild()
+        if wanted and id(node) in self._open:
+            self.select(self.selected + 1)
+        elif not wanted and id(node) not in self._open:
+            self.select(self.nodes.index(node.parent) if node.parent in self.nodes else 0)
+        elif node.children:
+            self._open ^= {id(node)}
+            self._rebuild()
 
     def action_expand_all(self) -> None:
         """Open everything, or close everything again."""
@@ -95,10 +92,9 @@ class CallTree(Rows):
 
     def draw_row(self, row: int, width: int, is_selected: bool) -> Strip:
         node = self.nodes[row]
-        total = self.nodes[0].bytes or 1
         mark = ("▾ " if id(node) in self._open else "▸ ") if node.children else "  "
         place, _, name = node.label.partition(" ") if node.frame >= 0 else ("", "", node.label)
-        share = node.bytes / total
+        share = node.bytes / (self.root.bytes or 1)
         role = f"cat:{node.category}"
         count = f"  ×{format_count(node.count)}"
         spans: list[Span] = [(f"{format_bytes(node.bytes):>11}", "strong"), (f"{share:>7.1%} ", "dim")]
@@ -110,17 +106,107 @@ class CallTree(Rows):
         # One indent for all rows, as wide as the deepest of them leaves room for.
         spare = width - (28 if width >= 72 else 19) - 10 - _LEAST
         step = max(min(2.0, spare / max(self._deepest, 1)), 0.25)
-        indent = max(min(int((node.depth - self.nodes[0].depth) * step), room - _LEAST), 0)
+        indent = max(min(int((node.depth - self.root.depth) * step), room - _LEAST), 0)
         spans += [(" " * indent, "text"), (mark, role)]
-        name, place = _fitted(name, place, room - indent)
+        # The line number is the last to go, and what is cut shows it.
+        name = clip(name, max(room - indent - len(place) - 2, (room - indent) // 2) if place else room - indent)
+        place = "  " + clip(place, room - indent - len(name) - 2, keep_end=True) if place else ""
         spans += [(name, "text"), (place, "dim"), (count, "dim")]
         behind = ("select" if self.has_focus else "panel") if is_selected else "background"
         return self.look.spans(spans, width, behind)
 
 
-def _fitted(name: str, place: str, room: int) -> tuple[str, str]:
-    """Name and place of a frame in ``room`` cells. The line number is the last to go, and what is cut shows it."""
-    if not place:
-        return clip(name, room), ""
-    name = clip(name, max(room - len(place) - 2, room // 2))
-    return name, "  " + clip(place, room - len(name) - 2, keep_end=True)
+class Icicle(Drawn, can_focus=True):
+    """Bricks under a root; the selected one can become the root."""
+
+    BINDINGS = keys("""
+        left right   side(±1)   Brick / Right   ←→↑↓
+        up,k down,j  depth(±1)  -Up / Down
+        enter        into       Zoom in
+        escape       out        Zoom out
+    """)
+
+    @dataclass
+    class Chosen(Message):
+        """Another brick is selected."""
+
+        node: CallNode
+
+    def __init__(self) -> None:
+        super().__init__(id="icicle")
+        self.root = CallNode("", -1)
+        self.trail: list[CallNode] = []
+        self.node = self.root
+
+    def show(self, root: CallNode) -> None:
+        self.root, self.trail, self.node = root, [], root
+        self.refresh()
+
+    def choose(self, node: CallNode) -> None:
+        self.node = node
+        self.refresh()
+
+    def _rows(self) -> list[list[Brick]]:
+        return icicle(self.root, self.size.width, self.size.height)
+
+    def _select(self, node: CallNode) -> None:
+        self.choose(node)
+        self.post_message(self.Chosen(node))
+
+    def action_side(self, by: int) -> None:
+        for row in self._rows():
+            nodes = [brick.node for brick in row]
+            if self.node in nodes:
+                self._select(nodes[max(min(nodes.index(self.node) + by, len(nodes) - 1), 0)])
+
+    def action_depth(self, by: int) -> None:
+        """Down to the widest brick below, or up to the caller."""
+        shown = [brick.node for row in self._rows() for brick in row]
+        below = [self.node.parent] if by < 0 else self.node.ordered()
+        found = next((node for node in below if node in shown), None)
+        if found is not None:
+            self._select(found)
+
+    def action_into(self) -> None:
+        """The selected brick becomes as wide as the screen."""
+        if self.node is not self.root:
+            self.trail.append(self.root)
+            self.root = self.node
+            self.refresh()
+
+    def action_out(self) -> None:
+        if self.trail:
+            self.root = self.trail.pop()
+            self.refresh()
+
+    def on_click(self, event: events.Click) -> None:
+        for brick in self._rows()[event.y]:
+            if brick.x <= event.x < brick.x + brick.width:
+                if brick.node is self.node:
+                    self.action_into()
+                else:
+                    self._select(brick.node)
+
+    def draw_line(self, y: int) -> Strip:
+        rows = self._rows()
+        look = self.look
+        segments: list[Segment] = []
+        at = 0
+        for number, brick in enumerate(rows[y]):
+            if brick.x > at:
+                segments.append(Segment(" " * (brick.x - at), look.style("text")))
+            name = brick.node.label.rpartition(" ")[2] if brick.node.frame >= 0 else brick.node.label
+            if look.plain:
+                name = f"{MARKS[brick.node.category].letter} {name}"
+            text = f"{name}  {format_bytes(brick.node.bytes)}"
+            if len(text) + 2 > brick.width:
+                text = name
+            body = f"{clip(' ' + text, brick.width - 1):<{brick.width - 1}}"
+            role = f"cat:{brick.node.category}" if number % 2 else f"shade:cat|{brick.node.category}"
+            is_selected = brick.node is self.node
+            style = look.style("background", "strong" if is_selected else role)
+            if look.plain:
+                style = look.style("text", "select" if is_selected else "background")
+            segments.append(Segment(body + ("▕" if brick.width > 1 else " ")[: brick.width - len(body)], style))
+            at = brick.x + brick.width
+        return Strip(segments).adjust_cell_length(self.size.width, look.style("text"))
