@@ -10,7 +10,7 @@ from memtrace_tui.views.allocations import AllocationsView
 from memtrace_tui.views.stacks import StacksView
 from memtrace_tui.widgets.base import Drawn, Lines, Open
 from memtrace_tui.widgets.chart import Chart
-from memtrace_tui.widgets.segmap import BlockMap, SegmentMapWidget
+from memtrace_tui.widgets.segmap import BlockMap, SegMap
 from memtrace_tui.widgets.table import Table
 from textual.binding import Binding
 from textual.pilot import Pilot
@@ -196,7 +196,7 @@ async def test_segment_map_selection_and_zoom() -> None:
     async with open_app(TINY, (120, 40)) as pilot:
         screen = main_screen(pilot)
         await hit(pilot, "3")
-        segments = screen.view.query_one(SegmentMapWidget)
+        segments = screen.view.query_one(SegMap)
         worst = screen.session.report.fragmentation.pinned_segments[0]
         assert int(segments.layout_now.address[segments.segment]) == worst.address
         await settle(pilot)

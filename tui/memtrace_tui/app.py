@@ -24,7 +24,7 @@ from memtrace.attribution.user_rules import UserRule
 from memtrace.errors import MemtraceError
 from memtrace.units import printable
 from memtrace_tui.data.lines import BLANK, line, wrap
-from memtrace_tui.dialogs import Details, LoadingScreen, Progress, text_width
+from memtrace_tui.dialogs import Details, LoadingScreen, text_width
 from memtrace_tui.look import THEMES, ScreenLook
 from memtrace_tui.main_screen import MainScreen
 from memtrace_tui.palette import DARK, PALETTES, SIXTEEN
@@ -33,7 +33,7 @@ from memtrace_tui.session import Session
 from memtrace_tui.settings import Settings
 from memtrace_tui.terminal import Changes, Terminal, speaks_utf8
 from memtrace_tui.views import VIEWS
-from memtrace_tui.widgets.base import Drawn, Failed
+from memtrace_tui.widgets.base import Drawn, Failed, Lines
 
 _UNNAMED = ("view(", "app.focus", "screen.", "step(", "dismiss")  # actions that the command palette leaves out
 
@@ -140,7 +140,7 @@ class BrowseApp(App[int]):
         self.error = error
         code = error.exit_code if isinstance(error, MemtraceError) else 1
         if isinstance(self.screen, LoadingScreen):
-            self.screen.query_one(Progress).display = False  # nothing is under way any more
+            self.screen.query_one(Lines).display = False  # nothing is under way any more
         self.push_screen(self._error_dialog(error, "loading"), lambda _: self.exit(code))
 
     def _start(self, recording: BrowsedRecording, other: BrowsedRecording | None = None) -> None:

@@ -8,14 +8,13 @@ from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.screen import ModalScreen, Screen
-from textual.strip import Strip
 from textual.widgets import Input, Static
 
 from memtrace.errors import MemtraceError
 from memtrace.render.words import bar, clip
 from memtrace.units import printable
-from memtrace_tui.data.lines import Line
-from memtrace_tui.widgets.base import Drawn, Lines, Open, keys
+from memtrace_tui.data.lines import BLANK, Line, line
+from memtrace_tui.widgets.base import Lines, Open, keys
 
 
 def text_width(screen_width: int, most: int = 100) -> int:
@@ -137,31 +136,20 @@ class LoadingScreen(Screen[None]):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self._file = name
+        self._file = printable(name)
 
     def compose(self) -> ComposeResult:
-        yield Progress(self._file)
+        yield Lines(id="loading")
+
+    def on_mount(self) -> None:
+        self.show(0.0)
 
     def show(self, share: float) -> None:
-        progress = self.query_one(Progress)
-        progress.share = share
-        progress.refresh()
-
-
-class Progress(Drawn):
-    """File name, bar, what is being done."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(id="loading")
-        self.file = printable(name)
-        self.share = 0.0
-
-    def draw_line(self, y: int) -> Strip:
-        width = self.size.width
-        what = "reading" if self.share < 0.7 else "replaying the allocator, attributing allocations"
-        lines = {
-            0: [("memtrace", "title"), ("  " + clip(self.file, width - 12, True), "text")],
-            2: [(f"{bar(self.share, width - 6):<{width - 6}}", "accent"), (f"{self.share:>6.0%}", "strong")],
-            4: [(what, "dim"), ("   esc cancels", "dim")],
-        }
-        return self.look.spans(lines.get(y, []), width)
+        """File name, bar, what is being done."""
+        width = min(self.app.size.width * 96 // 100, 64)
+        what = "reading" if share < 0.7 else "replaying the allocator, attributing allocations"
+        self.query_one(Lines).show([
+            line(("memtrace", "title"), "  " + clip(self._file, width - 12, True)), BLANK,
+            line((f"{bar(share, width - 6):<{width - 6}}", "accent"), (f"{share:>6.0%}", "strong")), BLANK,
+            line((what, "dim"), ("   esc cancels", "dim")),
+        ])  # fmt: skip

@@ -26,7 +26,7 @@ from memtrace_tui.dialogs import Ask, Details, OneKey, text_width
 from memtrace_tui.session import Session
 from memtrace_tui.settings import is_served
 from memtrace_tui.views import Entry, View, help_lines
-from memtrace_tui.widgets.bars import CursorLine, FilterBar, KeyBar, Scrubber
+from memtrace_tui.widgets.bars import Cursor, FilterBar, KeyBar, Scrubber
 from memtrace_tui.widgets.base import Changed, Failed, MoveCursor, Open, keys
 
 SHORT = {"Allocations": "Allocs", "Findings": "Finds"}  # on the tabs
@@ -83,7 +83,7 @@ class MainScreen(Screen[None]):
                     active=f"tab-{self.current}", id="tabs")  # fmt: skip
         tabs.can_focus = False
         yield tabs
-        yield CursorLine(self.session)
+        yield Cursor(self.session)
         yield FilterBar()
         yield Container(id="body")
         yield Scrubber(self.session)
@@ -159,7 +159,7 @@ class MainScreen(Screen[None]):
 
     def _update_now(self) -> None:
         self._is_stale = False
-        self.query_one(CursorLine).refresh()
+        self.query_one(Cursor).refresh()
         self.query_one(Scrubber).refresh()
         try:
             self.view.show()
@@ -269,12 +269,12 @@ class MainScreen(Screen[None]):
         except UsageError as error:
             complaint = str(error)
         self.query_one(FilterBar).set_class(bool(complaint), "-wrong")
-        self.query_one(CursorLine).complain(complaint)
+        self.query_one(Cursor).complain(complaint)
         self.update()
 
     def on_filter_bar_closed(self, message: FilterBar.Closed) -> None:
         """Written, or given up: the keys are the view's again."""
-        self.query_one(CursorLine).complain("")
+        self.query_one(Cursor).complain("")
         self.set_focus(self.view.main())
         if message.is_kept:
             self.view.filtered()
@@ -354,7 +354,7 @@ class MainScreen(Screen[None]):
     def _play(self, direction: int) -> None:
         self.session.playing = direction
         (self._timer.resume if direction else self._timer.pause)()
-        self.query_one(CursorLine).refresh()
+        self.query_one(Cursor).refresh()
 
     def action_play(self, direction: int) -> None:
         """Play forward or back; the same key again stops. At the end it begins anew."""

@@ -108,11 +108,8 @@ class Provider:
     def spans(self) -> tuple[PhaseSpan, ...]:
         """The phases in order."""
         phases = self.analysis.attribution.facts.phases
-        start = phases.start.tolist()
-        return tuple(
-            PhaseSpan(start[i], start[i + 1], Phase(int(phases.phase[i])).label, int(phases.step[i]))
-            for i in range(len(phases))
-        )
+        parts = zip(pairwise(phases.start.tolist()), phases.phase.tolist(), phases.step.tolist(), strict=True)
+        return tuple(PhaseSpan(*ends, Phase(phase).label, step) for ends, phase, step in parts)
 
     @cached_property
     def ooms(self) -> tuple[int, ...]:
@@ -127,7 +124,7 @@ class Provider:
     @cached_property
     def step_peaks(self) -> tuple[int, ...]:
         """The event of most allocated bytes of each step, of the first 2,000."""
-        edges = [*self._step_starts.tolist(), self.count]
+        edges = [*self._step_starts, self.count]
         return tuple(
             peak_within(self.timeline, Window(first, stop)).event
             for first, stop in list(pairwise(edges))[:2000] if stop > first
@@ -143,16 +140,13 @@ class Provider:
     # -- jumps
 
     @cached_property
-    def _step_starts(self) -> I8:
-        steps = [span.start for i, span in enumerate(self.spans) if i == 0 or span.step != self.spans[i - 1].step]
-        return np.array(steps, dtype=np.int64)
+    def _step_starts(self) -> list[int]:
+        return [span.start for i, span in enumerate(self.spans) if i == 0 or span.step != self.spans[i - 1].step]
 
     def neighbour(self, event: int, direction: int, what: str) -> int:
         """The next (1) or previous (-1) start of a ``phase`` or ``step``, or ``oom``; the event itself if none."""
-        if what == "step":
-            stops = self._step_starts
-        else:
-            stops = np.array(self.ooms if what == "oom" else [span.start for span in self.spans], dtype=np.int64)
+        starts = self._step_starts if what == "step" else [span.start for span in self.spans]
+        stops = np.array(self.ooms if what == "oom" else starts, dtype=np.int64)
         beyond = stops[stops > event] if direction > 0 else stops[stops < event][::-1]
         return int(beyond[0]) if len(beyond) else event
 
@@ -165,10 +159,7 @@ class BrowsedRecording:
     """A file: its snapshot, and one provider a device, built when first asked for."""
 
     def __init__(
-        self,
-        source: Snapshot | OpenRecording,
-        view: StartView | None = None,
-        rules: Sequence[UserRule] = (),
+        self, source: Snapshot | OpenRecording, view: StartView | None = None, rules: Sequence[UserRule] = ()
     ) -> None:
         self._source = source if isinstance(source, OpenRecording) else OpenRecording(source)
         self.snapshot = self._source.snapshot

@@ -14,23 +14,19 @@ from memtrace_tui.data.coloring import MODES, Coloring
 from memtrace_tui.data.details import block_lines, segment_lines
 from memtrace_tui.data.flow import SORTS
 from memtrace_tui.data.lines import Goto, Span
-from memtrace_tui.session import Session
 from memtrace_tui.views import View
-from memtrace_tui.widgets.base import Drawn, Lines, keys
-from memtrace_tui.widgets.segmap import BlockMap, SegmentMapWidget
+from memtrace_tui.widgets.base import Cursored, Lines, keys
+from memtrace_tui.widgets.segmap import BlockMap, SegMap
 
 
 def _after(name: str, names: tuple[str, ...]) -> str:
     return names[(names.index(name) + 1) % len(names)] if name in names else names[0]
 
 
-class Legend(Drawn):
+class Legend(Cursored):
     """What the colours mean, and what the segments are ordered by; it only names colours that are on screen."""
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(id="legend")
-        self.session = session
-        self._lines: list[list[Span]] = [[]]
+    _lines: Sequence[list[Span]] = ([],)
 
     def show(self) -> None:
         """As many lines as it takes; with short names where they save one."""
@@ -84,7 +80,7 @@ class SegmentsView(View):
         with Container(id="segments-split"):
             with Vertical(id="maps"):
                 yield Legend(self.session)
-                yield SegmentMapWidget(self.session)
+                yield SegMap(self.session)
                 blocks = BlockMap(self.session)
                 blocks.display = False
                 yield blocks
@@ -95,11 +91,11 @@ class SegmentsView(View):
         """Whether one segment is looked into."""
         return bool(self.query_one(BlockMap).display)
 
-    def main(self) -> SegmentMapWidget | BlockMap:
-        return self.query_one(BlockMap) if self.is_inside else self.query_one(SegmentMapWidget)
+    def main(self) -> SegMap | BlockMap:
+        return self.query_one(BlockMap) if self.is_inside else self.query_one(SegMap)
 
     def show(self) -> None:
-        segments, blocks = self.query_one(SegmentMapWidget), self.query_one(BlockMap)
+        segments, blocks = self.query_one(SegMap), self.query_one(BlockMap)
         if segments.address < 0 and len(segments.layout_now):
             segments.address = self._worst()
         if self.is_inside:
@@ -111,11 +107,11 @@ class SegmentsView(View):
     def _worst(self) -> int:
         """Address of the segment to begin with: the one with most free bytes that something pins, else the first."""
         pinned = self.session.report.fragmentation.pinned_segments
-        return pinned[0].address if pinned else int(self.query_one(SegmentMapWidget).layout_now.address[0])
+        return pinned[0].address if pinned else int(self.query_one(SegMap).layout_now.address[0])
 
     def _details(self) -> None:
         details = self.query_one("#details", Lines)
-        segments, blocks = self.query_one(SegmentMapWidget), self.query_one(BlockMap)
+        segments, blocks = self.query_one(SegMap), self.query_one(BlockMap)
         layout, provider = segments.layout_now, self.session.provider
         width = max((min(self.app.size.width * 2 // 5, 64) - 1 if self.wide else self.app.size.width) - 3, 20)
         if self.is_inside and blocks.block >= 0:
@@ -147,10 +143,10 @@ class SegmentsView(View):
         session = self.session
         session.segment_sort = session.settings.segment_sort = _after(session.segment_sort, tuple(SORTS))
         self.show()
-        self.query_one(SegmentMapWidget).choose(self.query_one(SegmentMapWidget).segment)
+        self.query_one(SegMap).choose(self.query_one(SegMap).segment)
 
     def _look_inside(self, address: int | None = None) -> None:
-        segments, blocks = self.query_one(SegmentMapWidget), self.query_one(BlockMap)
+        segments, blocks = self.query_one(SegMap), self.query_one(BlockMap)
         layout, segment = segments.layout_now, segments.segment
         if segment < 0:
             return
@@ -170,14 +166,14 @@ class SegmentsView(View):
         if not self.is_inside:
             self._look_inside()
             return
-        segments, blocks = self.query_one(SegmentMapWidget), self.query_one(BlockMap)
+        segments, blocks = self.query_one(SegMap), self.query_one(BlockMap)
         segments.display, blocks.display = True, False
         segments.focus()
         self.show()
 
     def arrive(self, goto: Goto) -> None:
         if goto.address is not None:
-            self.query_one(SegmentMapWidget).address = goto.address
+            self.query_one(SegMap).address = goto.address
             self.show()
             self._look_inside(goto.address)
 
@@ -185,7 +181,7 @@ class SegmentsView(View):
         return self.query_one(BlockMap).address if self.is_inside else None
 
     def addresses(self) -> tuple[int, int] | None:
-        segments, blocks = self.query_one(SegmentMapWidget), self.query_one(BlockMap)
+        segments, blocks = self.query_one(SegMap), self.query_one(BlockMap)
         layout = segments.layout_now
         if self.is_inside and blocks.block >= 0:
             start, size = int(layout.block_address[blocks.block]), int(layout.block_bytes[blocks.block])

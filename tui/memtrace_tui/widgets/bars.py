@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from rich.segment import Segment
 from textual import events
 from textual.message import Message
 from textual.strip import Strip
@@ -15,19 +16,15 @@ from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.buckets import skyline
 from memtrace_tui.data.details import moment_text
 from memtrace_tui.data.lines import Span
-from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import EIGHTHS, Drawn, MoveCursor, keys
+from memtrace_tui.widgets.base import EIGHTHS, Cursored, Dragged, Drawn, keys
 
 KINDS = {"oom": "OOM", "peak": "PEAK", "reserved-peak": "RESERVED PEAK", "end": "END", "event": ""}
 
 
-class CursorLine(Drawn):
+class Cursor(Cursored):
     """Where the cursor is and what the curves say there."""
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(id="cursor")
-        self.session = session
-        self._complaint = ""
+    _complaint = ""
 
     def complain(self, text: str) -> None:
         """Say what is wrong with the filter instead, or nothing any more."""
@@ -37,9 +34,7 @@ class CursorLine(Drawn):
     def draw_line(self, y: int) -> Strip:
         if self._complaint:
             return self.look.spans([(f" {self._complaint}", "bad")], self.size.width, "surface")
-        if y == 0 and self.size.height > 1:
-            return self._what()
-        return self._where()
+        return self._what() if y == 0 and self.size.height > 1 else self._where()
 
     def _what(self) -> Strip:
         """Which file, device, mark and filter the screen shows."""
@@ -87,12 +82,8 @@ def _cells(spans: list[Span]) -> int:
     return sum(len(text) for text, _ in spans)
 
 
-class Scrubber(Drawn):
+class Scrubber(Dragged):
     """The whole recording in one line: height is allocated bytes, colour is the phase. A click moves the cursor."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(id="scrubber")
-        self.session = session
 
     def draw_line(self, y: int) -> Strip:
         provider, width = self.session.provider, self.size.width
@@ -108,27 +99,14 @@ class Scrubber(Drawn):
         for i in range(width):
             while phase + 1 < len(spans) and spans[phase + 1].start <= int(highest[i]):
                 phase += 1
-            role = f"phase:{spans[phase].phase}" if spans else "text"
-            glyph = EIGHTHS[max(round(int(high[i]) / top * 8), 1)]
-            if i == here:
-                segments += list(self.look.spans([("┃" if self.look.plain else glyph, "strong")], 1, "select"))
-                continue
-            if i in ooms:
-                role = "bad"
-            segments += list(self.look.spans([(glyph, role)], 1, "surface"))
+            role = "strong" if i == here else "bad" if i in ooms else f"phase:{spans[phase].phase}" if spans else "text"
+            glyph = "┃" if i == here and self.look.plain else EIGHTHS[max(round(int(high[i]) / top * 8), 1)]
+            segments.append(Segment(glyph, self.look.style(role, "select" if i == here else "surface")))
         return Strip(segments, width)
 
-    def on_click(self, event: events.Click) -> None:
-        self._go(event.x)
-
-    def on_mouse_move(self, event: events.MouseMove) -> None:
-        if event.button == 1:
-            self._go(event.x)
-
-    def _go(self, x: int) -> None:
-        if self.session.provider.count:
-            _, highest, _ = skyline(self.session.provider, self.size.width)
-            self.post_message(MoveCursor(int(highest[max(min(x, len(highest) - 1), 0)])))
+    def event_at(self, x: int) -> int:
+        _, highest, _ = skyline(self.session.provider, self.size.width)
+        return int(highest[max(min(x, len(highest) - 1), 0)])
 
 
 class KeyBar(Drawn):

@@ -19,6 +19,7 @@ from textual.widget import Widget
 
 from memtrace_tui.data.lines import Goto, Line
 from memtrace_tui.look import ScreenLook
+from memtrace_tui.session import Session
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -96,7 +97,32 @@ class Drawn(Looking, can_focus=False):
         return Strip.blank(self.size.width, self.look.style("text"))
 
 
-class Wheeled(Drawn, can_focus=True):
+class Cursored(Drawn, can_focus=False):
+    """A widget over the state at the cursor."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(id=type(self).__name__.lower())
+        self.session = session
+
+
+class Dragged(Cursored):
+    """A recording from left to right; a click or a drag moves the cursor."""
+
+    def event_at(self, x: int) -> int | None:
+        """The event that a column stands for."""
+        raise NotImplementedError
+
+    def on_click(self, event: events.MouseEvent) -> None:
+        found = self.event_at(event.x) if self.session.provider.count else None
+        if found is not None:
+            self.post_message(MoveCursor(found))
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        if event.button == 1:
+            self.on_click(event)
+
+
+class Wheeled(Cursored, can_focus=True):
     """What the wheel acts on, other than by scrolling."""
 
     def wheel(self, by: int) -> None:

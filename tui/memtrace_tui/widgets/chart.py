@@ -3,10 +3,9 @@ recordings overlaid."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.segment import Segment
-from textual import events
 from textual.strip import Strip
 
 from memtrace.attribution.categories import Category
@@ -18,7 +17,7 @@ from memtrace_tui.look import ScreenLook
 from memtrace_tui.palette import PHASE_LETTERS
 from memtrace_tui.provider import PhaseSpan
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import EIGHTHS, Drawn, MoveCursor, Open, Wheeled, keys
+from memtrace_tui.widgets.base import EIGHTHS, Cursored, Dragged, MoveCursor, Open, Wheeled, keys
 
 AXIS = 10  # width of the labels at the left
 _LEAST = 4  # events in the closest view
@@ -64,7 +63,7 @@ def _compact(size_bytes: int) -> str:
     return f"{value:.{digits}f}{unit[0] if unit != 'B' else ''}"
 
 
-class Chart(Wheeled):
+class Chart(Wheeled, Dragged):
     """Stacked area of ``start:stop``; left and right move the cursor by columns."""
 
     BINDINGS = keys("""
@@ -78,14 +77,14 @@ class Chart(Wheeled):
         enter                       live_set   Live set
     """)
 
+    start, stop = 0, 1
+    _shown: object = None  # the provider whose window that is
+    _key: tuple[object, ...] = ()
+    _other: Sequence[int] = ()  # the row that the other file's live bytes reach in each column
+
     def __init__(self, session: Session) -> None:
-        super().__init__(id="chart")
-        self.session = session
-        self.start, self.stop = 0, 1
-        self._shown: object = None  # the provider whose window that is
-        self._key: tuple[object, ...] = ()
+        super().__init__(session)
         self._strips: dict[int, Strip] = {}
-        self._other: list[int] = []  # the row that the other file's live bytes reach in each column
 
     # -- geometry
 
@@ -191,17 +190,9 @@ class Chart(Wheeled):
     def action_live_set(self) -> None:
         self.post_message(Open(Goto("allocations", self.session.event)))
 
-    def on_click(self, event: events.Click) -> None:
-        self._go(event.x)
-
-    def on_mouse_move(self, event: events.MouseMove) -> None:
-        if event.button == 1:
-            self._go(event.x)
-
-    def _go(self, x: int) -> None:
-        if self.session.provider.count and x >= AXIS:
-            data, _ = self._prepare()
-            self.post_message(MoveCursor(int(data.high_event[min(x - AXIS, len(data) - 1)])))
+    def event_at(self, x: int) -> int | None:
+        data, _ = self._prepare()
+        return int(data.high_event[min(x - AXIS, len(data) - 1)]) if x >= AXIS else None
 
     def wheel(self, by: int) -> None:
         self.action_zoom(1.25 if by > 0 else 0.8)
@@ -361,12 +352,8 @@ _ROLES = ("phase:unknown", "hue:0", "hue:1", "panel", "faded:hue|0", "faded:hue|
 _LETTERS = "▒12·-= "
 
 
-class Overlay(Drawn):
+class Overlay(Cursored):
     """Live bytes of both recordings over shares of their events; first line legend, last line the cursors."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(id="overlay")
-        self.session = session
 
     def draw_line(self, y: int) -> Strip:
         first, second = self.session.pair()

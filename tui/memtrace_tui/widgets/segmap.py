@@ -61,10 +61,7 @@ class MapWidget(Wheeled):
     class Turned(Message):
         """Look inside the selected segment, or at all of them again."""
 
-    def __init__(self, session: Session, id: str) -> None:
-        super().__init__(id=id)
-        self.session = session
-        self.address = -1
+    address = -1
 
     @property
     def layout_now(self) -> Layout:
@@ -81,7 +78,7 @@ def _scales(provider: Provider, width: int, height: int) -> dict[PoolKey, int]:
     return scales(provider.layout(provider.peaks[2].event), width, height)
 
 
-class SegmentMapWidget(MapWidget):
+class SegMap(MapWidget):
     """Pools as paragraphs, segments as words. Arrows choose a segment, Enter looks inside."""
 
     BINDINGS = keys("""
@@ -96,12 +93,12 @@ class SegmentMapWidget(MapWidget):
         0                       zoom(0)   -Fit
     """)
 
+    top = scale = 0
+    _key: tuple[object, ...] = ()
+    _flow = NO_FLOW
+
     def __init__(self, session: Session) -> None:
-        super().__init__(session, "segmap")
-        self.top = 0
-        self.scale = 0
-        self._key: tuple[object, ...] = ()
-        self._flow = NO_FLOW
+        super().__init__(session)
         self._cells: dict[int, tuple[MapCells, int]] = {}  # segment -> its pool's cells, its first one
         self._strips: dict[int, Strip] = {}
 
@@ -268,12 +265,10 @@ class BlockMap(MapWidget):
         escape            turn       Back
     """)
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session, "blockmap")
-        self.segment_address = -1
-        self.start, self.stop = 0, 0
-        self._key: tuple[object, ...] = ()
-        self._cells: MapCells | None = None
+    segment_address = -1
+    start, stop = 0, 0
+    _key: tuple[object, ...] = ()
+    _cells: MapCells | None = None
 
     # -- state
 
