@@ -15,7 +15,6 @@ from memtrace_tui.data.source import is_library
 from memtrace_tui.provider import Provider
 from memtrace_tui.session import Session
 from memtrace_tui.settings import Settings
-from memtrace_tui.widgets.segmap import SegMap
 from textual.pilot import Pilot
 
 from memtrace.history.layout import State
@@ -244,7 +243,7 @@ async def test_the_colour_of_the_map_is_the_step_or_the_call_site(mode: str) -> 
             value[block] = site if mode == "stack" else str(step) if step >= 0 else "before"
             sums[value[block]] = sums.get(value[block], 0) + int(layout.block_bytes[block])
         assert len(sums) > 1
-        colours = main_screen(pilot).query_one(SegMap).colours
+        colours = session.colours
         least = min(sums[label] for label in colours.labels if label in sums)
         for block, name in value.items():
             label = colours.labels[colours.codes[block]]
@@ -262,7 +261,7 @@ async def test_with_two_ranks_the_map_says_the_rank() -> None:
         for keys, mine in ((["3"], 0), (["7", "w", "3"], 1)):
             await press(pilot, keys)
             assert session.ranks == (mine, 1 - mine)
-            labels = main_screen(pilot).query_one(SegMap).colours.labels
+            labels = session.colours.labels
             assert labels[-2:] == ("ranks 0 and 1", f"rank {mine} only")
             legend = text_of(pilot).splitlines()
             assert any("rank, by address" in line and "0 and 1" in line for line in legend)

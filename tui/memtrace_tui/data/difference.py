@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from memtrace.answers.diff.comparison import Difference
 from memtrace.attribution.categories import Category
 from memtrace.render.words import clip
 from memtrace.units import format_bytes, format_delta, printable
 from memtrace_tui.data.details import purpose_text
 from memtrace_tui.data.lines import BLANK, Goto, Line, line, wrap
 from memtrace_tui.data.query import site_words
-
-if TYPE_CHECKING:
-    from memtrace.answers.diff.comparison import Difference
 
 _HEAD = 21
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
+from memtrace.explain.answer import Explanation
 from memtrace.render.words import bar, clip
 from memtrace.units import format_bytes, format_count, printable
 from memtrace_tui.data.details import event_text, purpose_text
@@ -13,9 +12,6 @@ from memtrace_tui.data.findings import verdict_title
 from memtrace_tui.data.lines import BLANK, Goto, Line, Span, line, stacked, wrap
 from memtrace_tui.data.query import site_words
 from memtrace_tui.provider import Provider
-
-if TYPE_CHECKING:
-    from memtrace.explain.answer import Explanation
 
 _NAMES = {"oom": "Out of memory", "peak": "Peak of allocated memory", "reserved-peak": "Peak of reserved memory"}
 
