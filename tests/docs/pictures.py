@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from browser_cases import hit, main_screen, running, until
 from memtrace_tui.app import BrowseApp
-from memtrace_tui.provider import Recording
+from memtrace_tui.provider import BrowsedRecording as Recording
 from memtrace_tui.settings import Settings
 from PIL import Image, ImageDraw, ImageFont
 from textual.strip import Strip

@@ -147,7 +147,7 @@ async def test_details_unfold_copy_and_lead_on(monkeypatch: pytest.MonkeyPatch) 
         await hit(pilot, "4")
         view = main_screen(pilot).view
         assert isinstance(view, AllocationsView)
-        while not any("library frame" in line.plain for line in view._details(90)):
+        while not any("library frame" in line.plain for line in view.details(90)):
             await hit(pilot, "down")
         await hit(pilot, "enter")
         assert isinstance(pilot.app.screen, Details)

@@ -111,7 +111,10 @@ class TableView(View):
             side.show(self.details(self.side_width, self.session.settings.fold), keep=False)
 
     def on_rows_opened(self, message: Table.Opened) -> None:
-        """Everything about the row."""
+        self.opened(message.row)
+
+    def opened(self, row: int) -> None:
+        """Enter: everything about the row."""
         width = text_width(self.app.size.width)
         self.app.push_screen(Details(self.title.removesuffix("s"), lambda fold: self.details(width, fold)))
 

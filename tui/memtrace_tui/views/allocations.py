@@ -175,12 +175,12 @@ class AllocationsView(TableView):
         if message.rows is self.main():
             self.show_side()
 
-    def on_rows_opened(self, message: Table.Opened) -> None:
+    def opened(self, row: int) -> None:
         """A group: its rows. A row: everything about it."""
         if not self.groups:
-            super().on_rows_opened(message)
+            super().opened(row)
             return
-        self.session.filter_by(f"{self.session.filter} {self.groups[message.row].key}")
+        self.session.filter_by(f"{self.session.filter} {self.groups[row].key}")
         self.session.group = "none"
         self._from_the_top()
 
