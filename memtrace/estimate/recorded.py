@@ -29,14 +29,14 @@ _OPTIMIZERS = {
     "SGD": "sgd",
 }
 _RUN_KEYS = {  # of the run that memtrace built, as recorded → option
-    "seq_len": "sequence",
+    "seq_len": "sequence",  # these five by the recorder, the others by who built the run
     "batch": "batch",
     "accumulate": "accumulation",
+    "keep_logits": "keep_logits",
+    "loss": "loss",
     "autocast": "autocast",
     "prepare_kbit": "prepare_kbit",
     "adapter_dtype": "adapter_dtype",
-    "keep_logits": "keep_logits",
-    "loss": "loss",
     "chunk_tokens": "chunk_tokens",
     "reentrant": "reentrant",
     "attn": "attention",
@@ -140,10 +140,9 @@ def _of_objects(analysis: Analysis, model: Mapping[str, Any], config: Mapping[st
             values["optimizer"] = "adamw_torch_fused" if name == "adamw_torch" and fused else name
     run = _mapping(config.get("run"))
     notes: list[str] = []
+    values |= _widths(analysis, shape, int(values["rank"])) | {"autocast": _autocast(analysis, config)}
     values |= {option: run[key] for key, option in _RUN_KEYS.items() if key in run}
     if "sequence" not in values:
-        values |= _widths(analysis, shape, int(values["rank"]))
-        values["autocast"] = _autocast(analysis, config)
         tokens = _tokens(analysis, shape, 4 if values["prepare_kbit"] else 2)
         if tokens is None:
             return None

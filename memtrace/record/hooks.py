@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from memtrace.record import messages
@@ -41,6 +42,8 @@ class AutoHooks:
         self._classes: dict[type, Any] = {}
         self._backward: tuple[Any, Any] | None = None
         self._calls = 0
+        self._output: Callable[[], Any] | None = None  # of the last call, as long as the program holds it
+        self._passes = 0  # backward passes since the last optimizer step
 
     def install(self) -> None:
         """Begin to follow the program."""
@@ -63,6 +66,8 @@ class AutoHooks:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if self.log.name == BACKWARD:  # reentrant checkpointing
                 return original(*args, **kwargs)
+            with messages.guarded("looking at the output"):
+                self._note_kept()
             self.log.enter(BACKWARD)
             result = original(*args, **kwargs)
             self.log.completed += 1
@@ -121,6 +126,8 @@ class AutoHooks:
                 result = plain_call(module, *args, **kwargs)
             finally:
                 hooks._local.inside = False
+            with messages.guarded("looking at a call"):
+                hooks._note_call(args, kwargs, result)
             hooks._ends()
             return result
 
@@ -167,12 +174,42 @@ class AutoHooks:
             self._local.module = None
             self._local.inside = False
             if output is not None:  # None after an error, too: hooks are called all the same
+                with messages.guarded("looking at a call"):
+                    self._note_call(_args, {}, output)
                 self._ends()
+
+    # what the run is like
+    def _note_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """Batch and length of the training call with the most tokens, and whether the model made loss and logits."""
+        if self.log.name != FORWARD:
+            return
+        run, given = self.log.run, kwargs.get("input_ids", kwargs.get("inputs_embeds", next(iter(args), None)))
+        shape = tuple(getattr(given, "shape", ()))
+        if len(shape) > 1 and shape[0] * shape[1] > run.get("batch", 0) * run.get("seq_len", 0):
+            run |= {"batch": int(shape[0]), "seq_len": int(shape[1])}
+        logits = getattr(output, "logits", None)
+        if getattr(output, "loss", None) is not None:
+            run["loss"] = "full" if logits is not None else "fused"
+        self._output = None
+        if logits is not None:
+            try:
+                self._output = weakref.ref(output)
+            except TypeError:  # a tuple, a plain dictionary
+                run.pop("keep_logits", None)
+
+    def _note_kept(self) -> None:
+        """As the backward pass begins: whether the program still holds the output, and with it the logits."""
+        self._passes += 1
+        if self._output is not None:
+            self.log.run["keep_logits"] = self._output() is not None
 
     # the optimizer
     def _optimizer_begins(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         with messages.guarded("looking at the gradients"):
             self.before_step(optimizer)
+        if self._passes:
+            self.log.run["accumulate"] = max(self._passes, self.log.run.get("accumulate", 1))
+        self._passes = 0
         self.log.enter(OPTIMIZER)
 
     def _optimizer_ends(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:

@@ -31,6 +31,7 @@ class PhaseLog:
         self.completed = 0  # forward passes, backward passes and steps that came to their end
         self.counted_by_program = False
         self.autocast = False  # whether a forward pass was called under autocast
+        self.run: dict[str, Any] = {}  # batch, length and loss of the run, see AutoHooks
         self.marks: deque[tuple[int, str, int]] = deque([(now_us(), LOAD, 0)], maxlen=MAX_MARKS)
         self.on_enter: Callable[[str, str], None] | None = None  # called with the phase that ends and the next one
 

@@ -255,6 +255,7 @@ class Recorder:
         config["models"] = config["models"] or earlier
         config["optimizers"] = config["optimizers"] or self._config.get("optimizers", [])
         config["autocast"] = self.log.autocast
+        config["run"] = dict(self.log.run)
         return config
 
     def step(self) -> None:

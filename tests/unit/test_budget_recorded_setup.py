@@ -72,6 +72,13 @@ def test_a_recorded_run_says_length_and_batch(recording: Path, capsys: pytest.Ca
     assert (own["options"]["sequence"], own["options"]["batch"], own["notes"]) == (64, 2, [])
 
 
+def test_what_the_recorder_saw_of_a_run_counts(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rewrite(recording, recorded(run={"seq_len": 64, "batch": 2, "accumulate": 4, "keep_logits": True, "loss": "full"}))
+    options = answer(recording, capsys)["options"]
+    assert (options["batch"], options["accumulation"], options["keep_logits"]) == (2, 4, True)
+    assert not options["prepare_kbit"]  # by the labels, as before
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -228,6 +228,50 @@ def test_objects_that_are_gone_at_the_end_are_labelled_all_the_same(
     assert extra["config"]["autocast"] is True
 
 
+class Answer:
+    """What a model of transformers gives back."""
+
+    def __init__(self, loss: torch.Tensor, logits: torch.Tensor | None) -> None:
+        self.loss, self.logits = loss, logits
+
+
+class Causal(nn.Module):
+    def __init__(self, tiles: bool) -> None:
+        super().__init__()
+        self.table, self.tiles = nn.Embedding(16, 8), tiles
+
+    def forward(self, input_ids: torch.Tensor) -> Answer:
+        logits = self.table(input_ids) @ self.table.weight.T
+        return Answer(logits.logsumexp(-1).sum(), None if self.tiles else logits)
+
+
+@pytest.mark.parametrize(
+    ("holds", "tiles", "told"),
+    [
+        (True, False, {"keep_logits": True, "loss": "full"}),
+        (False, False, {"keep_logits": False, "loss": "full"}),
+        (True, True, {"loss": "fused"}),
+    ],
+)
+def test_batch_loss_and_held_logits_are_recorded(
+    stand_in: StandIn, tmp_path: Path, holds: bool, tiles: bool, told: dict[str, Any]
+) -> None:
+    model = Causal(tiles)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memtrace.record(tmp_path / "run.pickle") as recording:
+        for length in (3, 7, 5):
+            for _ in range(2):
+                answer = model(input_ids=torch.zeros(4, length, dtype=torch.long))
+                loss = answer.loss
+                if not holds:
+                    del answer
+                loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            model(input_ids=torch.zeros(9, 9, dtype=torch.long))
+    assert read(recording.file)["memtrace"]["config"]["run"] == {"batch": 4, "seq_len": 7, "accumulate": 2, **told}
+
+
 def test_window_of_steps(stand_in: StandIn, tmp_path: Path) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
