@@ -14,12 +14,13 @@ import mmap
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from memtrace._version import __version__
+from memtrace.errors import UsageError
 from memtrace.writing import draft, is_mine
 
 OFF = "MEMTRACE_NO_INDEX"
@@ -87,6 +88,23 @@ def write(name: str, parts: Sequence[bytes | memoryview]) -> None:
             made.out.write(part)
         made.replace(folder / (name + _SUFFIX))
     _trim(folder)
+
+
+def kept_file(name: str, make: Callable[[Path], None]) -> Path:
+    """A file that ``make`` writes where it is not there yet. Raises UsageError where it can't be kept or believed."""
+    try:
+        folder = _folder(make=True)
+        path = folder / name
+        if not path.exists():
+            with draft(folder, 0o700) as made:
+                make(made.path)
+                made.path.chmod(0o700)  # a compiler makes it as the umask says
+                made.replace(path)
+        if not _only_mine(path.stat()):
+            raise PermissionError(f"{path}: others can write to it")
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"the cache folder can't be used: {error}") from None
+    return path
 
 
 def _folder(make: bool) -> Path:

@@ -72,3 +72,22 @@ def called_by_engine() -> bool:
     while frame is not None and _kind(frame.f_code) == _HIDDEN:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name == "_engine_run_backward"
+
+
+def caller() -> str:
+    """File and line of the program's code that runs now, outside PyTorch and memtrace."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename.replace("\\", "/")
+        if "/torch/" not in file and not file.startswith((_OWN, "<")):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "the autograd engine"
+
+
+def followed(file: str) -> bool:
+    """Whether the code that runs now was called from a file whose path ends so."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.endswith(file):
+        frame = frame.f_back
+    return frame is not None

@@ -1,0 +1,140 @@
+"""``torch.cuda`` of a CPU build, as it is with one card: the C functions behind it, and what Python code compares."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from memtrace.estimate.dryrun.machine import DryMemory
+
+
+def install(memory: DryMemory) -> None:
+    """Have ``torch.cuda`` answer for the card of ``memory``, for the rest of this process."""
+    import torch
+
+    _answer_in_c(torch._C, memory)
+    cuda = torch.cuda
+    gpu = memory.gpu
+    major, minor = gpu.device.capability
+    properties = types.SimpleNamespace(
+        name=f"NVIDIA {gpu.name.upper()}", major=major, minor=minor, total_memory=memory.total_bytes, is_integrated=False,
+        multi_processor_count=gpu.device.multiprocessors, is_multi_gpu_board=False, gcnArchName="", warp_size=32,
+        max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, L2_cache_size=50 << 20, uuid="dry-run",
+        shared_memory_per_block=49152, shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472,
+        clock_rate=1_980_000, memory_clock_rate=3_201_000, memory_bus_width=5120, pci_bus_id=0, pci_device_id=0,
+        pci_domain_id=0,
+    )  # fmt: skip
+    cuda._cudart = types.SimpleNamespace(
+        cudaMemGetInfo=lambda _device: (memory.free_bytes, memory.total_bytes),
+        cudaGetErrorString=str,
+        cudaHostRegister=lambda *_: 0,
+        cudaHostUnregister=lambda *_: 0,
+        cudaProfilerStart=_nothing,
+        cudaProfilerStop=_nothing,
+    )
+    torch.version.cuda = "13.0"
+    cuda._CudaDeviceProperties = types.SimpleNamespace
+    cuda.get_device_properties = lambda _device=None: properties
+    cuda._exchange_device = cuda._maybe_exchange_device = lambda _device: 0
+    cuda.default_generators = (torch.Generator("cuda"),)
+    cuda._check_capability = cuda._check_cubins = _nothing
+    cuda.current_stream = cuda.default_stream = lambda _device=None: Stream()
+    cuda.set_stream = _nothing
+    cuda.current_blas_handle = lambda: 0
+    cuda.Stream = cuda.streams.Stream = cuda.ExternalStream = Stream
+    cuda.Event = cuda.streams.Event = Event
+    cuda.nvtx.range_push = cuda.nvtx.range_pop = cuda.nvtx.mark = _nothing
+    torch.backends.cuda.is_built = lambda: True
+    torch.backends.cudnn.is_available = lambda: True
+    torch.backends.cudnn.version = lambda: 91501
+    torch.UntypedStorage.clone = _clone_storage
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    return None
+
+
+def _answer_in_c(c: Any, memory: DryMemory) -> None:
+    history = {"on": False}
+
+    def record(enabled: Any = "all", _context: Any = None, _stacks: Any = None, max_entries: int = 1 << 62, *_: Any, **__: Any) -> None:
+        history["on"] = enabled is not None
+        memory.record(min(max_entries, 1 << 40) if enabled is not None else None)
+
+    def metadata(text: str) -> None:
+        memory.set_metadata(text)
+
+    answers: dict[str, Any] = {
+        "init": _nothing,
+        "getDeviceCount": lambda: 1,
+        "getDevice": lambda: 0,
+        "setDevice": _nothing,
+        "exchangeDevice": lambda _device: 0,
+        "maybeExchangeDevice": lambda _device: 0,
+        "synchronize": _nothing,
+        "ipc_collect": _nothing,
+        "canDeviceAccessPeer": lambda *_: False,
+        "getCompiledVersion": lambda: 13000,
+        "getArchFlags": lambda: "sm_{}{}".format(*memory.gpu.device.capability),
+        "isInBadFork": lambda: False,
+        "getAllocatorBackend": lambda: "native",
+        "memoryStats": lambda _device: memory.stats(),
+        "hostMemoryStats": dict,
+        "resetPeakMemoryStats": lambda _device: memory.reset_peaks(),
+        "resetAccumulatedMemoryStats": _nothing,
+        "memorySnapshot": lambda *_: memory.snapshot(),
+        "emptyCache": memory.empty_cache,
+        "setMemoryFraction": lambda fraction, _device: memory.set_fraction(fraction),
+        "getMemoryFraction": lambda _device: memory.fraction,
+        "record_memory_history": record,
+        "isHistoryEnabled": lambda: history["on"],
+        "attach_out_of_memory_observer": memory.observers.append,
+        "setMemoryMetadata": metadata,
+        "set_sync_debug_mode": _nothing,
+        "get_sync_debug_mode": lambda: 0,
+        "lock_mutex": _nothing,
+        "unlock_mutex": _nothing,
+        "resetPeakHostMemoryStats": _nothing,
+    }
+    for name, answer in answers.items():
+        setattr(c, f"_cuda_{name}", answer)
+
+
+class Stream:
+    """The one stream; work on it is over as soon as it was asked for."""
+
+    stream_id = device_index = cuda_stream = priority = 0
+    device_type = 1
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Any:
+        """A stream that operators take, too."""
+        import torch
+
+        made = torch.Stream(stream_id=0, device_index=0, device_type=1)
+        return made
+
+    @classmethod
+    def priority_range(cls) -> tuple[int, int]:
+        """Least and greatest."""
+        return 0, -5
+
+
+class Event:
+    """An event that has always happened; between two of them lies a millisecond."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        self.cuda_event = 0
+
+    record = wait = synchronize = _nothing
+
+    def query(self) -> bool:
+        """Whether it has happened."""
+        return True
+
+    def elapsed_time(self, _end: Event) -> float:
+        """Milliseconds."""
+        return 1.0
+
+
+def _clone_storage(storage: Any) -> Any:
+    return type(storage)(storage.nbytes(), device=storage.device).copy_(storage)

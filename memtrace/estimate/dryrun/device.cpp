@@ -1,0 +1,582 @@
+// A CUDA device without a GPU, for a CPU build of PyTorch: tensors with shapes and storages but no data.
+//
+// Loaded before PyTorch is imported. Births and deaths of storages are the calls of the allocator below; what they are
+// given comes from Python (dryrun/machine.py). Operators run on the `meta` device for their shapes. Storages up to
+// kShadowBytes whose values are known have a shadow on the host, on which operators run too, so that masks, lengths and
+// counters that a program made itself have their true values.
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <string>
+#include <unordered_map>
+
+namespace {
+
+using at::Tensor;
+using c10::Device;
+using c10::IValue;
+using c10::Storage;
+using Stack = torch::jit::Stack;
+
+constexpr size_t kShadowBytes = 1 << 20;
+constexpr int64_t kFilledBytes = 64 << 20;  // a larger copy to the host keeps the zeros of fresh pages
+const Device kDevice(c10::kCUDA, 0);
+
+// ---- what Python answers ------------------------------------------------------------------------------------------
+struct Answers {
+  uint64_t (*allocate)(uint64_t bytes);          // address, 0 if it is refused
+  void (*release)(uint64_t address);
+  const char* (*refusal)();                      // the text of the error
+  double (*value)(int kind, const char* maker);  // a value nobody knows: 0 float, 1 integer, 2 boolean
+  int64_t (*attention)(const int64_t* facts);    // which kernel
+  int64_t (*workspace)(int is_biased);           // bytes that a library's first product on a thread allocates
+};
+Answers answers{};
+bool is_open = false;  // false once the interpreter ends
+
+struct Block {
+  uint64_t address = 0;
+  Storage host;  // values, if known
+  bool known = false;
+  bool tests_nan = false;  // made by isnan or isinf: no element is
+  const char* maker = "";
+};
+
+void release(void* context) {
+  auto* block = static_cast<Block*>(context);
+  if (is_open && block->address) answers.release(block->address);
+  delete block;
+}
+
+struct DryAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    auto block = std::make_unique<Block>();
+    if (bytes) {
+      block->address = answers.allocate(bytes);
+      if (!block->address) C10_THROW_ERROR(OutOfMemoryError, answers.refusal());
+    }
+    auto* address = reinterpret_cast<void*>(block->address);
+    return {address, block.release(), &release, kDevice};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void*, const void*, size_t) const override {}
+};
+DryAllocator allocator;
+
+struct DryGenerator final : at::CPUGeneratorImpl {
+  explicit DryGenerator(uint64_t seed) : at::CPUGeneratorImpl(seed) {
+    device_ = kDevice;
+    key_set_ = c10::DispatchKeySet(c10::DispatchKey::CUDA);
+  }
+};
+
+struct Hooks final : at::CUDAHooksInterface {
+  explicit Hooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return true; }
+  bool hasCUDART() const override { return true; }
+  bool hasCuDNN() const override { return true; }
+  bool hasCuBLASLt() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  int getNumGPUs() const override { return 1; }
+  c10::DeviceIndex current_device() const override { return 0; }
+  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  void setCurrentDevice(c10::DeviceIndex) const override {}
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
+  void deviceSynchronize(c10::DeviceIndex) const override {}
+  Device getDeviceFromPtr(void*) const override { return kDevice; }
+  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
+  at::Allocator* getCUDADeviceAllocator() const override { return &allocator; }
+  bool compiledWithCuDNN() const override { return true; }
+  bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
+  bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
+  bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return true; }
+  long versionCuDNN() const override { return 91501; }
+  long versionRuntimeCuDNN() const override { return 91501; }
+  long versionCUDART() const override { return 13000; }
+  double batchnormMinEpsilonCuDNN() const override { return 0; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex = -1) const override {
+    static at::Generator one = at::make_generator<DryGenerator>(c10::default_rng_seed_val);
+    return one;
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex = -1) const override {
+    return at::make_generator<DryGenerator>(c10::default_rng_seed_val);
+  }
+};
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::Stream stream() const { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
+  c10::DeviceType type() const override { return c10::kCUDA; }
+  Device exchangeDevice(Device) const override { return kDevice; }
+  Device getDevice() const override { return kDevice; }
+  void setDevice(Device) const override {}
+  void uncheckedSetDevice(Device) const noexcept override {}
+  c10::Stream getStream(Device) const override { return stream(); }
+  c10::Stream getDefaultStream(Device) const override { return stream(); }
+  c10::Stream getStreamFromGlobalPool(Device, bool) const override { return stream(); }
+  c10::Stream getNewStream(Device, int) const override { return stream(); }
+  c10::Stream exchangeStream(c10::Stream) const override { return stream(); }
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  void record(void**, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {}
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override {}
+  void synchronizeEvent(void*) const override {}
+  void synchronizeDevice(c10::DeviceIndex) const override {}
+  double elapsedTime(void*, void*, c10::DeviceIndex) const override { return 1.0; }
+};
+
+// ---- shadows ------------------------------------------------------------------------------------------------------
+Block* block_of(const c10::StorageImpl* storage) {
+  return static_cast<Block*>(storage->data_ptr().get_context());
+}
+Block* block_of(const Tensor& t) {
+  return block_of(t.storage().unsafeGetStorageImpl());
+}
+
+Tensor on_storage(const Storage& storage, const Tensor& like, c10::DispatchKey key) {
+  auto made = at::detail::make_tensor<c10::TensorImpl>(Storage(storage), c10::DispatchKeySet(key), like.dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+  if (like.is_conj()) made._set_conj(true);
+  if (like.is_neg()) made._set_neg(true);
+  return made;
+}
+
+bool is_known(const Tensor& t) {
+  auto* block = block_of(t);
+  return !t.storage().nbytes() || (block && block->known);
+}
+
+// Values of a device tensor; its storage must be known, or about to be written as a whole.
+Tensor host_of(const Tensor& t) {
+  auto* block = block_of(t);
+  if (!block) return at::zeros_like(t, t.options().device(at::kCPU));
+  if (!block->host || block->host.nbytes() < t.storage().nbytes())
+    block->host = Storage(Storage::use_byte_size_t(), t.storage().nbytes(), c10::GetAllocator(at::kCPU), true);
+  return on_storage(block->host, t, c10::DispatchKey::CPU);
+}
+
+void forget(const Tensor& t) {
+  if (auto* block = block_of(t)) {
+    block->known = false;
+    block->host = Storage();
+  }
+}
+
+bool fits(const Tensor& t) {
+  return t.storage().nbytes() <= kShadowBytes;
+}
+
+// Whether writing all of `t` leaves no value of its storage unknown.
+bool completes(const Tensor& t) {
+  return fits(t) && (is_known(t) || (t.is_non_overlapping_and_dense() && t.nbytes() == t.storage().nbytes()));
+}
+
+int kind_of(c10::ScalarType type) {
+  return type == at::kBool ? 2 : c10::isIntegralType(type, false) ? 1 : 0;
+}
+
+double value_of(const Tensor& t) {
+  auto* block = block_of(t);
+  if (block && block->tests_nan) return 0;
+  return answers.value(kind_of(t.scalar_type()), block ? block->maker : "");
+}
+
+// ---- operators ----------------------------------------------------------------------------------------------------
+struct Alone {  // below autograd and autocast, whatever the caller was in
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
+
+struct Call {
+  std::vector<std::pair<Tensor, Tensor>> pairs;  // (meta, device)
+  std::vector<std::pair<Storage, Storage>> storages;
+
+  Tensor meta_of(const Tensor& t) {
+    if (!t.defined() || t.is_meta() || (t.is_cpu() && !t.dim())) return t;
+    if (!t.is_cuda()) return at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta));
+    for (auto& [meta, real] : pairs)
+      if (real.is_same(t)) return meta;
+    const Storage* mine = nullptr;
+    for (auto& [meta, real] : storages)
+      if (real.unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl()) mine = &meta;
+    if (!mine) {
+      storages.emplace_back(
+          Storage(Storage::use_byte_size_t(), t.storage().nbytes(), c10::GetAllocator(at::kMeta), true), t.storage());
+      mine = &storages.back().first;
+    }
+    pairs.emplace_back(on_storage(*mine, t, c10::DispatchKey::Meta), t);
+    return pairs.back().first;
+  }
+
+  Tensor real_of(const Tensor& t, const char* maker, bool tests_nan) {
+    if (!t.defined() || !t.is_meta()) return t;
+    for (auto& [meta, real] : pairs)
+      if (meta.is_same(t)) return real;
+    for (auto& [meta, real] : storages)
+      if (meta.unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl())
+        return on_storage(real, t, c10::DispatchKey::CUDA);
+    auto bytes = t.storage().nbytes();
+    Storage storage(Storage::use_byte_size_t(), bytes, allocator.allocate(bytes), &allocator, true);
+    auto* block = block_of(storage.unsafeGetStorageImpl());
+    block->maker = maker;
+    block->tests_nan = tests_nan;
+    return on_storage(storage, t, c10::DispatchKey::CUDA);
+  }
+
+  void resize() {  // what the operator resized
+    for (auto& [meta, real] : pairs) {
+      if (meta.sizes() == real.sizes() && meta.strides() == real.strides()) continue;
+      auto bytes = meta.storage().nbytes();
+      if (bytes > real.storage().nbytes()) {
+        forget(real);
+        real.storage().set_data_ptr(allocator.allocate(bytes));
+        real.storage().set_nbytes(bytes);
+      }
+      real.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes(), meta.strides(), meta.storage_offset());
+    }
+  }
+};
+
+template <class F>
+IValue mapped(const IValue& value, F&& map) {
+  if (value.isTensor()) return map(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<Tensor> made;
+    for (const Tensor& t : value.toTensorVector()) made.push_back(map(t));
+    return made;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<Tensor>> made;
+    for (const std::optional<Tensor>& t : value.toOptionalTensorVector())
+      made.push_back(t && t->defined() ? std::optional<Tensor>(map(*t)) : std::nullopt);
+    return made;
+  }
+  return value;
+}
+
+template <class F>
+void each_tensor(const IValue& value, F&& see) {
+  mapped(value, [&](const Tensor& t) {
+    if (t.defined()) see(t);
+    return t;
+  });
+}
+
+struct Kind {  // what is known of an operator
+  bool is_aten = false, is_seeded = false, has_generator = false, tests_nan = false;
+  int product = -1;  // 1: may have a bias
+  std::vector<char> writes, only_writes;
+};
+
+const Kind& kind_of(const c10::OperatorHandle& op) {
+  static std::unordered_map<std::string, Kind> known;
+  static std::mutex lock;
+  static const std::unordered_map<std::string, int> products{
+      {"aten::mm", 0}, {"aten::bmm", 0}, {"aten::baddbmm", 0}, {"aten::addmm", 1}, {"aten::_addmm_activation", 1},
+      {"aten::addmv", 0}, {"aten::_grouped_mm", 0}, {"aten::linalg_solve_ex", 0}};
+  static const std::unordered_map<std::string, int> fills{
+      {"aten::zero_", 0}, {"aten::fill_", 0}, {"aten::copy_", 0}, {"aten::normal_", 0}, {"aten::uniform_", 0},
+      {"aten::random_", 0}, {"aten::bernoulli_", 0}, {"aten::exponential_", 0}};
+  std::lock_guard<std::mutex> held(lock);
+  const auto& schema = op.schema();
+  const auto& name = schema.name();
+  auto [entry, is_new] = known.try_emplace(name + "." + schema.overload_name());
+  auto& kind = entry->second;
+  if (!is_new) return kind;
+  kind.is_aten = name.rfind("aten::", 0) == 0;
+  kind.tests_nan = name == "aten::isnan" || name == "aten::isinf";
+  for (auto tag : op.getTags()) kind.is_seeded |= tag == at::Tag::nondeterministic_seeded;
+  if (auto found = products.find(name); found != products.end()) kind.product = found->second;
+  for (const auto& argument : schema.arguments()) {
+    bool writes = argument.alias_info() && argument.alias_info()->isWrite();
+    kind.writes.push_back(writes);
+    kind.only_writes.push_back(writes && (argument.is_out() || fills.count(name)));
+    kind.has_generator |= argument.name() == "generator";
+  }
+  return kind;
+}
+
+void multiply(bool biased) {
+  thread_local bool done[2] = {false, false};
+  if (done[biased]) return;
+  done[biased] = true;
+  static auto* kept = new std::vector<c10::DataPtr>();
+  kept->push_back(allocator.allocate(answers.workspace(biased)));
+}
+
+// Operator `op` on the shadows of its operands; false if that fails.
+bool run_on_host(const c10::OperatorHandle& op, const std::vector<IValue>& arguments, Stack& host) {
+  static at::Generator generator = at::detail::createCPUGenerator();
+  try {
+    for (const auto& argument : arguments) {
+      if (argument.isDevice() && argument.toDevice().is_cuda()) host.emplace_back(Device(at::kCPU));
+      else host.push_back(mapped(argument, [](const Tensor& t) { return t.defined() && t.is_cuda() ? host_of(t) : t; }));
+    }
+    const auto& names = op.schema().arguments();
+    for (size_t i = 0; i < names.size(); i++)
+      if (names[i].name() == "generator") host[i] = generator;
+    Alone alone;
+    op.callBoxed(&host);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+void run(const c10::OperatorHandle& op, Stack* stack) {
+  const auto& kind = kind_of(op);
+  const auto count = op.schema().arguments().size();
+  const char* name = op.schema().name().c_str();
+  std::vector<IValue> arguments(stack->end() - count, stack->end());
+  stack->erase(stack->end() - count, stack->end());
+
+  bool known = kind.is_aten && (!kind.is_seeded || kind.has_generator), tests_nan = kind.tests_nan;
+  for (size_t i = 0; i < count; i++)
+    each_tensor(arguments[i], [&](const Tensor& t) {
+      if (!t.is_cuda()) return;
+      known = known && (kind.only_writes[i] ? completes(t) : fits(t) && is_known(t));
+      if (auto* block = block_of(t)) tests_nan |= block->tests_nan;
+    });
+
+  Call call;
+  Stack results, host;
+  bool on_host = false;
+  try {
+    Alone alone;
+    for (const auto& argument : arguments) {
+      if (argument.isDevice() && argument.toDevice().is_cuda()) results.emplace_back(Device(at::kMeta));
+      else if (argument.isGenerator()) results.emplace_back(IValue());
+      else results.push_back(mapped(argument, [&](const Tensor& t) { return call.meta_of(t); }));
+    }
+    op.callBoxed(&results);
+  } catch (const std::exception&) {
+    if (!known || !run_on_host(op, arguments, host)) throw;  // the shape depends on values: they may be known
+    on_host = true;
+    results.clear();
+    for (const auto& result : host)
+      results.push_back(mapped(result, [](const Tensor& t) {
+        return t.defined() ? at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta)) : t;
+      }));
+  }
+  call.resize();
+  std::vector<Tensor> fresh;
+  bool small = true;
+  for (const auto& result : results) {
+    stack->push_back(mapped(result, [&](const Tensor& t) {
+      auto real = call.real_of(t, name, tests_nan);
+      if (real.defined() && real.is_cuda()) {
+        small = small && fits(real);
+        fresh.push_back(real);
+      }
+      return real;
+    }));
+  }
+  if (kind.product >= 0) multiply(kind.product == 1 && arguments[0].isTensor() && arguments[0].toTensor().dim() == 1);
+  for (size_t i = 0; i < count; i++)
+    if (kind.writes[i]) each_tensor(arguments[i], [&](const Tensor& t) { small = small && (!t.is_cuda() || fits(t)); });
+  known = known && small && (on_host || run_on_host(op, arguments, host));
+  if (known) {
+    size_t next = 0;
+    for (const auto& result : host)
+      each_tensor(result, [&](const Tensor& t) {
+        if (next == fresh.size()) return;
+        const Tensor& real = fresh[next++];
+        if (!real.storage().nbytes() || block_of(real)->known) return;  // an operand, or a view of one
+        host_of(real).copy_(t);
+        block_of(real)->known = true;
+      });
+  }
+  for (size_t i = 0; i < count; i++)
+    if (kind.writes[i]) each_tensor(arguments[i], [&](const Tensor& t) {
+      if (!t.is_cuda()) return;
+      if (!known) forget(t);
+      else if (auto* block = block_of(t)) block->known = true;
+    });
+}
+
+void fallback(const c10::OperatorHandle& op, Stack* stack) {
+  run(op, stack);
+}
+
+Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+             std::optional<Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  return at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                   c10::dtype_or_default(dtype), format);
+}
+
+Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+                     std::optional<at::Layout>, std::optional<Device>, std::optional<bool>) {
+  return at::detail::empty_strided_generic(size, stride, &allocator, c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                           c10::dtype_or_default(dtype));
+}
+
+Tensor& set_storage(Tensor& self, Storage source, int64_t offset, c10::IntArrayRef size, c10::IntArrayRef stride) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(source));
+  if (stride.size() == size.size() && !size.empty()) impl->set_sizes_and_strides(size, stride, offset);
+  else {
+    impl->set_storage_offset(offset);
+    impl->set_sizes_contiguous(size);
+  }
+  return self;
+}
+
+Tensor& set_whole(Tensor& self, Storage source) {
+  int64_t size = source.nbytes() / self.dtype().itemsize();
+  return set_storage(self, std::move(source), 0, {size}, {1});
+}
+
+Tensor& set_tensor(Tensor& self, const Tensor& source) {
+  return set_storage(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+Tensor& set_nothing(Tensor& self) {
+  return set_storage(self, Storage(Storage::use_byte_size_t(), 0, allocator.allocate(0), &allocator, true), 0, {0}, {1});
+}
+
+// As copy_kernel_cuda: between host and device what is not contiguous goes through a temporary on the device.
+Tensor& copy(Tensor& self, const Tensor& source, bool) {
+  if (self.is_same(source)) return self;
+  Alone alone;
+  Tensor from = source.sizes() == self.sizes() ? source : source.expand_as(self);
+  if (!self.numel()) return self;
+  Tensor temporary;
+  if (self.is_cuda() != from.is_cuda()) {
+    const Tensor& device = self.is_cuda() ? self : from;
+    if (!device.is_contiguous() && (from.dtype() != self.dtype() || from.strides() != self.strides()))
+      temporary = at::empty(device.sizes(), device.options());
+  }
+  if (self.is_cuda()) {
+    if (completes(self) && (!from.is_cuda() || (fits(from) && is_known(from)))) {
+      host_of(self).copy_(from.is_cuda() ? host_of(from) : from);
+      block_of(self)->known = true;
+    } else {
+      forget(self);
+      if (auto* block = block_of(self)) {
+        block->maker = from.is_cuda() && block_of(from) ? block_of(from)->maker : "copy";
+        block->tests_nan = from.is_cuda() && block_of(from) && block_of(from)->tests_nan;
+      }
+    }
+  } else if (is_known(from)) {
+    self.copy_(host_of(from));
+  } else if (static_cast<int64_t>(self.nbytes()) <= kFilledBytes) {
+    self.fill_(value_of(from));
+  }
+  return self;
+}
+
+at::Scalar read(const Tensor& self) {
+  if (is_known(self)) return host_of(self).item();
+  double value = value_of(self);
+  switch (kind_of(self.scalar_type())) {
+    case 2: return value != 0;
+    case 1: return static_cast<int64_t>(value);
+    default: return value;
+  }
+}
+
+bool equal(const Tensor& self, const Tensor& other) {
+  if (self.sizes() != other.sizes()) return false;
+  if (self.is_cuda() && other.is_cuda() && is_known(self) && is_known(other)) return host_of(self).equal(host_of(other));
+  return answers.value(2, "aten::equal") != 0;
+}
+
+int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
+                         double dropout, bool is_causal, std::optional<double>, bool) {
+  bool masked = mask && mask->defined();
+  bool grad = at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad());
+  const int64_t facts[] = {
+      query.dim(), static_cast<int64_t>(query.dtype().itemsize()), query.size(-1), value.size(-1),
+      query.dim() > 2 ? query.size(-3) : 1, key.dim() > 2 ? key.size(-3) : 1, query.size(-2), key.size(-2), masked,
+      grad, is_causal, dropout > 0, masked && mask->requires_grad(), query.stride(-1) == 1};
+  return answers.attention(facts);
+}
+
+TORCH_LIBRARY_IMPL(_, CUDA, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+TORCH_LIBRARY_IMPL(_, VE, m) {  // what a handler in Python calls for the operator itself
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("as_strided", [](const Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride,
+                          std::optional<int64_t> offset) { return at::native::as_strided_tensorimpl(self, size, stride, offset); });
+  m.impl("view", [](const Tensor& self, c10::IntArrayRef size) { return at::native::view(self, size); });
+  m.impl("_reshape_alias", [](const Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride) {
+    return at::native::_reshape_alias(self, size, stride);
+  });
+  m.impl("unfold", [](const Tensor& self, int64_t dim, int64_t size, int64_t step) {
+    return at::native::unfold(self, dim, size, step);
+  });
+  m.impl("set_.source_Storage_storage_offset", &set_storage);
+  m.impl("set_.source_Storage", &set_whole);
+  m.impl("set_.source_Tensor", &set_tensor);
+  m.impl("set_", &set_nothing);
+  m.impl("copy_", &copy);
+  m.impl("_local_scalar_dense", &read);
+  m.impl("equal", &equal);
+  m.impl("_fused_sdp_choice", &choose_attention);
+  m.impl("record_stream", [](Tensor&, c10::Stream) {});
+  m.impl("_assert_async", [](const Tensor&) {});
+  m.impl("_assert_async.msg", [](const Tensor&, std::string_view) {});
+}
+
+}  // namespace
+
+namespace at {
+using MemtraceHooks = Hooks;
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, MemtraceHooks)
+}  // namespace at
+
+// ---- what Python calls --------------------------------------------------------------------------------------------
+extern "C" {
+
+void memtrace_open(const Answers* given) {
+  answers = *given;
+  is_open = true;
+  c10::SetAllocator(c10::kCUDA, &allocator, 255);
+  static Guard guard;
+  c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::kCUDA)].store(&guard);
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_attention);
+}
+
+void memtrace_close() {
+  is_open = false;
+}
+
+// The general kernel for an operator that would run a composite one otherwise; for a handled one behind its handler.
+void memtrace_own(const char* space, const char* name, int is_handled) {
+  static auto* kept = new std::vector<std::unique_ptr<torch::Library>>();
+  const auto key = is_handled ? c10::DispatchKey::VE : c10::DispatchKey::CUDA;
+  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, space, key, __FILE__, __LINE__);
+  library->impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  kept->push_back(std::move(library));
+}
+
+void memtrace_product(int is_biased) {
+  multiply(is_biased);
+}
+
+int memtrace_known(void* storage) {
+  auto* block = block_of(static_cast<c10::StorageImpl*>(storage));
+  return block && block->known;
+}
+}

@@ -1,0 +1,252 @@
+"""What CUDA's own kernels do to memory beyond their results: buffers, workspaces, and shapes that depend on values.
+
+Handlers stand in front of the general kernel of ``device.cpp``; ``Kernels.default`` calls it.
+Sources: bitsandbytes 0.50 ``backends/cuda/ops.py``; PyTorch 2.11 ``aten/src/ATen/native/cuda/SoftMax.cu``,
+``transformers/cuda/attention_backward.cu``, ``cuda/CUDABlas.cpp``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memtrace.estimate.dryrun.assumed import Assumptions
+from memtrace.estimate.engine.kernels import (
+    KernelDevice,
+    efficient_backward_workspace,
+    fused_4bit_product,
+    fused_backward_workspace,
+)
+from memtrace.estimate.engine.linears import BLOCK
+
+Handler = Callable[..., Any]
+_MATH, _FLASH, _EFFICIENT, _CUDNN = 0, 1, 2, 3  # at::SDPBackend
+
+
+class Kernels:
+    """Handlers of one process's operators, for the kernels of ``device``."""
+
+    def __init__(self, helper: ctypes.CDLL, device: KernelDevice, assumed: Assumptions) -> None:
+        self.helper, self.device, self.assumed = helper, device, assumed
+        self._keys = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("VE"))
+        self._libraries: list[Any] = []
+
+    def install(self, operators: list[str]) -> None:
+        """Own ``operators`` of ATen, those of bitsandbytes that are loaded, and what has a handler."""
+        handlers = {**self._aten(), **self._bitsandbytes()}
+        composite = ["aten::convolution", "aten::isinf"]
+        names = [f"aten::{name}" for name in operators if name not in _EXPLICIT] + composite
+        names += [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("bitsandbytes::")]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in dict.fromkeys(names):
+                space, _, short = name.partition("::")
+                short = short.removesuffix(".default")
+                handler = handlers.get(name)
+                self.helper.memtrace_own(space.encode(), short.encode(), int(handler is not None))
+                if handler is not None:
+                    library = torch.library.Library(space, "FRAGMENT" if space != "aten" else "IMPL")
+                    library.impl(short, self._bound(name, handler), "CUDA")
+                    self._libraries.append(library)
+
+    def _bound(self, name: str, handler: Handler) -> Handler:
+        space, _, short = name.partition("::")
+        packet, _, overload = short.partition(".")
+        operator = getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
+
+        def default(*args: Any, **kwargs: Any) -> Any:
+            return operator.redispatch(self._keys, *args, **kwargs)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return handler(default, *args, **kwargs)
+
+        return run
+
+    def _buffers(self, *sizes_bytes: int) -> list[Any]:
+        """A kernel's own buffers, alive as long as the list."""
+        return [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes_bytes if size]
+
+    def is_known(self, tensor: Any) -> bool:
+        """Whether a tensor's values are known."""
+        return not tensor.is_cuda or bool(self.helper.memtrace_known(ctypes.c_void_p(tensor.untyped_storage()._cdata)))
+
+    # ---- attention ---------------------------------------------------------------------------------------------
+    def attention(self, facts: Any) -> int:
+        """Which kernel ``scaled_dot_product_attention`` takes: as ``sdp_utils.cpp`` chooses."""
+        dim, width, size, value_size, heads, shared_heads, queries, keys, masked, _, causal, _, grad_mask, dense = facts[:14]
+        major = self.device.capability[0]
+        on = torch.backends.cuda
+        if dim != 4 or size != value_size or not dense:
+            return _MATH
+        half, shared = width == 2, heads != shared_heads
+        if half and major >= 8 and size <= 256 and not grad_mask:
+            fits_cudnn = size <= 128 and size % 8 == 0 and major >= 9
+            if fits_cudnn and on.cudnn_sdp_enabled() and queries > 1 and not (causal and queries != keys):
+                return _CUDNN
+            if not masked and on.flash_sdp_enabled() and not (causal and queries != keys):
+                return _FLASH
+        if not shared and on.mem_efficient_sdp_enabled():
+            return _EFFICIENT
+        return _MATH
+
+    # ---- handlers ----------------------------------------------------------------------------------------------
+    def _aten(self) -> dict[str, Handler]:
+        fused = self._fused_backward
+        return {
+            "aten::_softmax_backward_data": self._softmax_backward,
+            "aten::_scaled_dot_product_efficient_attention": self._efficient,
+            "aten::_scaled_dot_product_efficient_attention_backward": self._efficient_backward,
+            "aten::_scaled_dot_product_cudnn_attention": self._cudnn,
+            "aten::_scaled_dot_product_cudnn_attention_backward": fused,
+            "aten::_scaled_dot_product_flash_attention_backward": fused,
+            "aten::nonzero": self._nonzero,
+            "aten::masked_select": self._masked_select,
+            "aten::index.Tensor": self._index,
+            "aten::_unique2": self._unique,
+            "aten::unique_dim": self._unique,
+            "aten::unique_consecutive": self._unique,
+            "aten::repeat_interleave.Tensor": self._repeat_interleave,
+            "aten::bincount": self._bincount,
+        }
+
+    def _softmax_backward(self, default: Handler, grad: Any, *args: Any) -> Any:
+        """The product of gradient and output is a temporary."""
+        result = default(grad, *args)
+        self._buffers(grad.numel() * grad.element_size())
+        return result
+
+    def _efficient(self, default: Handler, *args: Any, **kwargs: Any) -> Any:
+        """Its random-number state lies on the host."""
+        out, log_sum, *_ = default(*args, **kwargs)
+        return out, log_sum, torch.zeros((), dtype=torch.long), torch.zeros((), dtype=torch.long)
+
+    def _cudnn(self, default: Handler, *args: Any, **kwargs: Any) -> Any:
+        """A workspace of 256 bytes; no log-sum-exp unless a gradient is wanted."""
+        result = list(default(*args, **kwargs))
+        if not (args[4] if len(args) > 4 else kwargs.get("compute_log_sumexp", True)):
+            result[1] = result[1].new_empty((0,))
+        self._buffers(256)
+        return tuple(result)
+
+    def _efficient_backward(self, default: Handler, grad: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+        """An fp32 product, two vectors of one number a row, then the kernel's workspace of dQ tiles."""
+        result = default(grad, query, *args, **kwargs)
+        batch, heads, sequence, head_dim = query.shape
+        rows = batch * heads * sequence * 4
+        product, sums, delta = self._buffers(query.numel() * 4, rows, rows)
+        del sums, product
+        self._buffers(efficient_backward_workspace(self.device, batch * heads, sequence, head_dim))
+        del delta
+        return result
+
+    def _fused_backward(self, default: Handler, grad: Any, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        """An fp32 gradient of q and one number a row; with shared heads also dK and dV at the full head count."""
+        result = default(grad, query, key, *args, **kwargs)
+        rows, shared = query.numel() // query.shape[-1], key.shape[1] != query.shape[1]
+        self._buffers(fused_backward_workspace(query.numel(), rows, query.element_size(), shared))
+        return result
+
+    # ---- shapes that depend on values ----------------------------------------------------------------------------
+    def _taken(self, elements: int) -> int:
+        return min(elements, round(elements * self.assumed.value("share")))
+
+    def _nonzero(self, default: Handler, x: Any) -> Any:
+        if self.is_known(x):
+            return default(x)
+        return x.new_empty((max(x.dim(), 1), self._taken(x.numel())), dtype=torch.long).t()
+
+    def _masked_select(self, default: Handler, x: Any, mask: Any) -> Any:
+        if self.is_known(x) and self.is_known(mask):
+            return default(x, mask)
+        return x.new_empty((self._taken(torch.broadcast_shapes(x.shape, mask.shape).numel()),))
+
+    def _index(self, default: Handler, x: Any, indices: Any) -> Any:
+        """Selection by masks goes through the positions of what is true, as on the device."""
+        if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+            return default(x, indices)
+        positions: list[Any] = []
+        for index in indices:
+            if index is not None and index.dtype in (torch.bool, torch.uint8):
+                positions += index.to(x.device).nonzero().unbind(1)
+            else:
+                positions.append(index)
+        return default(x, positions)
+
+    def _unique(self, default: Handler, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.is_known(x):
+            return default(x, *args, **kwargs)
+        count = self._taken(x.numel())
+        longs = {"dtype": torch.long}
+        return x.new_empty((count,)), x.new_empty(x.shape, **longs), x.new_empty((count,), **longs)
+
+    def _repeat_interleave(self, default: Handler, repeats: Any, *, output_size: int | None = None) -> Any:
+        if self.is_known(repeats) and output_size is None:
+            return default(repeats)
+        total = output_size
+        if total is None:
+            total = int(repeats.numel() * self.assumed.value("integer"))
+        return repeats.new_empty((total,), dtype=torch.long)
+
+    def _bincount(self, default: Handler, x: Any, weights: Any = None, minlength: int = 0) -> Any:
+        if self.is_known(x):
+            return default(x, weights, minlength)
+        return x.new_empty((max(minlength, int(self.assumed.value("integer")) + 1),), dtype=torch.long)
+
+    # ---- bitsandbytes --------------------------------------------------------------------------------------------
+    def _bitsandbytes(self) -> dict[str, Handler]:
+        product = self._int8_product
+        return {
+            "bitsandbytes::gemm_4bit": self._gemm_4bit,
+            "bitsandbytes::int8_vectorwise_quant": self._int8_quant,
+            "bitsandbytes::int8_scaled_mm": product,
+            "bitsandbytes::int8_mixed_scaled_mm": lambda default, a, *args, **kwargs: (
+                product(default, *args, dtype=a.dtype, **kwargs),
+                None,
+            ),
+        }
+
+    def _gemm_4bit(self, default: Handler, x: Any, weight: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
+        """The fused kernel, or dequantise (two scale vectors under double quantisation) and multiply."""
+        outputs, inputs = shape
+        if fused_4bit_product(self.device, x.numel() // inputs, outputs, inputs):
+            return default(x, weight, shape, *args, **kwargs)
+        blocks = 4 * -(-outputs * inputs // BLOCK)
+        names = [argument.name for argument in torch.ops.bitsandbytes.gemm_4bit.default._schema.arguments]
+        named = dict(zip(names, (x, weight, shape, *args), strict=False)) | kwargs
+        scales = [blocks, blocks] if named.get("absmax_8bit") is not None else []
+        held = self._buffers(*scales, outputs * inputs * x.element_size())
+        result = default(x, weight, shape, *args, **kwargs)
+        self.helper.memtrace_product(int(named.get("bias") is not None))
+        del held
+        return result
+
+    def _int8_quant(self, default: Handler, x: Any, threshold: float = 0.0) -> Any:
+        """No outlier columns: which there are depends on values. Finding them needs magnitudes and a mask."""
+        result = default(x, 0.0)
+        if not threshold:
+            return result
+        self.assumed.note("outliers", "8-bit products split off no columns with large values")
+        self._buffers(x.numel() * x.element_size(), x.numel())
+        return result[0], result[1], x.new_empty((0,), dtype=torch.int64)
+
+    def _int8_product(self, default: Handler, quantized: Any, weight: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        """The int32 product lives until it is scaled to 16 bits."""
+        rows = quantized.numel() // quantized.shape[-1]
+        held = self._buffers(rows * weight.shape[0] * 4)
+        out = quantized.new_empty((*quantized.shape[:-1], weight.shape[0]), dtype=dtype or torch.float16)
+        del held
+        return out
+
+
+#: Operators with a kernel of their own in ``device.cpp``.
+_EXPLICIT = frozenset(
+    (
+        "empty.memory_format", "empty_strided", "as_strided", "view", "_reshape_alias", "unfold", "copy_", "equal",
+        "set_.source_Storage_storage_offset", "set_.source_Storage", "set_.source_Tensor", "set_", "record_stream",
+        "_local_scalar_dense", "_fused_sdp_choice", "_assert_async", "_assert_async.msg",
+    )
+)  # fmt: skip

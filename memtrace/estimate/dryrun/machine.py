@@ -1,0 +1,240 @@
+"""The memory of a card that is not there: the allocator model, one call at a time, with PyTorch's books about it.
+
+Requests come from the allocator of the dry device as the program runs, so a request that the card could not serve is
+refused where the run would die. Sizes are bytes, times are µs of the wall clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from memtrace.allocator.config import AllocatorConfig, fraction_limit
+from memtrace.allocator.export import mapped_ranges, settings_of
+from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
+from memtrace.allocator.simulator import Allocator
+from memtrace.estimate.dryrun.stacks import DryStacks
+from memtrace.estimate.placement import DriverModel, SegmentEvent
+from memtrace.estimate.presets import GpuPreset
+from memtrace.units import GIB, KIB, MIB
+
+_POOLS = ("small_pool", "large_pool")
+_REFUSED = (
+    "CUDA out of memory. Tried to allocate {tried}. GPU 0 has a total capacity of {total} of which {free} is free. "
+    "{allowed}Including non-PyTorch memory, this process has {used} memory in use. Of the allocated memory {allocated} "
+    "is allocated by PyTorch, and {cached} is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
+    "large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
+    "Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+)
+
+
+class DryMemory:
+    """Memory of ``gpu``: ``total_bytes`` in all, of which the process holds ``outside_bytes`` beside the allocator."""
+
+    def __init__(self, gpu: GpuPreset, total_bytes: int, config: AllocatorConfig) -> None:
+        self.gpu, self.total_bytes, self.outside_bytes = gpu, total_bytes, gpu.outside_bytes
+        self.config = config.with_limit(max(0, total_bytes - gpu.outside_bytes))
+        self.fraction = 1.0 if config.memory_fraction is None else config.memory_fraction
+        self.stacks = DryStacks()
+        self.observers: list[Callable[[int, int, int, int], None]] = []
+        self.refusal = ""
+        self.refused: tuple[int, int] | None = None  # bytes and stack of the last request that was refused
+        self._grown: list[SegmentEvent] = []
+        self._driver = DriverModel(self.config, self._grown)
+        self._allocator = Allocator(self.config, self._driver)
+        self._live: dict[int, tuple[int, int, int, int, int]] = {}  # address: free list, block, request, stack, pool
+        self._levels: dict[str, list[int]] = {}  # current, peak, allocated, freed
+        self._trace: deque[tuple[str, int, int, int, int, str]] = deque(maxlen=0)
+        self._local = threading.local()
+        self._lock = threading.RLock()
+        self.is_recording = False
+        for name in ("allocated_bytes", "requested_bytes", "reserved_bytes", "allocation", "segment"):
+            for pool in ("all", *_POOLS):
+                self._levels[f"{name}.{pool}"] = [0, 0, 0, 0]
+        self.set_fraction(self.fraction)
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+    def allocate(self, size: int) -> int:
+        """Address of a new block; 0 if the card has no room, with the reason in ``refusal``."""
+        with self._lock:
+            rounded = round_size(size, self.config)
+            is_small = rounded <= SMALL_LIMIT_BYTES
+            number = self._allocator.state.list_of(0, is_small, 0)
+            stack = self.stacks.here()
+            served = self._allocator.malloc(number, rounded)
+            self._note_segments(stack)
+            if served is None:
+                self._refuse(size, segment=rounded, stack=stack)
+                return 0
+            address, block = served
+            self._live[address] = number, block, size, stack, int(not is_small)
+            self._count(int(not is_small), allocated_bytes=block, requested_bytes=size, allocation=1)
+            self._note("alloc", address, size, stack)
+            return address
+
+    def release(self, address: int) -> None:
+        """The block at ``address`` is free again."""
+        with self._lock:
+            number, block, size, _, pool = self._live.pop(address)
+            self._allocator.state.release(number, address, block)
+            self._count(pool, allocated_bytes=-block, requested_bytes=-size, allocation=-1)
+            if self.is_recording:
+                stack = self.stacks.here()
+                self._note("free_requested", address, size, stack)
+                self._note("free_completed", address, size, stack)
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache()``."""
+        with self._lock:
+            self._allocator.flush()
+            self._note_segments(self.stacks.here())
+
+    def _note_segments(self, stack: int) -> None:
+        for change in self._grown:
+            pool = int(change.size > 2 * MIB)
+            sign = -1 if change.freed else 1
+            self._count(pool, reserved_bytes=sign * change.size, segment=sign)
+            expands = self.config.expandable_segments
+            action = ("segment_unmap" if expands else "segment_free") if change.freed else "segment_alloc"
+            self._note("segment_map" if expands and not change.freed else action, change.address, change.size, stack)
+        self._grown.clear()
+
+    def _refuse(self, size: int, segment: int, stack: int) -> None:
+        free, held = self.free_bytes, self._levels["reserved_bytes.all"][0]
+        allocated = self._levels["allocated_bytes.all"][0]
+        limit = "" if self.fraction >= 1 else f"{_text(int(self.fraction * self.total_bytes))} allowed; "
+        self.refusal = _REFUSED.format(
+            tried=_text(segment), total=_text(self.total_bytes), free=_text(free), allowed=limit,
+            used=_text(held + self.outside_bytes), allocated=_text(allocated), cached=_text(held - allocated),
+        )  # fmt: skip
+        self.refused = size, stack
+        self._note("oom", free, size, stack)
+        for observer in self.observers:
+            observer(0, segment, self.total_bytes, free)
+
+    def set_fraction(self, fraction: float) -> None:
+        """``set_per_process_memory_fraction``."""
+        self.fraction = fraction
+        most = fraction_limit(fraction, self.total_bytes, self.config.version)
+        room = max(0, self.total_bytes - self.outside_bytes)
+        limited = self.config.with_limit(room if most is None else min(room, most))
+        self.config = self._driver.config = self._allocator.config = self._allocator.state.config = limited
+
+    # ---- books ---------------------------------------------------------------------------------------------------
+    @property
+    def free_bytes(self) -> int:
+        """What the device has left."""
+        return max(0, self.total_bytes - self.outside_bytes - self._levels["reserved_bytes.all"][0])
+
+    def _count(self, pool: int, **changes: int) -> None:
+        for name, change in changes.items():
+            for which in ("all", _POOLS[pool]):
+                level = self._levels[f"{name}.{which}"]
+                level[0] += change
+                level[1] = max(level[1], level[0])
+                level[2 if change > 0 else 3] += abs(change)
+
+    def stats(self) -> dict[str, Any]:
+        """What ``torch.cuda.memory_stats_as_nested_dict`` takes from the allocator."""
+        nested: dict[str, Any] = {}
+        for name, level in self._levels.items():
+            key, _, pool = name.partition(".")
+            nested.setdefault(key, {})[pool] = dict(zip(("current", "peak", "allocated", "freed"), level, strict=True))
+        idle = sum(size for start, size in self._allocator.state.free_at.items() if start not in self._allocator.state.whole)
+        empty = {pool: {"current": 0, "peak": 0, "allocated": 0, "freed": 0} for pool in ("all", *_POOLS)}
+        split = {pool: dict(entry) for pool, entry in empty.items()}
+        split["all"]["current"] = idle
+        allocator = self._allocator
+        return nested | {
+            "active": nested["allocation"],
+            "active_bytes": nested["allocated_bytes"],
+            "inactive_split": empty,
+            "inactive_split_bytes": split,
+            "oversize_allocations": empty["all"],
+            "oversize_segments": empty["all"],
+            "max_split_size": -1 if self.config.max_split_bytes is None else self.config.max_split_bytes,
+            "num_alloc_retries": allocator.num_alloc_retries,
+            "num_ooms": allocator.num_ooms + allocator.num_oom_rejections,
+            "num_sync_all_streams": allocator.num_flushes,
+            "num_device_alloc": self._driver.segment_allocs,
+            "num_device_free": self._driver.segment_frees,
+        }
+
+    def reset_peaks(self) -> None:
+        """``reset_peak_memory_stats``."""
+        for level in self._levels.values():
+            level[1] = level[0]
+
+    def record(self, max_entries: int | None) -> None:
+        """Keep the newest ``max_entries`` events from now on; None stops."""
+        self.is_recording = max_entries is not None
+        self._trace = deque(maxlen=max_entries or 0)
+
+    def set_metadata(self, text: str) -> None:
+        """Stamp the calling thread's next events."""
+        self._local.metadata = text
+
+    def _note(self, action: str, address: int, size: int, stack: int) -> None:
+        if self.is_recording:
+            now_us = time.time_ns() // 1000
+            self._trace.append((action, address, size, now_us, stack, getattr(self._local, "metadata", "")))
+
+    def snapshot(self) -> dict[str, Any]:
+        """What ``torch.cuda.memory._snapshot()`` returns."""
+        with self._lock:
+            frames = self.stacks.frames()
+            trace = []
+            for action, address, size, time_us, stack, metadata in self._trace:
+                where = "device_free" if action == "oom" else "addr"
+                entry = {"action": action, where: address, "size": size, "stream": 0, "time_us": time_us}
+                trace.append(entry | {"frames": frames[stack], "user_metadata": metadata})
+            return {
+                "segments": self._segments(frames),
+                "device_traces": [trace],
+                "allocator_settings": settings_of(self.config),
+                "external_annotations": [],
+            }
+
+    def _segments(self, frames: list[Any]) -> list[dict[str, Any]]:
+        state = self._allocator.state
+        blocks = [(address, size, 0, "inactive", []) for address, size in state.free_at.items()]
+        for address, (_, block, size, stack, _) in self._live.items():
+            blocks.append((address, block, size, "active_allocated", frames[stack]))
+        blocks.sort(key=lambda block: block[0])
+        keys = ("address", "size", "requested_size", "state", "frames")
+        found, at = [], 0
+        for address, total, number, expands in mapped_ranges(state):
+            mine = []
+            while at < len(blocks) and blocks[at][0] < address + total:
+                mine.append(dict(zip(keys, blocks[at], strict=True)))
+                at += 1
+            used = sum(block["size"] for block in mine if block["state"] != "inactive")
+            found.append(
+                {
+                    "device": 0,
+                    "address": address,
+                    "total_size": total,
+                    "allocated_size": used,
+                    "active_size": used,
+                    "requested_size": sum(block["requested_size"] for block in mine),
+                    "stream": 0,
+                    "segment_type": "small" if state.ids[number].small else "large",
+                    "segment_pool_id": (0, 0),
+                    "is_expandable": expands,
+                    "frames": [],
+                    "blocks": mine,
+                }
+            )
+        return found
+
+
+def _text(size: int) -> str:
+    """A size as PyTorch prints it (``format_size``)."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} bytes"
+
