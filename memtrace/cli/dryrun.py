@@ -1,29 +1,84 @@
-"""The memory of a run from the real Transformers/PEFT/bitsandbytes code on tensors without data; no GPU is needed.
+"""The memory of a run before it runs, from the real code on tensors without data; no GPU is needed.
 
-Works for any causal language model that Transformers can build, also where `memtrace estimate` has no formulas. Takes
-the same options, some seconds, and the extra packages of torch-memtrace[capture]; nothing is downloaded.
+  memtrace dryrun [OPTIONS] SCRIPT ARGS… (or -m MODULE ARGS…): an unchanged script on a card that is not there. It dies
+      where the run would die, and leaves the file that `memtrace run` would leave, marked as predicted.
+  memtrace dryrun --model CONFIG.json|PRESET …: a QLoRA step built by memtrace, with the options of `memtrace estimate`;
+      for any causal language model that Transformers can build.
+Nothing is downloaded. The extra packages of torch-memtrace[capture]; scripts need a C++ compiler once.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import sys
 from pathlib import Path
 
-from memtrace.cli.common import add_shared, say_written
+from memtrace.cli.common import add_shared, print_json, say_written, usual_signals, whole_number
 from memtrace.cli.estimate import add_setup, card_from, compared, options_from, show
+from memtrace.errors import UsageError
 from memtrace.writing import check_target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_setup(parser)
+    for action in parser._actions:
+        action.required = False  # a script needs neither --model nor --seq-len
     add_shared(parser, "json")
-    parser.add_argument("--against", metavar="FILE", help="compare with a recording, by category")
-    parser.add_argument("--trace", metavar="OUT.pickle", help="write the dry run as a snapshot with real stacks")
+    parser.add_argument("--against", metavar="FILE", help="compare with a recording, by category (--model)")
+    parser.add_argument("--trace", metavar="OUT.pickle", help="write the dry run as a snapshot with real stacks (--model)")
+    of_script = parser.add_argument_group("of a script")
+    of_script.add_argument("-o", "--out", metavar="FILE", type=Path, help="the recording (default NAME.predicted.pickle)")
+    of_script.add_argument("--steps", type=whole_number, metavar="N", help="stop after N optimizer steps (default: run all)")
+    of_script.add_argument(
+        "--assume", action="append", default=[], metavar="NAME=VALUE",
+        help="what to take for a value nobody knows: float, integer, boolean, share (of a mask), or FILE:LINE",
+    )  # fmt: skip
     add_shared(parser, "force")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ARGS…", help="run a module")
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="script and its arguments")
 
 
 def run(args: argparse.Namespace) -> int:
+    program = args.module if args.module is not None else args.script
+    if program:
+        return _run_script(args, program)
+    if args.model is None or args.seq_len is None:
+        raise UsageError("nothing to run: give a script, -m and a module, or --model and --seq-len")
+    return _run_model(args)
+
+
+def _run_script(args: argparse.Namespace, program: list[str]) -> int:
+    from memtrace.errors import MissingDependencyError
+    from memtrace.estimate.dryrun.assumed import Assumptions, parse
+    from memtrace.estimate.presets import gpu_preset
+    from memtrace.units import parse_capacity
+
+    if args.model is not None:
+        raise UsageError("--model and a script: give one of them")
+    if args.module is None and not Path(program[0]).exists():
+        raise UsageError(f"can't open {program[0]}: no such file")
+    gpu = gpu_preset(args.gpu or "h200")
+    capacity = parse_capacity(args.capacity) if args.capacity else gpu.total_bytes
+    name = program[0] if args.module is not None else Path(program[0]).stem
+    assumed = Assumptions(parse(args.assume))
+    try:
+        from memtrace.estimate.dryrun import script
+    except ImportError as error:
+        raise MissingDependencyError.of_extra(f"a dry run needs PyTorch ({error})", "capture") from None
+    options = script.output_of(args.out or Path(f"{name}.predicted.pickle"), args.force)
+    device = script.DryDevice(gpu, capacity, assumed)
+    usual_signals(and_path=True)
+    found = script.run_script(program, args.module is not None, options, device, args.steps)
+    if args.json:
+        print_json(found.as_json())
+    from memtrace.render.dryrun_text import lines
+
+    print(*lines(found, gpu.name), sep="\n", file=sys.stderr)
+    return found.exit_code
+
+
+def _run_model(args: argparse.Namespace) -> int:
     from memtrace.errors import MissingDependencyError
     from memtrace.estimate.estimate import estimate
 

@@ -40,6 +40,7 @@ struct Answers {
   double (*value)(int kind, const char* maker);  // a value nobody knows: 0 float, 1 integer, 2 boolean
   int64_t (*attention)(const int64_t* facts);    // which kernel
   int64_t (*workspace)(int is_biased);           // bytes that a library's first product on a thread allocates
+  void (*failed)(const char* op);                // an operator that can't run without data
 };
 Answers answers{};
 bool is_open = false;  // false once the interpreter ends
@@ -366,7 +367,10 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
     }
     op.callBoxed(&results);
   } catch (const std::exception&) {
-    if (!known || !run_on_host(op, arguments, host)) throw;  // the shape depends on values: they may be known
+    if (!known || !run_on_host(op, arguments, host)) {  // the shape depends on values: they may be known
+      answers.failed(name);
+      throw;
+    }
     on_host = true;
     results.clear();
     for (const auto& result : host)

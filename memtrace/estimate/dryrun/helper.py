@@ -36,6 +36,7 @@ class Answers(ctypes.Structure):
         ("value", ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int, ctypes.c_char_p)),
         ("attention", ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.POINTER(ctypes.c_int64))),
         ("workspace", ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int)),
+        ("failed", ctypes.CFUNCTYPE(None, ctypes.c_char_p)),
     )
 
 

@@ -51,6 +51,7 @@ class DryMemory:
         self._local = threading.local()
         self._lock = threading.RLock()
         self.is_recording = False
+        self.most = dict.fromkeys(("requested_bytes", "allocated_bytes", "reserved_bytes"), 0)  # never reset
         for name in ("allocated_bytes", "requested_bytes", "reserved_bytes", "allocation", "segment"):
             for pool in ("all", *_POOLS):
                 self._levels[f"{name}.{pool}"] = [0, 0, 0, 0]
@@ -135,6 +136,8 @@ class DryMemory:
                 level = self._levels[f"{name}.{which}"]
                 level[0] += change
                 level[1] = max(level[1], level[0])
+            if name in self.most:
+                self.most[name] = max(self.most[name], self._levels[f"{name}.all"][0])
                 level[2 if change > 0 else 3] += abs(change)
 
     def stats(self) -> dict[str, Any]:

@@ -2,77 +2,170 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from memtrace.allocator.conf_text import parse_conf
 from memtrace.allocator.config import CONF_VARIABLES
 from memtrace.estimate.dryrun import helper
-from memtrace.estimate.dryrun.assumed import Assumptions
+from memtrace.estimate.dryrun.assumed import Assumption, Assumptions
 from memtrace.estimate.dryrun.cuda import install
 from memtrace.estimate.dryrun.machine import DryMemory
-from memtrace.estimate.presets import GpuPreset, gpu_preset
+from memtrace.estimate.dryrun.stacks import caller
+from memtrace.estimate.dryrun.weights import stand_in
+from memtrace.estimate.presets import GpuPreset
+from memtrace.record import backend, launcher
+from memtrace.record.recorder import RecordOptions
 
 _FUNCTIONS = dict(helper.Answers._fields_)
+_kept: list[Any] = []  # what the helper points to
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """What runs: ``capacity_bytes`` of memory and the kernels of ``gpu``."""
+class DryScript:
+    """How a dry run of a program ended. Peaks are those of the whole run; ``exit_code`` is the program's.
 
-    gpu: GpuPreset
+    ``refused_bytes``: the request that did not fit and that nobody handled, ``impossible`` what stopped the dry run
+    and nothing else, with its place. ``file``: the recording.
+    """
+
+    exit_code: int
+    steps: int
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
     capacity_bytes: int
+    margin_bytes: int
+    refused_bytes: int | None
+    impossible: str | None
+    assumptions: list[Assumption]
+    file: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return asdict(self)
 
 
-def open_device(card: Card | None = None, assumed: Assumptions | None = None) -> DryMemory:
-    """Put the dry device into this process; PyTorch is imported on the way. Raises MissingDependencyError, UsageError."""
-    gpu = card.gpu if card else gpu_preset("h200")
-    assumed = assumed or Assumptions()
-    library = helper.load()
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    library.memtrace_known.argtypes = [ctypes.c_void_p]
-    memory: Any = None
-    kernels: Any = None
-    refusal = ctypes.create_string_buffer(2048)
-
-    def refused() -> int:
-        refusal.value = memory.refusal.encode()
-        return ctypes.addressof(refusal)
-
-    given = helper.Answers(
-        _FUNCTIONS["allocate"](lambda size: memory.allocate(size)),
-        _FUNCTIONS["release"](lambda address: memory.release(address)),
-        _FUNCTIONS["refusal"](refused),
-        _FUNCTIONS["value"](lambda kind, _maker: assumed.value(("float", "integer", "boolean")[kind])),
-        _FUNCTIONS["attention"](lambda facts: kernels.attention(facts)),
-        _FUNCTIONS["workspace"](
-            lambda biased: gpu.device.cublaslt_workspace_bytes if biased else gpu.device.cublas_workspace_bytes
-        ),
-    )
-    import torch
-
-    version = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
-    total = card.capacity_bytes if card else gpu.total_bytes
-    text = next((os.environ[name] for name in CONF_VARIABLES if os.environ.get(name)), "")
-    memory = DryMemory(gpu, total, parse_conf(text, version, total))
-    try:
-        import bitsandbytes  # noqa: F401  before there is a GPU: it would look for the CUDA libraries
-    except ImportError:
-        pass
-    library.memtrace_open(ctypes.byref(given))
-    _kept.extend((given, refusal, library))
-    from memtrace.estimate.dryrun.kernels import Kernels
-
-    install(memory)
-    kernels = Kernels(library, gpu.device, assumed)
-    kernels.install(helper.operators_of_cuda())
-    import atexit
-
-    atexit.register(library.memtrace_close)
-    return memory
+class _Enough(SystemExit):
+    """The steps that were asked for are done."""
 
 
-_kept: list[Any] = []
+class DryDevice:
+    """The dry device of this process."""
+
+    def __init__(self, gpu: GpuPreset, capacity_bytes: int, assumed: Assumptions) -> None:
+        """Put it in place; PyTorch is imported on the way. Raises MissingDependencyError, UsageError."""
+        self.gpu, self.assumed = gpu, assumed
+        self.failed: str | None = None
+        self._refusal = ctypes.create_string_buffer(2048)
+        library = helper.load()
+        library.memtrace_known.argtypes = [ctypes.c_void_p]
+        os.environ |= {"TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
+        import torch
+
+        numbers = re.findall(r"\d+", torch.__version__)
+        text = next((os.environ[name] for name in CONF_VARIABLES if os.environ.get(name)), "")
+        config = parse_conf(text, (int(numbers[0]), int(numbers[1])), capacity_bytes)
+        self.memory = DryMemory(gpu, capacity_bytes, config)
+        with contextlib.suppress(ImportError):
+            import bitsandbytes  # noqa: F401  while there is no GPU: else it looks for CUDA's libraries
+        from memtrace.estimate.dryrun.kernels import Kernels
+
+        self.kernels = Kernels(library, gpu.device, assumed)
+        answers = self._answers()
+        _kept.append((answers, library))
+        library.memtrace_open(ctypes.byref(answers))
+        atexit.register(library.memtrace_close)
+        install(self.memory)
+        self.kernels.install(helper.operators_of_cuda())
+        compile_model = torch.compile
+
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            assumed.note("compile", "torch.compile: the model runs uncompiled, which takes more memory")
+            return compile_model(*args, **kwargs)
+
+        torch.compile = compiled
+
+    def _answers(self) -> helper.Answers:
+        device = self.gpu.device
+        found = {
+            "allocate": self.memory.allocate,
+            "release": self.memory.release,
+            "refusal": self._refused,
+            "value": lambda kind, _maker: self.assumed.value(("float", "integer", "boolean")[kind]),
+            "attention": self.kernels.attention,
+            "workspace": lambda lt: device.cublaslt_workspace_bytes if lt else device.cublas_workspace_bytes,
+            "failed": self._fails,
+        }
+        return helper.Answers(*(_FUNCTIONS[name](found[name]) for name, _ in helper.Answers._fields_))
+
+    def _refused(self) -> int:
+        self._refusal.value = self.memory.refusal.encode()
+        return ctypes.addressof(self._refusal)
+
+    def _fails(self, op: bytes) -> None:
+        self.failed = f"{op.decode()} can't run without data, at {caller()}"
+
+
+class _Backend(backend.CudaBackend):
+    """The dry device as the recorder sees it."""
+
+    def __init__(self, device: DryDevice) -> None:
+        self.device = device
+
+    def precheck(self) -> None:
+        """There is a card for sure."""
+
+    require = precheck
+
+    def when_ready(self, begin: Any) -> None:
+        """At once."""
+        begin()
+
+    def device_facts(self, device: int) -> dict[str, Any]:
+        """Also the mark of a prediction, and what it took for granted."""
+        listed = [asdict(one) for one in self.device.assumed.listed.values()]
+        return super().device_facts(device) | {"predicted": True, "assumptions": listed}
+
+
+def run_script(
+    program: Sequence[str], is_module: bool, options: RecordOptions, device: DryDevice, steps: int | None
+) -> DryScript:
+    """Run ``program`` (script or module, then its arguments) to its end, its error or its ``steps``-th step."""
+    from torch.optim import optimizer
+
+    done = 0
+
+    def count(*_: object) -> None:
+        nonlocal done
+        done += 1
+        if steps is not None and done >= steps:
+            raise _Enough(0)
+
+    stand_in(device.assumed)
+    optimizer.register_optimizer_step_post_hook(count)
+    with backend.use(_Backend(device)):
+        code = launcher.launch(program, is_module, options)
+    memory = device.memory
+    most = memory.most
+    written = sorted(options.folder.glob(f"{options.stem}*{options.suffix}"), key=lambda file: file.stat().st_mtime)
+    return DryScript(
+        code, done, most["requested_bytes"], most["allocated_bytes"], most["reserved_bytes"], memory.total_bytes,
+        memory.total_bytes - memory.outside_bytes - most["reserved_bytes"],
+        memory.refused[0] if code and memory.refused else None,
+        device.failed if code and not memory.refused else None,
+        list(device.assumed.listed.values()),
+        str(written[-1]) if written else None,
+    )  # fmt: skip
+
+
+def output_of(path: Path, force: bool) -> RecordOptions:
+    """Where the recording goes."""
+    return RecordOptions(path.parent.absolute(), path.stem, path.suffix or ".pickle", force=force, max_entries=1 << 22)

@@ -32,7 +32,7 @@ class DryStacks:
         """Number of the calling code's stack."""
         kinds = self._kinds
         found: list[tuple[CodeType, int]] = []
-        frame: FrameType | None = sys._getframe(2)
+        frame: FrameType | None = sys._getframe()
         while frame is not None and len(found) < _MAX_FRAMES:
             code = frame.f_code
             kind = kinds.get(code)
