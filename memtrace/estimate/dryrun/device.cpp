@@ -15,6 +15,7 @@
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
 #include <torch/library.h>
 
 #include <string>
@@ -53,9 +54,33 @@ struct Block {
   const char* maker = "";
 };
 
+// A storage may die where Python can't run: while an error is on its way, on a thread without the interpreter's lock.
+// Its release waits then for the next thing that is asked of Python.
+std::mutex waiting_lock;
+std::vector<uint64_t> waiting;
+int (*holds_lock)() = nullptr;
+void* (*has_error)() = nullptr;
+
+void drain() {
+  std::vector<uint64_t> now;
+  {
+    std::lock_guard<std::mutex> held(waiting_lock);
+    now.swap(waiting);
+  }
+  for (auto address : now) answers.release(address);
+}
+
 void release(void* context) {
   auto* block = static_cast<Block*>(context);
-  if (is_open && block->address) answers.release(block->address);
+  if (is_open && block->address) {
+    if (holds_lock() && !has_error()) {
+      drain();
+      answers.release(block->address);
+    } else {
+      std::lock_guard<std::mutex> held(waiting_lock);
+      waiting.push_back(block->address);
+    }
+  }
   delete block;
 }
 
@@ -63,6 +88,7 @@ struct DryAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     auto block = std::make_unique<Block>();
     if (bytes) {
+      drain();
       block->address = answers.allocate(bytes);
       if (!block->address) C10_THROW_ERROR(OutOfMemoryError, answers.refusal());
     }
@@ -555,11 +581,17 @@ extern "C" {
 
 void memtrace_open(const Answers* given) {
   answers = *given;
+  holds_lock = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+  has_error = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyErr_Occurred"));
   is_open = true;
   c10::SetAllocator(c10::kCUDA, &allocator, 255);
   static Guard guard;
   c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::kCUDA)].store(&guard);
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_attention);
+}
+
+void memtrace_drain() {
+  drain();
 }
 
 void memtrace_close() {

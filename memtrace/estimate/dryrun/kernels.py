@@ -111,6 +111,14 @@ class Kernels:
             "aten::unique_consecutive": self._unique,
             "aten::repeat_interleave.Tensor": self._repeat_interleave,
             "aten::bincount": self._bincount,
+            "aten::_grouped_mm": self._grouped_product,
+            "aten::_thnn_fused_lstm_cell": lambda _default, gates, _hidden, cell, *_: (
+                torch.empty_like(cell), torch.empty_like(cell), torch.empty_like(gates)),
+            "aten::_thnn_fused_lstm_cell_backward_impl": lambda _default, _hy, _cy, cell, _new, gates, biased: (
+                torch.empty_like(gates), torch.empty_like(cell), gates.new_empty(gates.shape[1:] if biased else (0,))),
+            "aten::_thnn_fused_gru_cell": lambda _default, _gates, _hidden, state, *_: (
+                torch.empty_like(state), state.new_empty((len(state), 5 * state.shape[1]))),
+            "aten::_thnn_fused_gru_cell_backward": self._gru_backward,
         }
 
     def _softmax_backward(self, default: Handler, grad: Any, *args: Any) -> Any:
@@ -149,6 +157,25 @@ class Kernels:
         rows, shared = query.numel() // query.shape[-1], key.shape[1] != query.shape[1]
         self._buffers(fused_backward_workspace(query.numel(), rows, query.element_size(), shared))
         return result
+
+    # ---- products of groups, recurrent cells -------------------------------------------------------------------
+    def _grouped_product(
+        self, default: Handler, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+    ) -> Any:
+        """The result's shape does not depend on how many rows each group has; rows are padded to 16 bytes."""
+        dtype = out_dtype or a.dtype
+        if a.dim() == b.dim():
+            shape = (len(offs), a.shape[0], b.shape[1]) if a.dim() == 2 else (a.shape[0], a.shape[1], b.shape[2])
+        else:
+            shape = (a.shape[0], b.shape[2]) if a.dim() == 2 else (a.shape[1], b.shape[1])
+        grain = 16 // dtype.itemsize
+        width = -(-shape[-1] // grain) * grain
+        return a.new_empty((*shape[:-1], width), dtype=dtype)[..., : shape[-1]]
+
+    def _gru_backward(self, default: Handler, grad: Any, workspace: Any, biased: bool) -> Any:
+        gates = (len(workspace), 3 * workspace.shape[1] // 5)
+        biases = [workspace.new_empty(gates[1:]) if biased else None for _ in range(2)]
+        return workspace.new_empty(gates), workspace.new_empty(gates), torch.empty_like(grad), *biases
 
     # ---- shapes that depend on values ----------------------------------------------------------------------------
     def _taken(self, elements: int) -> int:

@@ -39,6 +39,7 @@ class DryMemory:
         self.config = config.with_limit(max(0, total_bytes - gpu.outside_bytes))
         self.fraction = 1.0 if config.memory_fraction is None else config.memory_fraction
         self.stacks = DryStacks()
+        self.drain: Callable[[], None] = lambda: None  # has deaths told that wait for their time
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.refusal = ""
         self.refused: tuple[int, int] | None = None  # bytes and stack of the last request that was refused
@@ -89,6 +90,7 @@ class DryMemory:
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache()``."""
+        self.drain()
         with self._lock:
             self._allocator.flush()
             self._note_segments(self.stacks.here())
@@ -142,6 +144,7 @@ class DryMemory:
 
     def stats(self) -> dict[str, Any]:
         """What ``torch.cuda.memory_stats_as_nested_dict`` takes from the allocator."""
+        self.drain()
         nested: dict[str, Any] = {}
         for name, level in self._levels.items():
             key, _, pool = name.partition(".")
@@ -187,6 +190,7 @@ class DryMemory:
 
     def snapshot(self) -> dict[str, Any]:
         """What ``torch.cuda.memory._snapshot()`` returns."""
+        self.drain()
         with self._lock:
             frames = self.stacks.frames()
             trace = []

@@ -74,6 +74,7 @@ class DryDevice:
         text = next((os.environ[name] for name in CONF_VARIABLES if os.environ.get(name)), "")
         config = parse_conf(text, (int(numbers[0]), int(numbers[1])), capacity_bytes)
         self.memory = DryMemory(gpu, capacity_bytes, config)
+        self.memory.drain = library.memtrace_drain
         with contextlib.suppress(ImportError):
             import bitsandbytes  # noqa: F401  while there is no GPU: else it looks for CUDA's libraries
         from memtrace.estimate.dryrun.kernels import Kernels
