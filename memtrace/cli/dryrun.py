@@ -26,11 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.required = False  # a script needs neither --model nor --seq-len
     add_shared(parser, "json")
     parser.add_argument("--against", metavar="FILE", help="compare with a recording, by category (--model)")
-    parser.add_argument("--trace", metavar="OUT.pickle", help="write the dry run as a snapshot with real stacks (--model)")
-    of_script = parser.add_argument_group("of a script")
-    of_script.add_argument("-o", "--out", metavar="FILE", type=Path, help="the recording (default NAME.predicted.pickle)")
-    of_script.add_argument("--steps", type=whole_number, metavar="N", help="stop after N optimizer steps (default: run all)")
-    of_script.add_argument(
+    parser.add_argument("--trace", metavar="OUT.pickle", help="write the dry run as a snapshot (--model)")
+    add = parser.add_argument_group("of a script").add_argument
+    add("-o", "--out", metavar="FILE", type=Path, help="the recording (default NAME.predicted.pickle)")
+    add("--steps", type=whole_number, metavar="N", help="stop after N optimizer steps (default: run all)")
+    add(
         "--assume", action="append", default=[], metavar="NAME=VALUE",
         help="what to take for a value nobody knows: float, integer, boolean, share (of a mask), or FILE:LINE",
     )  # fmt: skip
@@ -72,7 +72,7 @@ def _run_script(args: argparse.Namespace, program: list[str]) -> int:
     found = script.run_script(program, args.module is not None, options, device, args.steps)
     if args.json:
         print_json(found.as_json())
-    from memtrace.render.dryrun_text import lines
+    from memtrace.estimate.dryrun.outcome import lines
 
     print(*lines(found, gpu.name), sep="\n", file=sys.stderr)
     return found.exit_code

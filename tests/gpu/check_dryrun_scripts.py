@@ -3,8 +3,8 @@
     python tests/gpu/check_dryrun_scripts.py measure FOLDER [NAME…]   # on the GPU: recordings and truth.json
     python tests/gpu/check_dryrun_scripts.py compare truth.json [NAME…]   # anywhere: dry-runs them, prints the table
 
-The scripts lie in ``scripts/dry``. Each runs in a fresh process under ``memtrace run``; those that shall die have a limit
-on reserved memory. Models in folders have zeros for weights on the GPU and only a config in the dry run.
+The scripts lie in ``scripts/dry``. Each runs in a fresh process under ``memtrace run``; those that shall die have a
+limit on reserved memory. Models in folders have weights on the GPU and only a config in the dry run.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def measured(name: str, folder: Path, model: Path) -> Row:
 def measure(folder: Path, chosen: list[str]) -> None:
     with tempfile.TemporaryDirectory() as made, ThreadPoolExecutor(8) as pool:
         model = model_folder(Path(made), weights=True)
-        rows = dict(zip(names(chosen), pool.map(lambda name: measured(name, folder, model), names(chosen)), strict=True))
+        found = pool.map(lambda name: measured(name, folder, model), names(chosen))
+        rows = dict(zip(names(chosen), found, strict=True))
     (folder / "truth.json").write_text(json.dumps(rows, indent=1))
     for name, row in rows.items():
         print(name, row)
@@ -104,7 +105,8 @@ def dry(name: str, model: Path, out: Path) -> Row:
     limit = LIMITS.get(name)
     capacity = ["--capacity", str(limit + OUTSIDE_BYTES)] if limit else []
     done = subprocess.run(
-        [sys.executable, "-m", "memtrace", "dryrun", "--json", *capacity, "-o", str(out / f"{name}.pickle"), *command(name, model)],
+        [sys.executable, "-m", "memtrace", "dryrun", "--json", *capacity, "-o", str(out / f"{name}.pickle"),
+         *command(name, model)],
         env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"exit_code"')]
@@ -128,7 +130,8 @@ def compare(truth: Path, chosen: list[str], kept: Path | None = None) -> None:
                 print(f"{name:16} {mine.get('error', '')[-90:]!r} {real.get('error', '')[-90:]!r}")
                 continue
             errors = [f"{(mine[f'{k}_bytes'] / real[f'{k}_bytes'] - 1):+9.3%}" for k in KEYS]
-            ends = [f"{row['oom_bytes']} in step {row['oom_step']}" if "oom_bytes" in row else "" for row in (mine, real)]
+            both = mine, real
+            ends = [f"{row['oom_bytes']} in step {row['oom_step']}" if "oom_bytes" in row else "" for row in both]
             end = "" if not any(ends) else "the same" if ends[0] == ends[1] else f"{ends[0]} / {ends[1]}"
             print(f"{name:16} {real['requested_bytes']:12} {' '.join(errors)}  {end}", flush=True)
 

@@ -17,12 +17,9 @@ def install(memory: DryMemory) -> None:
     gpu = memory.gpu
     major, minor = gpu.device.capability
     properties = types.SimpleNamespace(
-        name=f"NVIDIA {gpu.name.upper()}", major=major, minor=minor, total_memory=memory.total_bytes, is_integrated=False,
-        multi_processor_count=gpu.device.multiprocessors, is_multi_gpu_board=False, gcnArchName="", warp_size=32,
-        max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, L2_cache_size=50 << 20, uuid="dry-run",
-        shared_memory_per_block=49152, shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472,
-        clock_rate=1_980_000, memory_clock_rate=3_201_000, memory_bus_width=5120, pci_bus_id=0, pci_device_id=0,
-        pci_domain_id=0,
+        name=f"NVIDIA {gpu.name.upper()}", major=major, minor=minor, total_memory=memory.total_bytes,
+        multi_processor_count=gpu.device.multiprocessors, warp_size=32, L2_cache_size=50 << 20, uuid="dry-run",
+        max_threads_per_multi_processor=2048, shared_memory_per_block_optin=232448, gcnArchName="",
     )  # fmt: skip
     cuda._cudart = types.SimpleNamespace(
         cudaMemGetInfo=lambda _device: (memory.free_bytes, memory.total_bytes),
@@ -57,9 +54,9 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
 def _answer_in_c(c: Any, memory: DryMemory) -> None:
     history = {"on": False}
 
-    def record(enabled: Any = "all", _context: Any = None, _stacks: Any = None, max_entries: int = 1 << 62, *_: Any, **__: Any) -> None:
+    def record(enabled: Any = "all", *rest: Any, **_: Any) -> None:  # context, stacks, entries
         history["on"] = enabled is not None
-        memory.record(min(max_entries, 1 << 40) if enabled is not None else None)
+        memory.record(min(rest[2], 1 << 40) if enabled is not None else None)
 
     def metadata(text: str) -> None:
         memory.set_metadata(text)
@@ -110,8 +107,7 @@ class Stream:
         """A stream that operators take, too."""
         import torch
 
-        made = torch.Stream(stream_id=0, device_index=0, device_type=1)
-        return made
+        return torch.Stream(stream_id=0, device_index=0, device_type=1)
 
     @classmethod
     def priority_range(cls) -> tuple[int, int]:

@@ -528,13 +528,12 @@ bool equal(const Tensor& self, const Tensor& other) {
 }
 
 int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
-                         double dropout, bool is_causal, std::optional<double>, bool) {
+                         double, bool is_causal, std::optional<double>, bool) {
   bool masked = mask && mask->defined();
-  bool grad = at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad());
   const int64_t facts[] = {
       query.dim(), static_cast<int64_t>(query.dtype().itemsize()), query.size(-1), value.size(-1),
       query.dim() > 2 ? query.size(-3) : 1, key.dim() > 2 ? key.size(-3) : 1, query.size(-2), key.size(-2), masked,
-      grad, is_causal, dropout > 0, masked && mask->requires_grad(), query.stride(-1) == 1};
+      is_causal, masked && mask->requires_grad(), query.stride(-1) == 1};
   return answers.attention(facts);
 }
 

@@ -1,6 +1,6 @@
-"""The compiled helper (``device.cpp``): built once for a PyTorch release, kept in the user's cache folder, loaded first.
+"""The compiled helper (``device.cpp``): built once for a PyTorch release, kept in the user's cache, loaded first.
 
-Nothing of it is linked with Python, so one build serves every Python; PyTorch's C++ interface changes with each release.
+Nothing of it is linked with Python, so one build serves every Python; PyTorch's C++ interface changes with a release.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _check(version: str, facts: dict[str, object]) -> None:
 def _build(torch: Path, version: str, target: Path) -> None:
     compiler = os.environ.get("CXX") or next(filter(shutil.which, _COMPILERS), None)
     if compiler is None:
-        raise MissingDependencyError("a dry run of a script compiles a small helper once: no C++ compiler (g++) is found")
+        raise MissingDependencyError("a dry run of a script compiles a helper once: no C++ compiler (g++) is found")
     messages.say(f"compiling the helper for PyTorch {version}, once (20 to 40 seconds)")
     include = torch / "include"
     command = [

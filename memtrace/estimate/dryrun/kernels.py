@@ -77,12 +77,12 @@ class Kernels:
     # ---- attention ---------------------------------------------------------------------------------------------
     def attention(self, facts: Any) -> int:
         """Which kernel ``scaled_dot_product_attention`` takes: as ``sdp_utils.cpp`` chooses."""
-        dim, width, size, value_size, heads, shared_heads, queries, keys, masked, _, causal, _, grad_mask, dense = facts[:14]
+        dim, width, size, value_size, heads, key_heads, queries, keys, masked, causal, grad_mask, dense = facts[:12]
         major = self.device.capability[0]
         on = torch.backends.cuda
         if dim != 4 or size != value_size or not dense:
             return _MATH
-        half, shared = width == 2, heads != shared_heads
+        half, shared = width == 2, heads != key_heads
         if half and major >= 8 and size <= 256 and not grad_mask:
             fits_cudnn = size <= 128 and size % 8 == 0 and major >= 9
             if fits_cudnn and on.cudnn_sdp_enabled() and queries > 1 and not (causal and queries != keys):
@@ -113,11 +113,19 @@ class Kernels:
             "aten::bincount": self._bincount,
             "aten::_grouped_mm": self._grouped_product,
             "aten::_thnn_fused_lstm_cell": lambda _default, gates, _hidden, cell, *_: (
-                torch.empty_like(cell), torch.empty_like(cell), torch.empty_like(gates)),
+                torch.empty_like(cell),
+                torch.empty_like(cell),
+                torch.empty_like(gates),
+            ),
             "aten::_thnn_fused_lstm_cell_backward_impl": lambda _default, _hy, _cy, cell, _new, gates, biased: (
-                torch.empty_like(gates), torch.empty_like(cell), gates.new_empty(gates.shape[1:] if biased else (0,))),
+                torch.empty_like(gates),
+                torch.empty_like(cell),
+                gates.new_empty(gates.shape[1:] if biased else (0,)),
+            ),
             "aten::_thnn_fused_gru_cell": lambda _default, _gates, _hidden, state, *_: (
-                torch.empty_like(state), state.new_empty((len(state), 5 * state.shape[1]))),
+                torch.empty_like(state),
+                state.new_empty((len(state), 5 * state.shape[1])),
+            ),
             "aten::_thnn_fused_gru_cell_backward": self._gru_backward,
         }
 
@@ -165,7 +173,7 @@ class Kernels:
         """The result's shape does not depend on how many rows each group has; rows are padded to 16 bytes."""
         dtype = out_dtype or a.dtype
         if a.dim() == b.dim():
-            shape = (len(offs), a.shape[0], b.shape[1]) if a.dim() == 2 else (a.shape[0], a.shape[1], b.shape[2])
+            shape: Any = (len(offs), a.shape[0], b.shape[1]) if a.dim() == 2 else (a.shape[0], a.shape[1], b.shape[2])
         else:
             shape = (a.shape[0], b.shape[2]) if a.dim() == 2 else (a.shape[1], b.shape[1])
         grain = 16 // dtype.itemsize
@@ -260,7 +268,9 @@ class Kernels:
         self._buffers(x.numel() * x.element_size(), x.numel())
         return result[0], result[1], x.new_empty((0,), dtype=torch.int64)
 
-    def _int8_product(self, default: Handler, quantized: Any, weight: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    def _int8_product(
+        self, default: Handler, quantized: Any, weight: Any, *_: Any, dtype: Any = None, **__: Any
+    ) -> Any:
         """The int32 product lives until it is scaled to 16 bits."""
         rows = quantized.numel() // quantized.shape[-1]
         held = self._buffers(rows * weight.shape[0] * 4)

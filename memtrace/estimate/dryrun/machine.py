@@ -25,9 +25,10 @@ _POOLS = ("small_pool", "large_pool")
 _REFUSED = (
     "CUDA out of memory. Tried to allocate {tried}. GPU 0 has a total capacity of {total} of which {free} is free. "
     "{allowed}Including non-PyTorch memory, this process has {used} memory in use. Of the allocated memory {allocated} "
-    "is allocated by PyTorch, and {cached} is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
-    "large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
-    "Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+    "is allocated by PyTorch, and {cached} is reserved by PyTorch but unallocated. If reserved but unallocated memory "
+    "is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation "
+    "for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#"
+    "optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
 )
 
 
@@ -149,7 +150,8 @@ class DryMemory:
         for name, level in self._levels.items():
             key, _, pool = name.partition(".")
             nested.setdefault(key, {})[pool] = dict(zip(("current", "peak", "allocated", "freed"), level, strict=True))
-        idle = sum(size for start, size in self._allocator.state.free_at.items() if start not in self._allocator.state.whole)
+        state = self._allocator.state
+        idle = sum(size for start, size in state.free_at.items() if start not in state.whole)
         empty = {pool: {"current": 0, "peak": 0, "allocated": 0, "freed": 0} for pool in ("all", *_POOLS)}
         split = {pool: dict(entry) for pool, entry in empty.items()}
         split["all"]["current"] = idle
@@ -207,14 +209,15 @@ class DryMemory:
 
     def _segments(self, frames: list[Any]) -> list[dict[str, Any]]:
         state = self._allocator.state
-        blocks = [(address, size, 0, "inactive", []) for address, size in state.free_at.items()]
+        blocks: list[Any] = [(address, size, 0, "inactive", []) for address, size in state.free_at.items()]
         for address, (_, block, size, stack, _) in self._live.items():
             blocks.append((address, block, size, "active_allocated", frames[stack]))
         blocks.sort(key=lambda block: block[0])
         keys = ("address", "size", "requested_size", "state", "frames")
-        found, at = [], 0
+        found: list[dict[str, Any]] = []
+        at = 0
         for address, total, number, expands in mapped_ranges(state):
-            mine = []
+            mine: list[dict[str, Any]] = []
             while at < len(blocks) and blocks[at][0] < address + total:
                 mine.append(dict(zip(keys, blocks[at], strict=True)))
                 at += 1
@@ -244,4 +247,3 @@ def _text(size: int) -> str:
         if size >= unit:
             return f"{size / unit:.2f} {name}"
     return f"{size} bytes"
-

@@ -8,16 +8,17 @@ import ctypes
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from memtrace.allocator.conf_text import parse_conf
 from memtrace.allocator.config import CONF_VARIABLES
 from memtrace.estimate.dryrun import helper
-from memtrace.estimate.dryrun.assumed import Assumption, Assumptions
+from memtrace.estimate.dryrun.assumed import Assumptions
 from memtrace.estimate.dryrun.cuda import install
 from memtrace.estimate.dryrun.machine import DryMemory
+from memtrace.estimate.dryrun.outcome import DryScript
 from memtrace.estimate.dryrun.stacks import caller
 from memtrace.estimate.dryrun.weights import stand_in
 from memtrace.estimate.presets import GpuPreset
@@ -26,31 +27,6 @@ from memtrace.record.recorder import RecordOptions
 
 _FUNCTIONS = dict(helper.Answers._fields_)
 _kept: list[Any] = []  # what the helper points to
-
-
-@dataclass(frozen=True, slots=True)
-class DryScript:
-    """How a dry run of a program ended. Peaks are those of the whole run; ``exit_code`` is the program's.
-
-    ``refused_bytes``: the request that did not fit and that nobody handled, ``impossible`` what stopped the dry run
-    and nothing else, with its place. ``file``: the recording.
-    """
-
-    exit_code: int
-    steps: int
-    peak_requested_bytes: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    capacity_bytes: int
-    margin_bytes: int
-    refused_bytes: int | None
-    impossible: str | None
-    assumptions: list[Assumption]
-    file: str | None
-
-    def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
-        return asdict(self)
 
 
 class _Enough(SystemExit):
@@ -105,7 +81,7 @@ class DryDevice:
             "workspace": lambda lt: device.cublaslt_workspace_bytes if lt else device.cublas_workspace_bytes,
             "failed": self._fails,
         }
-        return helper.Answers(*(_FUNCTIONS[name](found[name]) for name, _ in helper.Answers._fields_))
+        return helper.Answers(*(_FUNCTIONS[name](cast(Any, found[name])) for name, _ in helper.Answers._fields_))
 
     def _refused(self) -> int:
         self._refusal.value = self.memory.refusal.encode()

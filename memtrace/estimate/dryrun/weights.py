@@ -39,7 +39,7 @@ def _load_by_config(assumed: Assumptions) -> None:
         folder = _local(name) if name is not None and not kwargs.get("state_dict") else None
         if folder is None or not (folder / "config.json").is_file() or _has_weights(folder):
             return original(cls, name, *args, **kwargs)
-        assumed.note(f"weights of {name}", f"the weights of {name} have the shapes and types that its config.json gives")
+        assumed.note(f"weights of {name}", f"the weights of {name} are as its config.json says")
         with tempfile.TemporaryDirectory(prefix="memtrace-") as made:
             for file in folder.iterdir():
                 if file.is_file():

@@ -1,13 +1,37 @@
-"""What a dry run of a script came to, for people."""
+"""What a dry run of a script came to."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from memtrace.estimate.dryrun.assumed import Assumption
 from memtrace.units import counted, format_bytes, printable
 
-if TYPE_CHECKING:
-    from memtrace.estimate.dryrun.script import DryScript
+
+@dataclass(frozen=True, slots=True)
+class DryScript:
+    """How a dry run of a program ended. Peaks are those of the whole run; ``exit_code`` is the program's.
+
+    ``refused_bytes``: the request that did not fit and that nobody handled, ``impossible`` what stopped the dry run
+    and nothing else, with its place. ``file``: the recording.
+    """
+
+    exit_code: int
+    steps: int
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    capacity_bytes: int
+    margin_bytes: int
+    refused_bytes: int | None
+    impossible: str | None
+    assumptions: list[Assumption]
+    file: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return asdict(self)
 
 
 def lines(found: DryScript, gpu: str) -> list[str]:
@@ -18,7 +42,8 @@ def lines(found: DryScript, gpu: str) -> list[str]:
         for size in (found.peak_requested_bytes, found.peak_allocated_bytes, found.peak_reserved_bytes)
     )
     steps = counted(found.steps, "optimizer step")
-    result = [f"memtrace: predicted peak over {steps}: {requested} requested, {allocated} allocated, {reserved} reserved"]
+    peaks = f"{requested} requested, {allocated} allocated, {reserved} reserved"
+    result = [f"memtrace: predicted peak over {steps}: {peaks}"]
     if found.refused_bytes is not None:
         result.append(f"memtrace: does not fit on {card}: {format_bytes(found.refused_bytes)} more were asked for")
     elif found.exit_code == 0:
