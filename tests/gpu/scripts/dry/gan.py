@@ -4,14 +4,26 @@ import torch
 from torch import nn
 
 maker = nn.Sequential(
-    nn.ConvTranspose2d(100, 256, 4, 1, 0, bias=False), nn.BatchNorm2d(256), nn.ReLU(True),
-    nn.ConvTranspose2d(256, 128, 4, 2, 1, bias=False), nn.BatchNorm2d(128), nn.ReLU(True),
-    nn.ConvTranspose2d(128, 64, 4, 2, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(True),
-    nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False), nn.Tanh(),
+    nn.ConvTranspose2d(100, 256, 4, 1, 0, bias=False),
+    nn.BatchNorm2d(256),
+    nn.ReLU(True),
+    nn.ConvTranspose2d(256, 128, 4, 2, 1, bias=False),
+    nn.BatchNorm2d(128),
+    nn.ReLU(True),
+    nn.ConvTranspose2d(128, 64, 4, 2, 1, bias=False),
+    nn.BatchNorm2d(64),
+    nn.ReLU(True),
+    nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False),
+    nn.Tanh(),
 ).cuda()
 judge = nn.Sequential(
-    nn.Conv2d(3, 64, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, True), nn.Conv2d(64, 128, 4, 2, 1, bias=False), nn.BatchNorm2d(128),
-    nn.LeakyReLU(0.2, True), nn.Conv2d(128, 1, 8, 1, 0, bias=False), nn.Flatten(0),
+    nn.Conv2d(3, 64, 4, 2, 1, bias=False),
+    nn.LeakyReLU(0.2, True),
+    nn.Conv2d(64, 128, 4, 2, 1, bias=False),
+    nn.BatchNorm2d(128),
+    nn.LeakyReLU(0.2, True),
+    nn.Conv2d(128, 1, 8, 1, 0, bias=False),
+    nn.Flatten(0),
 ).cuda()
 criterion = nn.BCEWithLogitsLoss()
 by_judge = torch.optim.Adam(judge.parameters(), lr=2e-4, betas=(0.5, 0.999))

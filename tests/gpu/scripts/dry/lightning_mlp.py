@@ -30,7 +30,14 @@ class Auto(L.LightningModule):
 
 data = DataLoader(TensorDataset(torch.randn(2048, 1, 28, 28)), batch_size=512)
 trainer = L.Trainer(
-    max_epochs=2, accelerator="gpu", devices=1, precision="bf16-mixed", gradient_clip_val=1.0, logger=False,
-    enable_checkpointing=False, enable_progress_bar=False, default_root_dir=tempfile.mkdtemp(),
+    max_epochs=2,
+    accelerator="gpu",
+    devices=1,
+    precision="bf16-mixed",
+    gradient_clip_val=1.0,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    default_root_dir=tempfile.mkdtemp(),
 )
 trainer.fit(Auto(), data, data)

@@ -4,8 +4,16 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
 config = MixtralConfig(
-    vocab_size=8000, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=4,
-    num_local_experts=8, num_experts_per_tok=2, output_router_logits=True, max_position_embeddings=1024,
+    vocab_size=8000,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=3,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+    output_router_logits=True,
+    max_position_embeddings=1024,
 )
 torch.manual_seed(0)
 model = MixtralForCausalLM(config).cuda()

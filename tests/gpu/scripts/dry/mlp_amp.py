@@ -13,7 +13,13 @@ def main() -> None:
     loader = DataLoader(train, batch_size=256, shuffle=True, num_workers=2, pin_memory=True, drop_last=True)
     held_out = DataLoader(test, batch_size=512)
     model = nn.Sequential(
-        nn.Linear(784, 4096), nn.BatchNorm1d(4096), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4096, 4096), nn.GELU(), nn.Linear(4096, 10)
+        nn.Linear(784, 4096),
+        nn.BatchNorm1d(4096),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(4096, 4096),
+        nn.GELU(),
+        nn.Linear(4096, 10),
     ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cuda")

@@ -9,7 +9,9 @@ class Experts(nn.Module):
     def __init__(self, width=512, count=8):
         super().__init__()
         self.router = nn.Linear(width, count, bias=False)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(width, 1024), nn.SiLU(), nn.Linear(1024, width)) for _ in range(count))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 1024), nn.SiLU(), nn.Linear(1024, width)) for _ in range(count)
+        )
 
     def forward(self, x):
         flat = x.reshape(-1, x.size(-1))

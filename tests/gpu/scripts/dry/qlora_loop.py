@@ -9,7 +9,9 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 quantization = BitsAndBytesConfig(
     load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16
 )
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], quantization_config=quantization, device_map={"": 0}, dtype=torch.bfloat16)
+model = AutoModelForCausalLM.from_pretrained(
+    sys.argv[1], quantization_config=quantization, device_map={"": 0}, dtype=torch.bfloat16
+)
 model = prepare_model_for_kbit_training(model, gradient_checkpointing_kwargs={"use_reentrant": False})
 model.config.use_cache = False
 model = get_peft_model(model, LoraConfig(r=16, lora_dropout=0.05, target_modules="all-linear", task_type="CAUSAL_LM"))

@@ -12,7 +12,11 @@ class Block(nn.Module):
     def __init__(self, a, b, stride):
         super().__init__()
         self.one, self.two = conv(a, b, stride), conv(b, b)
-        self.short = nn.Identity() if a == b and stride == 1 else nn.Sequential(nn.Conv2d(a, b, 1, stride, bias=False), nn.BatchNorm2d(b))
+        self.short = (
+            nn.Identity()
+            if a == b and stride == 1
+            else nn.Sequential(nn.Conv2d(a, b, 1, stride, bias=False), nn.BatchNorm2d(b))
+        )
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x):
@@ -24,8 +28,14 @@ for b, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512
     layers.append(Block(width, b, stride))
     width = b
 model = nn.Sequential(
-    nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1),
-    *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 100),
+    nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+    nn.BatchNorm2d(64),
+    nn.ReLU(inplace=True),
+    nn.MaxPool2d(3, 2, 1),
+    *layers,
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(512, 100),
 )
 model = model.cuda().to(memory_format=torch.channels_last)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)

@@ -38,7 +38,9 @@ class ViT(nn.Module):
 model = ViT().to("cuda")
 decay = [p for p in model.parameters() if p.dim() > 1]
 plain = [p for p in model.parameters() if p.dim() <= 1]
-optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}], lr=1e-3)
+optimizer = torch.optim.AdamW(
+    [{"params": decay, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}], lr=1e-3
+)
 for step in range(3):
     images, labels = torch.randn(32, 3, 224, 224, device="cuda"), torch.randint(0, 1000, (32,), device="cuda")
     mix = torch.distributions.Beta(0.8, 0.8).sample().item()
