@@ -22,8 +22,6 @@ from memtrace.writing import check_target
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_setup(parser)
-    for action in parser._actions:
-        action.required = False  # a script needs neither --model nor --seq-len
     add_shared(parser, "json")
     parser.add_argument("--against", metavar="FILE", help="compare with a recording, by category (--model)")
     parser.add_argument("--trace", metavar="OUT.pickle", help="write the dry run as a snapshot (--model)")
@@ -37,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "force")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ARGS…", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="script and its arguments")
+    for action in parser._actions:
+        action.required = False  # either a script, or --model and --seq-len
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,6 +56,8 @@ def _run_script(args: argparse.Namespace, program: list[str]) -> int:
 
     if args.model is not None:
         raise UsageError("--model and a script: give one of them")
+    if args.module is None and program[0].startswith("-"):
+        raise UsageError(f"no such option: {program[0]} (see memtrace dryrun --help)")
     if args.module is None and not Path(program[0]).exists():
         raise UsageError(f"can't open {program[0]}: no such file")
     gpu = gpu_preset(args.gpu or "h200")
