@@ -14,48 +14,71 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memtrace._version import __version__
+from memtrace.cli.leads import lead, with_lead
 from memtrace.cli.parsing import Parser, nearest, verb_module, verb_parser
 from memtrace.errors import MemtraceError, SnapshotError, UsageError
 from memtrace.units import printable
 
-# Verb -> (module, one line for the overview), in the order people meet them.
-VERBS: dict[str, tuple[str, str]] = {
-    "report": ("report", "where every reserved byte is at the peak, at the OOM or at any event"),
-    "explain": ("explain", "why it ran out of memory and what to change, from a snapshot, a log or both"),
-    "info": ("info", "what a snapshot file holds"),
-    "allocations": ("allocations", "every allocation, one row each (CSV, JSON, Parquet)"),
-    "timeline": ("timeline", "memory over time by category (CSV, JSON, plot)"),
-    "fragmentation": ("fragmentation", "reserved but unusable bytes: why, where, pinned by what"),
-    "segments": ("segments", "map of segments and blocks at an event"),
-    "graph": ("graph", "the segment/block graph (GraphML, JSON, DOT)"),
-    "diff": ("diff", "what changed between two recordings, by category and call site"),
-    "check": ("check", "a gate for CI: fail when a recording needs more memory than allowed"),
-    "simulate": ("simulate", "would it have fit? the same program under other settings, limits, edits"),
-    "ranks": ("ranks", "one row a GPU of a multi-GPU run, the imbalance, the odd one out"),
-    "export": ("export", "files for other tools: Perfetto, speedscope, HTML, a cut snapshot"),
-    "run": ("run", "run an unchanged training script with recording on"),
-    "capture": ("capture", "build a QLoRA run and record it"),
-    "estimate": ("estimate", "the memory of a QLoRA run before it runs: fits or not, and why"),
-    "dryrun": ("dryrun", "the same from the real model code on tensors without data, any architecture"),
-    "fit": ("fit", "the cheapest changes that make a run fit, and what each option adds"),
-    "forecast": ("forecast", "the step at which a run will die, before it starts, from the lengths of its data"),
-    "sweep": ("sweep", "measure on a GPU what each option adds, one thing at a time"),
-    "steps": ("steps", "memory over the steps of a long run: growth, or only varying lengths"),
-    "browse": ("browse", "walk through all of it in the terminal (also plain: memtrace FILE)"),
-    "scrub": ("scrub", "remove paths, user names and the like before a snapshot is shared"),
-    "demo": ("demo", "the main job on a bundled recording of a real OOM"),
-    "completion": ("completion", "print the shell completion script for bash, zsh or fish"),
+# Verb -> (module, one line for the overview), by the question that people come with.
+QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "it died: why, and what to change?": {
+        "explain": ("explain", "why it ran out of memory and what to change, from a snapshot, a log or both"),
+        "report": ("report", "where every reserved byte is at the peak, at the OOM or at any event"),
+        "browse": ("browse", "walk through all of it in the terminal (also plain: memtrace FILE)"),
+    },
+    "what changed?": {
+        "diff": ("diff", "what changed between two recordings, by category and call site"),
+        "check": ("check", "a gate for CI: fail when a recording needs more memory than allowed"),
+    },
+    "will it fit?": {
+        "forecast": ("forecast", "the step at which a run will die, before it starts, from the lengths of its data"),
+        "fit": ("fit", "the cheapest changes that make a run fit, and what each option adds"),
+    },
+    "what does my run do?": {
+        "run": ("run", "run an unchanged training script with recording on"),
+        "ranks": ("ranks", "one row a GPU of a multi-GPU run, the imbalance, the odd one out"),
+    },
+    "more": {
+        "demo": ("demo", "the main job on a bundled recording of a real OOM"),
+        "simulate": ("simulate", "would it have fit? the same program under other settings, limits, edits"),
+        "steps": ("steps", "memory over the steps of a long run: growth, or only varying lengths"),
+        "fragmentation": ("fragmentation", "reserved but unusable bytes: why, where, pinned by what"),
+        "segments": ("segments", "map of segments and blocks at an event"),
+        "graph": ("graph", "the segment/block graph (GraphML, JSON, DOT)"),
+        "allocations": ("allocations", "every allocation, one row each (CSV, JSON, Parquet)"),
+        "timeline": ("timeline", "memory over time by category (CSV, JSON, plot)"),
+        "export": ("export", "files for other tools: Perfetto, speedscope, HTML, a cut snapshot"),
+        "info": ("info", "what a snapshot file holds"),
+        "scrub": ("scrub", "remove paths, user names and the like before a snapshot is shared"),
+        "estimate": ("estimate", "the memory of a QLoRA run before it runs: fits or not, and why"),
+        "dryrun": ("dryrun", "the same from the real model code on tensors without data, any architecture"),
+        "sweep": ("sweep", "measure on a GPU what each option adds, one thing at a time"),
+        "capture": ("capture", "build a QLoRA run and record it"),
+        "completion": ("completion", "print the shell completion script for bash, zsh or fish"),
+    },
 }
+VERBS = {verb: entry for verbs in QUESTIONS.values() for verb, entry in verbs.items()}
+_FIRST_STEPS = """memtrace says why a GPU ran out of memory. Where to begin:
+
+  memtrace demo                     a real out-of-memory error, explained; no GPU needed
+  memtrace explain FILE_OR_LOG      it died: from a memory snapshot, the log, or both
+  memtrace run train.py             there is no snapshot yet: record one of an unchanged script
+  memtrace forecast --help          will it fit? the step at which a run will die, before it starts
+  memtrace diff BEFORE AFTER        what changed between two recordings?
+  memtrace --help                   all verbs
+"""
 
 
 def _overview() -> Parser:
     width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {verb:<{width}}  {line}" for verb, (_, line) in VERBS.items())
+    verbs = ""
+    for question, group in QUESTIONS.items():
+        verbs += f"\n{question}\n" + "".join(f"  {verb:<{width}}  {line}\n" for verb, (_, line) in group.items())
     parser = Parser(
         prog="memtrace",
         description="Why did the GPU run out of memory? Reads PyTorch snapshots, says what every byte was for.",
         usage="memtrace VERB [OPTIONS] FILE   (memtrace VERB --help for a verb's options)",
-        epilog=f"verbs:\n{verbs}\n\n"
+        epilog=f"{verbs.lstrip()}\n"
         "exit codes: 0 done · 1 a check failed · 2 wrong usage · 3 input unreadable or no snapshot ·\n"
         "            4 input can't answer · 5 an optional package or device is missing · 130 interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -103,7 +126,10 @@ def _drop_output() -> None:
 
 
 def _dispatch(args: list[str]) -> int:
-    if not args or args[0].startswith("-"):
+    if not args:
+        print(_FIRST_STEPS, end="")
+        return 2
+    if args[0].startswith("-"):
         parser = _overview()
         asked = parser.parse_args(args)  # --help ends here
         if asked.version:
@@ -116,6 +142,9 @@ def _dispatch(args: list[str]) -> int:
     if name not in VERBS and _exists(name):  # memtrace FILE
         name, args = "browse", ["browse", *args]
     if name not in VERBS:
+        hint = lead(name, "")
+        if hint is not None:
+            raise UsageError(f"no verb and no file {name[:200]!r}; {hint}")
         if os.sep in name or Path(name).suffix:  # meant as a file
             raise SnapshotError(f"{name[:200]}: no such file")
         close = nearest(name, VERBS)
@@ -129,6 +158,8 @@ def _dispatch(args: list[str]) -> int:
     try:
         code: int = module.run(parsed)
         sys.stdout.flush()
+    except (SnapshotError, UsageError) as error:
+        raise type(error)(with_lead(str(error), parsed, name)) from None
     except BrokenPipeError:  # the reader of our output went away, as `| head` does; what a check found stands
         _drop_output()
         return getattr(parsed, "exit_code", 0)

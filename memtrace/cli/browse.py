@@ -39,7 +39,11 @@ def run(args: argparse.Namespace) -> int:
     check_ranges(args.events, args.steps)
     _look_at(args)
     if not sys.stdout.isatty() and not os.environ.get("TEXTUAL_DRIVER"):
-        raise UsageError("browse needs a terminal; memtrace report FILE prints the same numbers")
+        file = args.file if args.file != "-" else "FILE"
+        raise UsageError(
+            f"browse needs a terminal; memtrace explain {file} says why it ran out of memory, memtrace report {file} "
+            "where every byte was"
+        )
     # Imports and the first screen make some hundred thousand objects that stay: collecting in between finds nothing.
     gc.disable()
     from memtrace_tui.app import BrowseApp

@@ -186,6 +186,14 @@ def render_explanation(answer: Explanation, everything: bool = False) -> list[st
     return [*head, *why, *shown, *all_of_it, *more, *foot]
 
 
+def render_top(answer: Explanation) -> list[str]:
+    """The verdict, what it rests on most, and the first change."""
+    lines = _wrap(_headline(answer), "", "  ", 2)
+    for sentence in answer.because[:1]:
+        lines += _wrap(sentence, "  ", "  ")
+    return lines + [line for finding in answer.findings[:1] for line in _block(finding, 3)]
+
+
 def _plain(text: str) -> str:
     """Text that Markdown leaves as it is: dunder names are not bold, ``<module>`` is not a tag."""
     return text.replace("__", r"\_\_").replace("<", "&lt;").replace("*", r"\*")

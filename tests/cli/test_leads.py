@@ -1,0 +1,114 @@
+"""What a newcomer gives to the wrong verb leads to the right one, in one line."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+from support import trace_path
+
+from memtrace.cli import QUESTIONS, VERBS, main
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 23.69 GiB"
+READERS = (
+    "report",
+    "info",
+    "simulate",
+    "fragmentation",
+    "timeline",
+    "check --max-peak 1GiB",
+    "export -f html -o x.html",
+)
+
+
+def said(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """The one line on stderr of a command that fails."""
+    assert main(list(args)) in (2, 3)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("memtrace: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run's output folder: a log, a checkpoint, weights, two recordings."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "train.log").write_text(f"step 3\n{OOM} of which 12.00 MiB is free.\n")
+    with zipfile.ZipFile(folder / "model.pt", "w") as archive:
+        archive.writestr("model/data.pkl", pickle.dumps({}))
+    (folder / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b'{"a":{} }')
+    for rank in range(2):
+        shutil.copy(trace_path("tiny-llama_3-steps"), folder / f"rank{rank}.pickle.xz")
+    return folder
+
+
+@pytest.mark.parametrize("verb", READERS)
+def test_every_reading_verb_leads_on(verb: str, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = verb.split()
+    assert f"memtrace ranks {run_folder} compares the 2 recordings" in said(capsys, *words, str(run_folder))
+    log = run_folder / "train.log"
+    assert said(capsys, *words, str(log)).endswith(f"it is a log: memtrace explain {log}")
+    for name in ("model.pt", "model.safetensors"):
+        assert "memtrace run train.py records one" in said(capsys, *words, str(run_folder / name))
+
+
+def test_a_second_file_leads_on_too(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = str(trace_path("tiny-llama_3-steps"))
+    assert "memtrace explain" in said(capsys, "diff", good, str(run_folder / "train.log"))
+
+
+def test_folders_of_one_recording_of_a_model_and_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "memtrace run train.py makes one" in said(capsys, "report", str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert f"memtrace estimate --model {tmp_path}" in said(capsys, "report", str(tmp_path))
+    shutil.copy(trace_path("tiny-llama_3-steps"), tmp_path / "a.pickle.xz")
+    assert f"memtrace explain {tmp_path / 'a.pickle.xz'}" in said(capsys, "report", str(tmp_path))
+
+
+def test_a_running_process(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["report", str(os.getpid())], [str(os.getpid())]):
+        assert "is a running process" in said(capsys, *words)
+    assert "process" not in said(capsys, "report", "999999999")
+
+
+def test_no_lead_leads_back_to_the_verb_that_failed(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_folder / "quiet.log").write_text("step 1\nstep 2\n")
+    assert main(["explain", str(run_folder / "quiet.log")]) == 4
+    assert "memtrace" not in capsys.readouterr().err.removeprefix("memtrace: ").replace(str(run_folder), "")
+
+
+def test_alone_it_says_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    named = re.findall(r"^  memtrace (\w+)", capsys.readouterr().out, re.MULTILINE)
+    assert named[:2] == ["demo", "explain"] and set(named) <= set(VERBS)
+
+
+def test_a_file_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(trace_path("tiny-llama_3-steps"))
+    assert f"memtrace explain {file}" in said(capsys, file)
+
+
+def test_the_demo_ends_with_verdict_change_and_three_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo"]) == 0
+    out = capsys.readouterr().out
+    end = out[out.index("fragmentation, measured") :]
+    assert "saves 1.44 GiB" in end and "expandable_segments:True" in end
+    assert re.findall(r"memtrace (\w+) /", end) == ["explain", "simulate", "browse"]
+
+
+def test_help_puts_questions_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    out = capsys.readouterr().out
+    places = [out.index(f"{question}\n  ") for question in QUESTIONS]
+    assert places == sorted(places) and list(QUESTIONS)[-1] == "more"
+    first = {verb for question, verbs in QUESTIONS.items() if question != "more" for verb in verbs}
+    assert first >= {"report", "explain", "browse", "diff", "forecast", "fit", "run", "ranks", "check"}
+    assert len(first) <= 10
+    assert out.count("\n") < 60
