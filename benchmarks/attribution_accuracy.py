@@ -45,10 +45,10 @@ def without_stacks(whole: Snapshot, annotations: bool) -> Snapshot:
 def with_allocation_stacks(whole: Snapshot) -> Snapshot:
     """As ``context="alloc"`` records: a free carries the stack of its allocation."""
     device = whole.devices[0]
-    replay, stack = build(whole, device).replay, device.trace.stack.copy()
-    for frees in (replay.free_requested_event, replay.free_completed_event):
-        made = np.flatnonzero(frees >= 0)
-        stack[frees[made]] = device.trace.stack[made]
+    table, stack = build(whole, device).allocations, device.trace.stack.copy()
+    for frees in (table.free_requested_event, table.free_completed_event):
+        made = np.flatnonzero((frees >= 0) & (table.alloc_event >= 0))
+        stack[frees[made]] = table.stack[made]
     return changed(whole, dataclasses.replace(device, trace=dataclasses.replace(device.trace, stack=stack)), True)
 
 

@@ -18,6 +18,9 @@ _ALIGN = 64
 _DTYPES = {"<i8", "<i4", "<i2", "<u8", "|u1", "|b1", "|i1", "<u4", "<u2", "<f8"}
 
 
+_PLAIN = (type(None), bool, int, float, str)
+
+
 class Unfit(ValueError):
     """A value that can't be stored, or bytes that hold none."""
 
@@ -26,21 +29,23 @@ class _Writer:
     def __init__(self, classes: Mapping[str, type]) -> None:
         self._names = {kind: name for name, kind in classes.items()}
         self.arrays: list[NDArray[Any]] = []
+        self._known: dict[int, dict[str, Any]] = {}  # an array that several hold is stored once
 
     def describe(self, value: Any) -> Any:
         """JSON for a value; arrays are put aside and named by number."""
-        if value is None or type(value) in (bool, int, float, str):
+        if type(value) in _PLAIN:
             return value
         if isinstance(value, np.ndarray):
-            return {"array": self._array(value)}
+            if id(value) not in self._known:
+                self._known[id(value)] = self._array(value)
+            return {"array": self._known[id(value)]}
         name = self._names.get(type(value))
-        if name is not None and dataclasses.is_dataclass(value):
-            return {
-                "class": name,
-                "fields": {f.name: self.describe(getattr(value, f.name)) for f in dataclasses.fields(value)},
-            }
-        if name is not None and isinstance(value, tuple):
-            return {"class": name, "items": [self.describe(item) for item in value]}
+        if name is not None:
+            return {"class": name, "fields": {f: self.describe(getattr(value, f)) for f in _fields(type(value))}}
+        if type(value) is tuple and value and type(value[0]) in self._names and {*map(type, value)} == {type(value[0])}:
+            columns = [[getattr(item, name) for item in value] for name in _fields(type(value[0]))]
+            if all(type(part) in _PLAIN for column in columns for part in column):  # tens of thousands of frames
+                return {"rows": self._names[type(value[0])], "columns": columns}
         if type(value) in (tuple, list):
             return {type(value).__name__: [self.describe(item) for item in value]}
         if type(value) is dict:
@@ -58,6 +63,10 @@ class _Writer:
             "repeated": repeated,
             "number": len(self.arrays) - 1,
         }
+
+
+def _fields(kind: Any) -> tuple[str, ...]:
+    return kind._fields if issubclass(kind, tuple) else tuple(f.name for f in dataclasses.fields(kind))
 
 
 def pack(value: Any, classes: Mapping[str, type]) -> list[bytes | memoryview]:
@@ -104,11 +113,10 @@ def _build(node: Any, places: list[memoryview], classes: Mapping[str, type]) -> 
     ((kind, content), *more) = node.items()
     if kind == "array":
         return _array(content, places[content["number"]])
+    if kind == "rows":
+        return tuple(map(classes[content], *more[0][1]))
     if kind == "class":
-        ((part, values),) = more
-        if part == "items":
-            return classes[content](*(_build(item, places, classes) for item in values))
-        return classes[content](**{name: _build(item, places, classes) for name, item in values.items()})
+        return classes[content](**{name: _build(item, places, classes) for name, item in more[0][1].items()})
     if kind == "dict":
         return {_build(key, places, classes): _build(item, places, classes) for key, item in content}
     items = [_build(item, places, classes) for item in content]

@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--all and --at exclude each other")
     if args.format == "parquet" and floods_terminal(args):
         raise UsageError("Parquet is binary: give --output FILE or redirect stdout")
-    analysis, at = open_analysis(args, of_part=True)
+    analysis, at = open_analysis(args)
     timeline = analysis.timeline
     rows = timeline.rows_within() if args.all else timeline.live_rows(at.event)
     with output_stream(args) as out:

@@ -182,11 +182,8 @@ def _open(args: argparse.Namespace) -> tuple[OpenRecording, Device]:
     return recording, device
 
 
-def open_analysis(args: argparse.Namespace, of_part: bool = False) -> tuple[Analysis, At]:
-    """:func:`open_timeline`, attributed by --rules where given, within --events or --steps, and the event of --at.
-
-    With ``of_part``, only the part that --events or --steps names need be there, which the cache gives at once.
-    """
+def open_analysis(args: argparse.Namespace) -> tuple[Analysis, At]:
+    """:func:`open_timeline`, attributed by --rules where given, within --events or --steps, and the event of --at."""
     events, steps, rules = getattr(args, "events", None), getattr(args, "steps", None), getattr(args, "rules", ())
     if events is not None or steps is not None:
         from memtrace.ranges import check_ranges
@@ -194,7 +191,7 @@ def open_analysis(args: argparse.Namespace, of_part: bool = False) -> tuple[Anal
         check_ranges(events, steps)
     recording, device = _open(args)
     with progress("replaying") as on_progress:
-        analysis = recording.within(device, events, steps, rules, on_progress, of_part)
+        analysis = recording.analysis(device, rules, on_progress).within(events, steps)
     return analysis, analysis.at(args.at)
 
 

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return show(*open_analysis(args, of_part=True), args.json)
+    return show(*open_analysis(args), args.json)
 
 
 def show(analysis: Analysis, at: At, as_json: bool) -> int:

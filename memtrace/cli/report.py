@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    analysis, at = open_analysis(args, of_part=args.why is None)
+    analysis, at = open_analysis(args)
     if args.why is not None and args.why.partition("/")[0] == Category.FRAGMENTATION:
         from memtrace.answers.why import known_part
         from memtrace.cli.fragmentation import show

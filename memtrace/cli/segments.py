@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from memtrace.answers.segment_map import segment_map
 
-    analysis, at = open_analysis(args, of_part=True)
+    analysis, at = open_analysis(args)
     answer = segment_map(analysis, at)
     if args.json:
         return print_json(answer)

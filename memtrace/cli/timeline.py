@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     args.at = None
     if args.plot is not None:
         check_target(Path(args.plot), args.force, args.file)
-    analysis, _ = open_analysis(args, of_part=True)
+    analysis, _ = open_analysis(args)
     if not len(analysis.timeline):
         raise NoAnswerError(f"{args.file}: no trace was recorded, so there is no timeline")
     curves = category_curves(analysis, analysis.timeline.window)

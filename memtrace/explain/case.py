@@ -54,7 +54,7 @@ class Case:
     @cached_property
     def setting(self) -> RunSetting:
         """Back end, release, platform and trainer of the run."""
-        expandable = self.config.expandable_segments or bool(self.timeline.replay.is_expandable.any())
+        expandable = self.config.expandable_segments or self.timeline.replay.maps_pages
         return setting_of_snapshot(self.timeline.snapshot, expandable, self.config.padding_bytes > 0)
 
     @cached_property

@@ -86,42 +86,35 @@ class Layout:
         return total
 
 
-def first_ranges(initial: InitialSegments) -> RangeMap:
-    """What was mapped before the trace."""
-    ranges = RangeMap()
+def _segments_at(timeline: Timeline, event: int) -> InitialSegments:
+    """Segments, and maximal mapped ranges of one stream and pool, just after an event: columns by address."""
+    trace, replay = timeline.trace, timeline.replay
+    ranges, initial = RangeMap(), replay.initial_segments
     for address, size, stream, small, expandable, pool in zip(
         initial.address.tolist(), initial.total_size.tolist(), initial.stream.tolist(),
         initial.is_small.tolist(), initial.is_expandable.tolist(), initial.pool.tolist(), strict=True,
     ):  # fmt: skip
         ranges.add(address, size, Owner(stream, small, pool, None if expandable else address))
-    return ranges
-
-
-def move_ranges(ranges: RangeMap, timeline: Timeline, first: int, stop: int) -> None:
-    """Apply the driver events from ``first`` to before ``stop`` in place."""
-    trace, replay = timeline.trace, timeline.replay
-    action = trace.action[first:stop]
-    wanted = (action >= Action.SEGMENT_ALLOC) & (action <= Action.SEGMENT_UNMAP)
-    for e in (np.flatnonzero(wanted) + first).tolist():
-        kind, address, size = int(trace.action[e]), int(trace.address[e]), int(trace.size[e])
+    count = int(np.searchsorted(replay.segment_events, event, side="right"))
+    rows = replay.segment_events[:count]
+    for kind, address, size, number, small, pool in zip(
+        trace.action[rows].tolist(), trace.address[rows].tolist(), trace.size[rows].tolist(),
+        trace.stream[rows].tolist(), replay.segment_is_small[:count].tolist(), replay.segment_pool[:count].tolist(),
+        strict=True,
+    ):  # fmt: skip
         if kind in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
             segment = address if kind == Action.SEGMENT_ALLOC else None
-            stream = trace.streams[int(trace.stream[e])]
-            ranges.add(address, size, Owner(stream, bool(replay.is_small[e]), int(replay.pool[e]), segment))
+            ranges.add(address, size, Owner(trace.streams[number], small, pool, segment))
         else:
             ranges.cut(address, size)
-
-
-def segments_of(ranges: RangeMap) -> InitialSegments:
-    """Segments, and maximal mapped ranges of one stream and pool, as columns by address."""
-    rows = ranges.merged()
+    found = ranges.merged()
     return InitialSegments(
-        address=np.array([low for low, _, _ in rows], dtype=np.int64),
-        total_size=np.array([high - low for low, high, _ in rows], dtype=np.int64),
-        stream=np.array([owner.stream for _, _, owner in rows], dtype=np.int64),
-        is_small=np.array([owner.small for _, _, owner in rows], dtype=np.bool_),
-        is_expandable=np.array([owner.segment is None for _, _, owner in rows], dtype=np.bool_),
-        pool=np.array([owner.pool for _, _, owner in rows], dtype=np.int32),
+        address=np.array([low for low, _, _ in found], dtype=np.int64),
+        total_size=np.array([high - low for low, high, _ in found], dtype=np.int64),
+        stream=np.array([owner.stream for _, _, owner in found], dtype=np.int64),
+        is_small=np.array([owner.small for _, _, owner in found], dtype=np.bool_),
+        is_expandable=np.array([owner.segment is None for _, _, owner in found], dtype=np.bool_),
+        pool=np.array([owner.pool for _, _, owner in found], dtype=np.int32),
     )
 
 
@@ -131,9 +124,7 @@ def layout_at(timeline: Timeline, event: int) -> Layout:
     Where the replay is not exact, blocks that would overlap are cut at the next one's start, and blocks outside every
     segment are left out, so that the blocks always tile the segments.
     """
-    ranges = first_ranges(timeline.replay.initial_segments)
-    move_ranges(ranges, timeline, 0, event + 1)
-    segments = segments_of(ranges)
+    segments = _segments_at(timeline, event)
     address, total, count = segments.address, segments.total_size, len(segments)
     table = timeline.allocations
     rows = timeline.live_rows(event)

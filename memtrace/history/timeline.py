@@ -8,48 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.allocator.config import AllocatorConfig, from_snapshot, release_of
-from memtrace.allocator.replay.replay import Replay, replay_device
+from memtrace.allocator.replay.replay import Allocations, Replay, replay_device
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.snapshot.model import Action, Device, DeviceTrace, PoolId, Snapshot
 from memtrace.snapshot.version import names_npu
 
 I8 = NDArray[np.int64]
-I4 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
 NEVER = np.int64(1) << 62  # later than any event
 LEVELS_CONTRADICT = (
     "the file contradicts itself: more is allocated than was ever reserved; what is reserved is shown as at least what "
     "is allocated, and fragmentation is not known"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Allocations:
-    """One row an allocation: first what was live before the trace (``alloc_event`` -1), then in order of events.
-
-    Events are -1 where they never happened. Between ``free_requested_event`` and ``free_completed_event`` the memory
-    is pending: no longer the program's, not yet the allocator's. ``stack`` is where it was allocated (-1 unknown).
-    """
-
-    alloc_event: I8
-    free_requested_event: I8
-    free_completed_event: I8
-    address: I8
-    requested_bytes: I8
-    block_bytes: I8
-    stream: I8  # raw handles
-    is_small: Bool
-    pool: I4  # indexes Timeline.pools, -1 unknown
-    stack: I4
-
-    def __len__(self) -> int:
-        return len(self.address)
 
 
 class Window(NamedTuple):
@@ -67,8 +43,18 @@ class Peak(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Levels:
+    """The three curves, one entry an event: bytes just after it. ``peaks`` are theirs over the whole trace."""
+
+    requested_bytes: I8
+    allocated_bytes: I8
+    reserved_bytes: I8
+    peaks: tuple[Peak, Peak, Peak]
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
-    """History of one device. Curves have one entry an event: bytes just after it.
+    """History of one device.
 
     With a ``window``, peaks, refusals and the choice of an event are about its events only; indices stay the trace's.
     """
@@ -76,13 +62,34 @@ class Timeline:
     snapshot: Snapshot
     device: Device
     replay: Replay
-    allocations: Allocations
-    pools: tuple[PoolId, ...]
-    requested_bytes: I8
-    allocated_bytes: I8
-    reserved_bytes: I8
+    levels: Levels
     window: Window | None = None
-    _peaks: list[Peak] = field(default_factory=list, init=False, repr=False, compare=False)  # once they are known
+    _peaks: list[Peak] = field(default_factory=list, init=False, repr=False, compare=False)  # of the window
+
+    @property
+    def allocations(self) -> Allocations:
+        """One row an allocation."""
+        return self.replay.allocations
+
+    @property
+    def pools(self) -> tuple[PoolId, ...]:
+        """What pool indices stand for."""
+        return self.replay.pools
+
+    @property
+    def requested_bytes(self) -> I8:
+        """What the program asked for and held after each event."""
+        return self.levels.requested_bytes
+
+    @property
+    def allocated_bytes(self) -> I8:
+        """The blocks it held after each event."""
+        return self.levels.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> I8:
+        """What the allocator held after each event."""
+        return self.levels.reserved_bytes
 
     @property
     def trace(self) -> DeviceTrace:
@@ -111,10 +118,11 @@ class Timeline:
 
     def peaks(self) -> tuple[Peak, Peak, Peak]:
         """Peaks of (requested, allocated, reserved) over the span; before a trace's first event counts, too."""
+        if self.window is None:
+            return self.levels.peaks
         if not self._peaks:
             curves = (self.requested_bytes, self.allocated_bytes, self.reserved_bytes)
-            found = [_peak(curve, before, self.span) for curve, before in zip(curves, self.curve_at(-1), strict=True)]
-            self._peaks[:] = found
+            self._peaks[:] = _peaks(curves, self.curve_at(-1), self.window)
         requested, allocated, reserved = self._peaks
         return requested, allocated, reserved
 
@@ -166,101 +174,67 @@ class At:
     time_us: int | None
 
 
-def _peak(curve: I8, before: int, span: Window) -> Peak:
-    if span.stop == span.first:
-        return Peak(before, -1)
-    event = span.first + int(np.argmax(curve[span.first : span.stop]))
-    size_bytes = int(curve[event])
-    return Peak(size_bytes, event) if span.first > 0 or size_bytes > before else Peak(before, -1)
+def _peaks(curves: tuple[I8, I8, I8], before_bytes: tuple[int, int, int], span: Window) -> tuple[Peak, Peak, Peak]:
+    """Highest values of the curves over a span; before a trace's first event counts, too."""
+
+    def peak(curve: I8, before: int) -> Peak:
+        if span.stop == span.first:
+            return Peak(before, -1)
+        event = span.first + int(np.argmax(curve[span.first : span.stop]))
+        size_bytes = int(curve[event])
+        return Peak(size_bytes, event) if span.first > 0 or size_bytes > before else Peak(before, -1)
+
+    requested, allocated, reserved = map(peak, curves, before_bytes)
+    return requested, allocated, reserved
 
 
 def build(
     snapshot: Snapshot,
     device: Device,
-    replay: Replay | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> Timeline:
-    """Replay one device (unless its ``replay`` is known) and tabulate it.
+    """Replay one device and work out its curves.
 
     Never raises on odd traces: ``replay.exact`` says whether to trust sizes. ``on_progress`` gets the share done.
     """
-    replay = replay or replay_device(
-        device, snapshot.settings, release_of(snapshot), on_progress, is_npu=names_npu(snapshot)
-    )
-    trace, initial = device.trace, replay.initial_blocks
-    events = np.flatnonzero(trace.action == Action.ALLOC)
-    before = len(initial.address)
-    streams = np.array(trace.streams or (0,), dtype=np.int64)
-
-    def joined(first: NDArray[Any], then: NDArray[Any], kind: type) -> NDArray[Any]:
-        return np.concatenate([first.astype(kind, copy=False), then.astype(kind, copy=False)])
-
-    table = Allocations(
-        alloc_event=joined(np.full(before, -1), events, np.int64),
-        free_requested_event=joined(initial.free_requested_event, replay.free_requested_event[events], np.int64),
-        free_completed_event=joined(initial.free_completed_event, replay.free_completed_event[events], np.int64),
-        address=joined(initial.address, trace.address[events], np.int64),
-        requested_bytes=joined(initial.requested_bytes, trace.size[events], np.int64),
-        block_bytes=joined(initial.block_bytes, replay.block_bytes[events], np.int64),
-        stream=joined(initial.stream, streams[trace.stream[events]], np.int64),
-        is_small=joined(initial.is_small, replay.is_small[events], np.bool_),
-        pool=joined(initial.pool, replay.pool[events], np.int32),
-        stack=joined(initial.stack, trace.stack[events], np.int32),
-    )
-    before_bytes = (replay.initial_requested_bytes, replay.initial_allocated_bytes, replay.initial_reserved_bytes)
-    requested, allocated, reserved = curves_of(trace, initial.pending, table, Window(0, len(trace)), before_bytes)
-    if not replay.exact and (bool((reserved < allocated).any()) or before_bytes[2] < before_bytes[1]):
+    replay = replay_device(device, snapshot.settings, release_of(snapshot), on_progress, is_npu=names_npu(snapshot))
+    requested, allocated, reserved = _curves(device.trace, replay)
+    first = replay.initial_reserved_bytes
+    if not replay.exact and (bool((reserved < allocated).any()) or first < replay.initial_allocated_bytes):
         reserved = np.maximum(reserved, allocated)
-        first = max(replay.initial_reserved_bytes, replay.initial_allocated_bytes)
         notes = tuple(dict.fromkeys((LEVELS_CONTRADICT, *replay.notes)))
+        first = max(first, replay.initial_allocated_bytes)
         replay = replace(replay, initial_reserved_bytes=first, notes=notes)
-    return Timeline(snapshot, device, replay, table, replay.pools, requested, allocated, reserved)
+    before_bytes = (replay.initial_requested_bytes, replay.initial_allocated_bytes, first)
+    peaks = _peaks((requested, allocated, reserved), before_bytes, Window(0, len(device.trace)))
+    return Timeline(snapshot, device, replay, Levels(requested, allocated, reserved, peaks))
 
 
-def curves_of(
-    trace: DeviceTrace, pending: Bool, table: Allocations, window: Window, before_bytes: tuple[int, int, int]
-) -> tuple[I8, I8, I8]:
-    """(requested, allocated, reserved) after each event of the window: running sums of what each adds or takes away.
-
-    ``before_bytes`` are the levels just before it; ``pending`` tells of the table's first rows which were no longer
-    allocated when the trace began.
-    """
-    first, stop = window
+def _curves(trace: DeviceTrace, replay: Replay) -> tuple[I8, I8, I8]:
+    """(requested, allocated, reserved) after each event: running sums of what each adds or takes away."""
+    table, initial = replay.allocations, replay.initial_blocks
+    # A row stops counting as allocated at its free request, or at its completion if none is recorded.
+    until = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
+    until[: len(initial)][initial.pending] = -1  # was no longer allocated when the trace began
 
     def running(start: int, *changes: tuple[I8, I8]) -> I8:
-        delta = np.zeros(stop - first, dtype=np.int64)
+        delta = np.zeros(len(trace), dtype=np.int64)
         for events, amounts in changes:
-            happened = (events >= first) & (events < stop)
-            np.add.at(delta, events[happened] - first, amounts[happened])
+            happened = events >= 0
+            np.add.at(delta, events[happened], amounts[happened])
         np.cumsum(delta, out=delta)
         delta += start
         return delta
 
-    action, size = trace.action[first:stop], trace.size[first:stop]
-    grown = np.flatnonzero((action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP))
-    shrunk = np.flatnonzero((action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP))
-    requested, block = table.requested_bytes, table.block_bytes
+    events = replay.segment_events
+    kind, size = trace.action[events], trace.size[events]
+    grows = (kind == Action.SEGMENT_ALLOC) | (kind == Action.SEGMENT_MAP)
+    requested, block, born = table.requested_bytes, table.block_bytes, table.alloc_event
     return (
-        running(
-            before_bytes[0],
-            (table.alloc_event, requested),
-            (table.free_completed_event, -requested),
-        ),
-        running(
-            before_bytes[1],
-            (table.alloc_event, block),
-            (_allocated_until(table, pending), -block),
-        ),
-        running(before_bytes[2], (grown + first, size[grown]), (shrunk + first, -size[shrunk])),
+        running(replay.initial_requested_bytes, (born, requested), (table.free_completed_event, -requested)),
+        running(replay.initial_allocated_bytes, (born, block), (until, -block)),
+        running(replay.initial_reserved_bytes, (events, np.where(grows, size, -size))),
     )
-
-
-def _allocated_until(table: Allocations, pending: Bool) -> I8:
-    """Event at which a row stops counting as allocated: its free request, or its completion if none is recorded."""
-    requested = table.free_requested_event
-    until = np.where(requested >= 0, requested, table.free_completed_event)
-    until[: len(pending)][pending] = -1  # was no longer allocated when the trace began
-    return until
 
 
 def choose_event(timeline: Timeline, at: str | None) -> At:

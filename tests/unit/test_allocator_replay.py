@@ -81,13 +81,9 @@ def test_layout_from_segment_events_fits_the_final_one(name: str) -> None:
     shrank = (trace.action == Action.SEGMENT_FREE) | (trace.action == Action.SEGMENT_UNMAP)
     held += int(trace.size[grew].sum()) - int(trace.size[shrank].sum())
     assert held == int(dev.segments.total_size.sum())
-    allocs = trace.action == Action.ALLOC
-    assert (result.block_bytes[allocs] >= trace.size[allocs]).all()
-    assert (result.block_bytes[~allocs] == 0).all()
-    assert (
-        result.is_small[trace.action == Action.SEGMENT_MAP]
-        == (trace.size[trace.action == Action.SEGMENT_MAP] == 2 << 20)
-    ).all()
+    table, maps = result.allocations, trace.action[result.segment_events] == Action.SEGMENT_MAP
+    assert (table.block_bytes >= table.requested_bytes).all()
+    assert (result.segment_is_small[maps] == (trace.size[result.segment_events[maps]] == 2 << 20)).all()
 
 
 @pytest.mark.parametrize("name", [name for name in FUZZ if "gc" not in name] + ["llama2-7b_baseline-expandable"])
@@ -127,10 +123,10 @@ def test_after_a_divergence_sizes_are_rounded_requests() -> None:
     result = replay_device(replace(dev, trace=replace(trace, address=moved)), recording("fuzz_default_0").settings)
     assert not result.exact
     exact = replayed("fuzz_default_0")
-    assert (result.block_bytes[:half][trace.action[:half] != Action.ALLOC] == 0).all()
-    later = np.flatnonzero(trace.action == Action.ALLOC)
-    later = later[later > result.diverged_at]
-    assert (result.block_bytes[later] == np.maximum(-(-trace.size[later] // 512) * 512, 512)).all()
+    table = result.allocations
+    later = table.alloc_event > result.diverged_at
+    assert later.any()
+    assert (table.block_bytes[later] == np.maximum(-(-table.requested_bytes[later] // 512) * 512, 512)).all()
     assert exact.exact
 
 
@@ -184,8 +180,9 @@ def test_the_limit_that_the_trace_shows() -> None:
 
 def test_every_free_belongs_to_one_allocation() -> None:
     result, trace = replayed("fuzz_default_0"), device("fuzz_default_0").trace
-    completed = result.free_completed_event[result.free_completed_event >= 0]
+    table = result.allocations
+    completed = table.free_completed_event[table.free_completed_event >= 0]
     assert len(np.unique(completed)) == len(completed)
     assert len(completed) == int((trace.action == Action.FREE_COMPLETED).sum())
-    requested = result.free_requested_event >= 0
-    assert (result.free_requested_event[requested] <= result.free_completed_event[requested]).all()
+    requested = table.free_requested_event >= 0
+    assert (table.free_requested_event[requested] <= table.free_completed_event[requested]).all()

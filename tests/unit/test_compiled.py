@@ -25,9 +25,9 @@ from memtrace.allocator.config import from_snapshot
 from memtrace.allocator.flat import distinct
 from memtrace.allocator.replay import lifetimes
 from memtrace.allocator.replay.evidence import gather
-from memtrace.allocator.replay.replay import Replay, replay_device
+from memtrace.allocator.replay.replay import Allocations, replay_device
 from memtrace.allocator.whatif.program import extract
-from memtrace.allocator.whatif.whatif import Simulation, simulate
+from memtrace.allocator.whatif.whatif import simulate
 
 if os.environ.get("MEMTRACE_COMPILE") == "1":
     import memtrace.allocator._compiled as part
@@ -120,11 +120,13 @@ def twice(make: Callable[[], Any]) -> tuple[Any, Any]:
         return ours, make()
 
 
-def assert_same(ours: Replay | Simulation, plain: Replay | Simulation) -> None:
+def assert_same(ours: Any, plain: Any) -> None:
     for name in (field.name for field in fields(ours)):
         mine, other = getattr(ours, name), getattr(plain, name)
         if isinstance(mine, np.ndarray):
             np.testing.assert_array_equal(mine, other, name)
+        elif isinstance(mine, Allocations):
+            assert_same(mine, other)
         elif isinstance(mine, (int, str, tuple, type(None))):
             assert mine == other, name
 

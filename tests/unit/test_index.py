@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,14 +15,19 @@ import numpy as np
 import pytest
 from snapshot_equal import assert_same
 from strategies import modern
-from support import indexed_recording, kept_files
+from support import indexed_recording, kept_files, trace_path
 
 from memtrace.analysis import analyse
 from memtrace.answers.report import report
+from memtrace.answers.segment_map import segment_map
 from memtrace.cache import folder, index
 from memtrace.cache.index import find, identified, open_recording
 from memtrace.cache.store import Unfit, pack, unpack
 from memtrace.cli import main
+from memtrace.errors import SnapshotError
+from memtrace.export.table import allocation_columns
+from memtrace.history.timeline import choose_event
+from memtrace.snapshot.load import load
 from memtrace.snapshot.model import Annotation
 from memtrace.snapshot.stacks import Frame
 
@@ -39,7 +45,7 @@ def answer(path: Path) -> Any:
 
 def is_read(path: Path) -> bool:
     """Whether the snapshot is opened from the cache."""
-    return bool(open_recording(path).replays)
+    return bool(open_recording(path).replayed)
 
 
 def kept(path: Path) -> Path:
@@ -59,10 +65,54 @@ def test_the_same_answers(snapshot: Path) -> None:
     assert [path.name for path in snapshot.parent.iterdir()] == ["s.pickle"]
 
 
+def check_kept(path: Path) -> None:
+    """What is kept answers as what was just made does, whole and in parts."""
+    recording = open_recording(path)
+    made = recording.analysis(recording.snapshot.devices[0])
+    again = open_recording(path)
+    assert again.known and again.replayed
+    kept = again.analysis(again.snapshot.devices[0])
+    assert kept.caveats == made.caveats
+    assert [rule.id for rule in kept.attribution.rules] == [rule.id for rule in made.attribution.rules]
+    count = len(made.timeline)
+    for events in (None, f"{count // 3}:", f":{count // 2 + 1}", f"{count // 2}:{count // 2 + 40}"):
+        mine, wanted = ((each.within(events, None) if count > 40 else each) for each in (kept, made))
+        for kind in (None, "peak", "reserved-peak", "end"):
+            at = choose_event(wanted.timeline, kind)
+            assert choose_event(mine.timeline, kind) == at
+            assert report(mine, at) == report(wanted, at)
+            assert segment_map(mine, at) == segment_map(wanted, at)
+        rows = wanted.timeline.rows_within()
+        for name, column in allocation_columns(mine, mine.timeline.rows_within()).items():
+            assert np.array_equal(column, allocation_columns(wanted, rows)[name]), name
+
+
+@pytest.mark.parametrize("name", ["tiny-llama_3-steps", "llama2-7b_ring-truncated", "llama2-7b_baseline-expandable"])
+def test_what_is_kept_answers_alike(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(folder.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.delenv(folder.OFF, raising=False)
+    monkeypatch.setattr(index, "MIN_EVENTS", 1)
+    check_kept(trace_path(name))
+
+
+@pytest.mark.parametrize("seed", [*range(24), 56])  # 56 completes frees before it requests them
+def test_damaged_recordings_are_kept_as_they_are(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "fuzz"))
+    monkeypatch.setenv(folder.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setattr(index, "MIN_EVENTS", 1)
+    from mutate import damaged
+
+    path = tmp_path / "s.pickle"
+    path.write_bytes(damaged(seed))
+    with contextlib.suppress(SnapshotError):
+        load(path)
+        check_kept(path)
+
+
 def test_replay_survives(snapshot: Path) -> None:
     recording = open_recording(snapshot)
     made = recording.timeline(recording.snapshot.devices[0]).replay
-    kept = open_recording(snapshot).replays[0]
+    kept = open_recording(snapshot).replayed[0].replay
     for item in dataclasses.fields(made):
         left, right = getattr(made, item.name), getattr(kept, item.name)
         if isinstance(left, np.ndarray):
@@ -293,6 +343,6 @@ def test_devices_are_written_together(tmp_path: Path, monkeypatch: pytest.Monkey
     real = folder.write
     monkeypatch.setattr(folder, "write", lambda *args: (writes.append(1), real(*args)))
     assert main(["info", str(path)]) == 0
-    assert sorted(open_recording(path).replays) == [0, 1] and len(writes) == 1
+    assert sorted(open_recording(path).replayed) == [0, 1] and len(writes) == 1
     assert main(["info", str(path)]) == 0
     assert len(writes) == 1

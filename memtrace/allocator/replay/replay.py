@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memtrace.allocator.config import NEWEST, Version, from_snapshot
 from memtrace.allocator.replay.evidence import TraceEvidence, gather
@@ -25,13 +26,33 @@ _UNKNOWN_LIMIT_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
-    """A recording with everything that PyTorch left out; arrays have one entry an event unless they say otherwise.
+class Allocations:
+    """One row an allocation: first what was live before the trace (``alloc_event`` -1), then in order of events.
 
-    ``block_bytes``: for ``alloc`` events the size of the block handed out, else 0. ``free_requested_event`` and
-    ``free_completed_event``: for ``alloc`` events where the allocation was freed (-1: never), else -1. ``is_small``
-    and ``pool`` (index into ``pools``, -1 unknown) hold for alloc, free and segment events, ``is_expandable`` for
-    segment events. ``handle`` numbers allocations: ``initial_blocks`` rows by ``initial_handle``, then one an alloc.
+    Events are -1 where they never happened. Between ``free_requested_event`` and ``free_completed_event`` the memory
+    is pending: no longer the program's, not yet the allocator's. ``stack`` is where it was allocated (-1 unknown).
+    """
+
+    alloc_event: I8
+    free_requested_event: I8
+    free_completed_event: I8
+    address: I8
+    requested_bytes: I8
+    block_bytes: I8
+    stream: I8  # raw handles
+    is_small: Bool
+    pool: I4  # indexes Replay.pools, -1 unknown
+    stack: I4
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A recording with everything that PyTorch left out. Rows of ``allocations`` begin with the ``initial_blocks``.
+
+    ``segment_events`` are those of the driver, with whether they are of the small pool and their index in ``pools``.
 
     ``exact`` means that every address, segment event and the final layout came out as recorded; else the replay
     agreed before event ``diverged_at`` and ``why`` is one sentence. The limit on reserved bytes that was in force lies
@@ -42,12 +63,11 @@ class Replay:
     initial_blocks: InitialBlocks
     initial_segments: InitialSegments
     pools: tuple[PoolId, ...]
-    block_bytes: I8
-    free_requested_event: I8
-    free_completed_event: I8
-    is_small: Bool
-    is_expandable: Bool
-    pool: I4
+    allocations: Allocations
+    segment_events: I8
+    segment_is_small: Bool
+    segment_pool: I4
+    maps_pages: bool  # whether any segment is expandable
     exact: bool
     diverged_at: int | None
     why: str | None
@@ -85,40 +105,41 @@ def evidence_of(device: Device, settings: Mapping[str, Any], version: Version, i
 
 
 def _assemble(evidence: TraceEvidence, outcome: Rerun) -> Replay:
-    device, life, beginning = evidence.device, evidence.life, evidence.beginning
-    count = len(device.trace)
-    events = life.alloc_event[life.initial :]
-    block = np.zeros(count, dtype=np.int64)
-    block[events] = outcome.block_bytes[life.initial :]
-    requested_event, completed_event = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
-    requested_event[events] = life.free_requested_event[life.initial :]
-    completed_event[events] = life.free_completed_event[life.initial :]
-
-    owned = life.handle >= 0
-    is_small, pool = np.zeros(count, np.bool_), np.full(count, -1, np.int32)
-    is_small[owned] = evidence.small[life.handle[owned]]
-    pool[owned] = evidence.pool[life.handle[owned]]
-    is_small[evidence.history.events] = evidence.history.is_small
-    only_default = len(evidence.history.pools) == 1
-    pool[evidence.history.events] = 0 if only_default else evidence.history.pool
-    action = device.trace.action
-    blocks, segments = beginning.blocks, evidence.history.initial
+    trace, life, beginning, history = evidence.device.trace, evidence.life, evidence.beginning, evidence.history
+    blocks, segments = beginning.blocks, history.initial
     notes: list[str] = []
     if beginning.assumed_tails:
         notes.append(
             f"{beginning.assumed_tails} blocks from before the trace may be up to 1 MiB larger than shown: "
             "nothing recorded tells whether they end in an unsplit tail"
         )
+    later = slice(life.initial, None)
+    events = life.alloc_event[later]
+
+    def joined(first: NDArray[Any], then: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([first.astype(then.dtype, copy=False), then])
+
+    kinds = trace.action[history.events]
     return Replay(
         initial_blocks=blocks,
         initial_segments=segments,
-        pools=evidence.history.pools,
-        block_bytes=block,
-        free_requested_event=requested_event,
-        free_completed_event=completed_event,
-        is_small=is_small,
-        is_expandable=(action == Action.SEGMENT_MAP) | (action == Action.SEGMENT_UNMAP),
-        pool=pool,
+        pools=history.pools,
+        allocations=Allocations(
+            alloc_event=joined(np.full(life.initial, -1), events),
+            free_requested_event=joined(blocks.free_requested_event, life.free_requested_event[later]),
+            free_completed_event=joined(blocks.free_completed_event, life.free_completed_event[later]),
+            address=joined(blocks.address, life.address[later]),
+            requested_bytes=joined(blocks.requested_bytes, trace.size[events]),
+            block_bytes=joined(blocks.block_bytes, outcome.block_bytes[later]),
+            stream=joined(blocks.stream, evidence.stream[later]),
+            is_small=joined(blocks.is_small, evidence.small[later]),
+            pool=joined(blocks.pool, evidence.pool[later]),
+            stack=joined(blocks.stack, trace.stack[events]),
+        ),
+        segment_events=history.events,
+        segment_is_small=history.is_small,
+        segment_pool=history.pool if len(history.pools) > 1 else np.zeros_like(history.pool),
+        maps_pages=bool(((kinds == Action.SEGMENT_MAP) | (kinds == Action.SEGMENT_UNMAP)).any()),
         exact=outcome.why is None,
         diverged_at=outcome.diverged_at,
         why=outcome.why,
