@@ -87,7 +87,8 @@ class Forecast:
 
 def prepare(plan: RunPlan) -> Cells:
     """The cells of a plan's run, which any number of forecasts of its steps, in any order, can share."""
-    cells = Cells(plan.source, plan.options, kernels_of(plan.gpu).device)
+    options = replace(plan.options, evaluates=bool(plan.evaluation))
+    cells = Cells(plan.source, options, kernels_of(plan.gpu).device)
     lengths: dict[MicroBatch, set[int]] = defaultdict(set)
     for batch in (*(batch for step in plan.steps for batch in step), *plan.evaluation):
         lengths[replace(batch, length=0)].add(batch.length)

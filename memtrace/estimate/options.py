@@ -41,6 +41,8 @@ class RunOptions:
     Transformers' Trainer drops it after backward.
     ``chunk_tokens``: tokens a chunk of the chunked loss. ``accumulation``: micro-batches a step.
     ``padded``: rows of a micro-batch are of different length, so that attention gets a mask.
+    ``clips``: the norm of the gradients is taken before each step, as the Trainer does with ``max_grad_norm``.
+    ``evaluates``: after the last step a batch goes through the model without gradients.
     """
 
     sequence: int
@@ -63,6 +65,8 @@ class RunOptions:
     accumulation: int = 1
     chunk_tokens: int = 1024
     padded: bool = False
+    clips: bool = False
+    evaluates: bool = False
 
     def __post_init__(self) -> None:
         for value, allowed, what in (

@@ -192,7 +192,7 @@ def run_plan_of(row: Row) -> RunPlan:
     """The run as ``memtrace forecast`` sees it."""
     from memtrace.estimate.forecast import RunPlan
     from memtrace.estimate.options import RunOptions
-    from memtrace.estimate.schedule import steps_of
+    from memtrace.estimate.schedule import MicroBatch, steps_of
     from memtrace.estimate.shapes import FAMILIES, shape_from_config
     from memtrace.estimate.source import ShapeSource, StreamSource
 
@@ -205,9 +205,11 @@ def run_plan_of(row: Row) -> RunPlan:
 
         source = DryRunSource(row["model"], architecture)
     known = {name: value for name, value in given.items() if name not in LOOP_ONLY}
-    options = RunOptions(**{"sequence": 2, **known, "targets": tuple(given.get("targets", ["all-linear"]))})
+    targets, clips = tuple(given.get("targets", ["all-linear"])), bool(given.get("clip"))
+    options = RunOptions(**{"sequence": 2, **known, "targets": targets, "clips": clips})
     steps = steps_of(row["lengths"], batch=options.batch, accumulation=options.accumulation)
-    return RunPlan(source, options, steps)
+    held_out = (MicroBatch(1, given["eval_length"]),) if "eval_length" in given else ()
+    return RunPlan(source, options, steps, evaluation=held_out, evaluate_every=given.get("evaluate_every"))
 
 
 def predicted(found: Forecast) -> Row:
@@ -401,8 +403,9 @@ def compare(plan_file: Path, out: Path) -> None:
         real_step = None if oom is None else oom["step"]
         pairs = list(zip(guess["reserved_bytes"], (step[2] for step in found["steps"]), strict=False))
         same = sum(a == b for a, b in pairs)
-        peak = max([step[2] for step in found["steps"]] + ([oom["reserved_bytes"]] if oom else []))
-        off = guess["peak_reserved_bytes"] / peak - 1
+        finished = len(found["steps"]) or None  # after a refusal the allocator has given back what it could
+        peak = max(step[2] for step in found["steps"])
+        off = max(guess["reserved_bytes"][:finished]) / peak - 1
         right += guess["oom_step"] == real_step
         close += abs(off) <= 0.001
         exact, total = exact + same, total + len(pairs)

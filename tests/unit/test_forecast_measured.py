@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu.record_runs import MODELS
+from gpu.record_runs import MODELS, run_plan_of
 
 from memtrace.allocator.conf_text import parse_conf
-from memtrace.estimate.forecast import RunPlan, forecast
-from memtrace.estimate.options import RunOptions
-from memtrace.estimate.schedule import steps_of
-from memtrace.estimate.shapes import FAMILIES, shape_from_config
-from memtrace.estimate.source import ShapeSource
+from memtrace.estimate.forecast import forecast
+from memtrace.estimate.shapes import FAMILIES
 
 RUNS = [json.loads(line) for line in (Path(__file__).parent.parent / "truth/measured/whole_runs.jsonl").open()]
 KNOWN = [run for run in RUNS if MODELS[run["model"]]["model_type"] in FAMILIES]
@@ -26,11 +23,9 @@ H200_BYTES = 150_109_880_320
 @pytest.mark.parametrize("run", KNOWN, ids=lambda run: run["name"])
 def test_whole_runs(run: dict[str, Any]) -> None:
     """What tensors need is exact in every step; the step of death is right; reserved memory is within 0.1 %."""
-    options = RunOptions(**{"sequence": 2, **run["options"]})
-    shape = shape_from_config(MODELS[run["model"]], run["name"])
-    steps = steps_of(run["lengths"], batch=options.batch, accumulation=options.accumulation)
+    plan = run_plan_of(run | {"architecture": MODELS[run["model"]]})
     config = parse_conf(run["conf"], (2, 11), H200_BYTES).with_limit(run["limit_bytes"])
-    found = forecast(RunPlan(ShapeSource(shape), options, steps), config)
+    found = forecast(plan, config)
     real = None if run["oom"] is None else run["oom"]["step"]
     both = list(zip(found.steps, run["steps"], strict=False))
     if run["name"] not in ON_THE_EDGE:

@@ -15,6 +15,8 @@ from memtrace.estimate.engine.autograd import Grads, Storage, Tensor
 from memtrace.estimate.engine.kernels import KernelDevice, efficient_backward_workspace, fused_backward_workspace
 from memtrace.estimate.engine.ops import Ops
 
+_ALIGNED_COLUMNS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
@@ -106,7 +108,8 @@ def sdpa(ops: Ops, kernel: str, g: Geometry, query: Tensor, key: Tensor, value: 
     """``sdpa_attention_forward``: causal attention, output in token-major memory.
 
     ``masked``: with a mask (a sequence longer than a sliding window) shared heads are repeated first, and the
-    1-byte mask becomes an additive one of b·s² elements (source only, not measured).
+    1-byte mask becomes an additive one of b·s² elements, its rows padded for the memory-efficient kernel (PyTorch
+    ``attention.cpp``, ``pad_bias``).
     """
     if masked:
         if g.groups > 1:
@@ -114,6 +117,9 @@ def sdpa(ops: Ops, kernel: str, g: Geometry, query: Tensor, key: Tensor, value: 
             g = replace(g, kv_heads=g.heads)
             kernel = "efficient" if kernel == "math" else kernel
         bias = ops.new(g.batch * g.sequence * g.sequence, query.width, "attention_bias")
+        if kernel == "efficient" and g.sequence % _ALIGNED_COLUMNS:  # its rows begin at multiples of 8 elements
+            columns = -(-g.sequence // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
+            bias = ops.new(g.batch * g.sequence * columns, query.width, "attention_bias_padded")
         out = sdpa(ops, kernel, g, query, key, value)
         if out.node is not None:
             ops.save(out.node, bias)

@@ -57,7 +57,7 @@ class Decoder:
         self.options = options
         self.device = device
         self.weights = weights
-        self.dropout = options.dropout > 0
+        self.training = True
         self.geometry = Geometry(
             device,
             options.batch,
@@ -100,7 +100,7 @@ class Decoder:
 
     def linear(self, layer: Layer, name: str, x: Tensor) -> Tensor:
         """A (possibly adapted) linear layer of ``layer``."""
-        return lora_linear(self.ops, layer.linears[name], self.device, self.dropout, x)
+        return lora_linear(self.ops, layer.linears[name], self.device, self.training and self.options.dropout > 0, x)
 
     def attention(self, layer: Layer, hidden_states: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """``LlamaAttention.forward``."""
@@ -124,7 +124,7 @@ class Decoder:
         if self.kernel == "eager":
             attn_output, attn_weights = eager(ops, self.geometry, query_states, key_states, value_states)
         else:
-            masked = self.windowed and (shape.family != "gemma2" or ops.tape.layer % 2 == 0)
+            masked = self.options.padded or (self.windowed and (shape.family != "gemma2" or ops.tape.layer % 2 == 0))
             attn_output = sdpa(ops, self.kernel, self.geometry, query_states, key_states, value_states, masked)
         attn_output = self.linear(layer, "self_attn.o_proj", attn_output)
         ops.tape.site = ""
@@ -209,7 +209,7 @@ class Decoder:
         return self.norm(self.weights.final_norm, hidden_states, "norm")
 
     def _run_layer(self, index: int, hidden_states: Tensor, context: Context) -> Tensor:
-        if not self.options.checkpointing:
+        if not (self.options.checkpointing and self.training):
             return self.layer(index, hidden_states, context)
         checkpoint = self.ops.checkpoint_reentrant if self.options.reentrant else self.ops.checkpoint
         return checkpoint(lambda x: self.layer(index, x, context), hidden_states)
@@ -219,12 +219,15 @@ class Decoder:
         ops, options, shape = self.ops, self.options, self.shape
         sequence, batch, width = options.sequence, options.batch, options.hidden_bytes
         position_ids = ops.add_number(ops.new(sequence, 8, "arange"))
-        self._packed_test()
         masks = []
+        if options.padded:
+            masks.append(self._padding_mask())
+        else:
+            self._packed_test()
         if self.windowed and self.kernel != "eager":
             masks.append(ops.new(sequence * sequence, 1, "sliding_mask"))
         for _ in range((2 if shape.family == "gemma2" else 1) if self.kernel == "eager" else 0):
-            allowed = ops.new(sequence * sequence, 1, "causal_mask")
+            allowed = masks.pop() if options.padded else ops.new(sequence * sequence, 1, "causal_mask")
             zero = ops.new(1, width, "scalar_tensor")
             masks.append(ops.new(batch * sequence * sequence, width, "mask"))
             del zero, allowed
@@ -233,6 +236,25 @@ class Decoder:
         cos, sin = self._rotary(round(shape.head_dim * shape.rotary_share), width)
         tape.site = ""
         return Context(cos, sin, position_ids, masks)
+
+    def _padding_mask(self) -> Tensor:
+        """``create_causal_mask`` with a mask of padded rows: one byte for each pair of tokens of a row."""
+        ops, sequence, batch = self.ops, self.options.sequence, self.options.batch
+        counted = ops.new(batch * sequence, 1, "to")
+        if self.kernel != "eager":  # whether all count is asked twice
+            for _ in range(2):
+                total = ops.new(1, 8, "sum")
+                same = ops.new(1, 1, "eq")
+                del total, same
+        rows, heads = ops.new(batch, 8, "arange"), ops.new(1, 8, "arange")
+        queries, keys = (ops.add_number(ops.new(sequence, 8, "arange")) for _ in range(2))
+        one = ops.new(1, 1, "new_ones")
+        causal = ops.new(sequence * sequence, 1, "le")
+        causal = ops.new(sequence * sequence, 1, "bitwise_and")
+        of_rows = ops.new(batch * sequence, 1, "index")
+        mask = ops.new(batch * sequence * sequence, 1, "bitwise_and")
+        del counted, rows, heads, queries, keys, one, causal, of_rows
+        return mask
 
     def _packed_test(self) -> None:
         """``find_packed_sequence_indices``."""

@@ -12,6 +12,7 @@ from memtrace.estimate.engine.ops import Ops
 PAGED_ELEMENTS = 100_000  # paged optimizers put the states of larger matrices in managed memory
 MIN_8BIT_ELEMENTS = 4096  # smaller tensors keep fp32 states
 ABSMAX_BLOCK = 256
+NORM_CHUNK = 65_536
 
 
 class Optimizer:
@@ -37,6 +38,25 @@ class Optimizer:
         if self.name == "adamw_torch":
             self._foreach_square_roots()
         self.ops.tape.default_label = previous
+
+    def clip(self) -> None:
+        """``clip_grad_norm_``: partial sums of ``_foreach_norm``, a norm each gradient, and the numbers made of them.
+
+        PyTorch ``ForeachReduceOp.cu``: chunks of 65,536 elements, as many of each tensor as the largest has.
+        """
+        ops, count = self.ops, len(self.parameters)
+        chunks = max(-(-parameter.elements // NORM_CHUNK) for parameter in self.parameters)
+        ops.tape.default_label, previous = Purpose.OPTIMIZER, ops.tape.default_label
+        partial = ops.new(count * chunks, 4, "_foreach_norm")
+        norms = [ops.new(1, parameter.width, "_foreach_norm") for parameter in self.parameters]
+        del partial
+        stacked = ops.new(count, 4, "stack")
+        total = ops.new(1, 4, "linalg_vector_norm")
+        del stacked, norms
+        coefficient = ops.new(1, 4, "div")
+        clamped = ops.new(1, 4, "clamp")
+        del total, coefficient, clamped
+        ops.tape.default_label = previous
 
     def zero_grad(self) -> None:
         """``zero_grad(set_to_none=True)``."""

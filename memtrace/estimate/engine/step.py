@@ -32,24 +32,28 @@ def simulate_run(
     optimizer = Optimizer(ops, options.optimizer, weights.parameters)
     if warm:
         ops.warm_up(options.quant != "int8" and any(bias for *_, bias in shape.linears))
-    token_ids: Tensor | None = None
+    token_ids: list[Tensor] = []
     result: tuple[Tensor, Tensor | None] | None = None
     for step in range(steps):
         tape.step, tape.default_label, tape.site, tape.layer = step, Purpose.FORWARD, "", -1
         for _ in range(min(options.accumulation, MICRO_BATCHES)):
             tape.mark("inputs")
-            token_ids = ops.new(options.tokens, 8, "token_ids", Purpose.OTHER)  # the old ones die after
+            token_ids = batch_of(ops, options)  # the old ones die after
             result = forward_pass(ops, decoder, head, options.keep_logits)
             backward_pass(ops, result[0])
             if not options.hold_loss:
                 result = None
         tape.mark("optimizer")
+        if options.clips:
+            optimizer.clip()
         optimizer.step()
         tape.mark("zero_grad")
         optimizer.zero_grad()
         result = None
+    if options.evaluates:
+        evaluation_pass(ops, decoder, head)
     tape.mark("end")
-    assert weights.layers and (token_ids is None or token_ids.elements)  # what lives is alive to the end
+    assert weights.layers and token_ids  # what lives is alive to the end
     return tape.stream(optimizer.managed_bytes, decoder.kernel)
 
 
@@ -69,6 +73,28 @@ def forward_pass(ops: Ops, decoder: Decoder, head: Head, keep_logits: bool) -> t
         logits = None
     tape.relabel(tape.live_since(start), Purpose.FORWARD, Purpose.SAVED)
     return loss, logits
+
+
+def batch_of(ops: Ops, options: RunOptions) -> list[Tensor]:
+    """What comes in: token ids, and for padded rows which of them count."""
+    names = ("token_ids", "attention_mask") if options.padded else ("token_ids",)
+    return [ops.new(options.tokens, 8, name, Purpose.OTHER) for name in names]
+
+
+def evaluation_pass(ops: Ops, decoder: Decoder, head: Head) -> None:
+    """A batch without gradients, dropout and checkpoints, of which nothing stays."""
+    tape = ops.tape
+    tape.mark("eval")
+    tape.mark("inputs")
+    batch = batch_of(ops, decoder.options)
+    tape.mark("evaluation")
+    before = ops.grad_enabled, decoder.training, tape.default_label
+    ops.grad_enabled, decoder.training, tape.default_label = False, False, Purpose.FORWARD
+    loss, logits = head.loss(decoder.forward())
+    ops.end_autocast()
+    ops.grad_enabled, decoder.training, tape.default_label = before
+    tape.site = ""
+    del loss, logits, batch
 
 
 def backward_pass(ops: Ops, loss: Tensor) -> None:
