@@ -109,6 +109,7 @@ def dry(name: str, model: Path, out: Path) -> Row:
          *command(name, model)],
         env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
+    (out / f"{name}.log").write_text(done.stdout[-4000:] + done.stderr[-9000:])
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"exit_code"')]
     if not lines:
         return {"error": done.stderr[-300:]}
@@ -123,9 +124,11 @@ def compare(truth: Path, chosen: list[str], kept: Path | None = None) -> None:
     rows = json.loads(truth.read_text())
     print(f"{'script':16} {'requested':>12} {'error':>9} {'allocated':>9} {'reserved':>9}  out of memory")
     with tempfile.TemporaryDirectory() as made:
-        model = model_folder(Path(made), weights=False)
-        for name in names(chosen):
-            mine, real = dry(name, model, kept or Path(made)), rows.get(name, {"error": "not measured"})
+        model, folder = model_folder(Path(made), weights=False), kept or Path(made)
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
+            found = list(pool.map(lambda name: dry(name, model, folder), names(chosen)))
+        for name, mine in zip(names(chosen), found, strict=True):
+            real = rows.get(name, {"error": "not measured"})
             if "error" in mine or "error" in real:
                 print(f"{name:16} {mine.get('error', '')[-90:]!r} {real.get('error', '')[-90:]!r}")
                 continue
@@ -144,4 +147,4 @@ if __name__ == "__main__":
     elif sys.argv[1] == "measure":
         measure(Path(sys.argv[2]), sys.argv[3:])
     else:
-        compare(Path(sys.argv[2]), sys.argv[3:])
+        compare(Path(sys.argv[2]), sys.argv[3:], Path(os.environ["KEEP"]) if "KEEP" in os.environ else None)

@@ -366,7 +366,7 @@ bool run_on_host(const c10::OperatorHandle& op, const std::vector<IValue>& argum
   }
 }
 
-void run(const c10::OperatorHandle& op, Stack* stack) {
+void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const auto& kind = kind_of(op);
   const auto count = op.schema().arguments().size();
   const char* name = op.schema().name().c_str();
@@ -438,10 +438,6 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
       if (!known) forget(t);
       else if (auto* block = block_of(t)) block->known = true;
     });
-}
-
-void fallback(const c10::OperatorHandle& op, Stack* stack) {
-  run(op, stack);
 }
 
 Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
@@ -537,13 +533,24 @@ int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& v
   return answers.attention(facts);
 }
 
-TORCH_LIBRARY_IMPL(_, CUDA, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+torch::Library& library(const char* space, c10::DispatchKey key) {  // kept for good
+  return *new torch::Library(torch::Library::IMPL, space, key, __FILE__, __LINE__);
 }
-TORCH_LIBRARY_IMPL(_, VE, m) {  // what a handler in Python calls for the operator itself
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+
+torch::CppFunction general() {
+  return torch::CppFunction::makeFromBoxedFunction<&fallback>();
 }
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+
+struct Quiet final : c10::WarningHandler {  // what a CUDA build has registered is replaced on purpose
+  void process(const c10::Warning&) override {}
+};
+Quiet quiet;
+
+void own_kernels() {
+  c10::WarningUtils::WarningHandlerGuard no_warnings(&quiet);
+  library("_", c10::DispatchKey::CUDA).fallback(general());
+  library("_", c10::DispatchKey::VE).fallback(general());  // what a handler in Python calls for the operator itself
+  auto& m = library("aten", c10::DispatchKey::CUDA);
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("as_strided", [](const Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride,
@@ -587,6 +594,7 @@ void memtrace_open(const Answers* given) {
   static Guard guard;
   c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::kCUDA)].store(&guard);
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_attention);
+  own_kernels();
 }
 
 void memtrace_drain() {
@@ -599,11 +607,8 @@ void memtrace_close() {
 
 // The general kernel for an operator that would run a composite one otherwise; for a handled one behind its handler.
 void memtrace_own(const char* space, const char* name, int is_handled) {
-  static auto* kept = new std::vector<std::unique_ptr<torch::Library>>();
-  const auto key = is_handled ? c10::DispatchKey::VE : c10::DispatchKey::CUDA;
-  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, space, key, __FILE__, __LINE__);
-  library->impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  kept->push_back(std::move(library));
+  c10::WarningUtils::WarningHandlerGuard no_warnings(&quiet);
+  library(space, is_handled ? c10::DispatchKey::VE : c10::DispatchKey::CUDA).impl(name, general());
 }
 
 void memtrace_product(int is_biased) {

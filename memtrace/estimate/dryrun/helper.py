@@ -66,11 +66,8 @@ def _check(version: str, facts: dict[str, object]) -> None:
     if not KNOWN[0] <= release <= KNOWN[1]:
         known = " to ".join(f"{major}.{minor}" for major, minor in KNOWN)
         raise MissingDependencyError(f"a dry run of a script knows PyTorch {known}; this is {version}")
-    if facts.get("cuda") or facts.get("hip"):
-        raise MissingDependencyError(
-            f"a dry run of a script needs a CPU build of PyTorch; this is {version} "
-            "(pip install torch --index-url https://download.pytorch.org/whl/cpu)"
-        )
+    if facts.get("hip"):
+        raise MissingDependencyError(f"a dry run of a script knows PyTorch's CPU and CUDA builds; this is {version}")
 
 
 def _build(torch: Path, version: str, target: Path) -> None:
