@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from memtrace.record.api import record
+    from memtrace.session import open_file as open
 else:
     ModuleType = type(sys)
 
@@ -24,16 +25,20 @@ _PUBLIC = {
     "MemtraceError": "memtrace.errors",
     "record": "memtrace.record.api",
     "MemtraceCallback": "memtrace.record.callback",
+    "open": "memtrace.session",
+    "load_ipython_extension": "memtrace.notebook",
 }
 
-__all__ = ["MemtraceCallback", "MemtraceError", "Snapshot", "__version__", "load", "record"]
+_RENAMED = {"open": "open_file"}  # where a module's own name may not hide Python's
+
+__all__ = ["MemtraceCallback", "MemtraceError", "Snapshot", "__version__", "load", "open", "record"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         from importlib import import_module
 
-        return getattr(import_module(_PUBLIC[name]), name)
+        return getattr(import_module(_PUBLIC[name]), _RENAMED.get(name, name))
     raise AttributeError(f"module 'memtrace' has no attribute {name!r}")
 
 

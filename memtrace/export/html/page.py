@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from html import escape
 from pathlib import PurePath
 
@@ -26,8 +26,14 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 _SITES, _PINNED = 60, 20
 
 
-def html_report(analysis: Analysis, at: At, other: tuple[Analysis, At] | None = None) -> str:
-    """The whole page as text; with ``other``, both recordings side by side. Everything from the files is escaped."""
+def html_report(
+    analysis: Analysis, at: At, other: tuple[Analysis, At] | None = None, only: Collection[str] = ()
+) -> str:
+    """The whole page as text; with ``other``, both recordings side by side. Everything from the files is escaped.
+
+    ``only``: sections by name (``opening``, ``map``, ``budget``, ``memory``, ``sites``, ``fragmentation``, ``warnings``)
+    instead of all of them.
+    """
     sides = [_Side(*side) for side in ((analysis, at), other) if side is not None]
     first = sides[0]
     body = ['<p class="tools"><input type="search" id="search" placeholder="/ finds call sites and blocks"></p>']
@@ -37,6 +43,8 @@ def html_report(analysis: Analysis, at: At, other: tuple[Analysis, At] | None = 
         for side in sides:
             side.top_bytes = max(side.budget.peaks["reserved_bytes"] for side in sides)
     for section in (_opening, _map, _budget, _memory, _sites, _fragmentation, _warnings):
+        if only and section.__name__.removeprefix("_") not in only:
+            continue
         parts = ["\n".join(section(side)) for side in sides]
         halves = "".join(f"<div>{part}</div>" for part in parts)
         body.append(parts[0] if other is None else f'<div class="pair">{halves}</div>')
