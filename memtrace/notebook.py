@@ -1,4 +1,4 @@
-"""``%load_ext memtrace``, then ``%%memtrace`` above a cell: what the cell needed of the GPU, and why it ran out of it."""
+"""``%load_ext memtrace``, then ``%%memtrace`` above a cell: what the cell needed of the GPU, also where it ran out."""
 
 from __future__ import annotations
 
