@@ -31,11 +31,12 @@ FOREIGN = ("__pycache__", ".pyc", ".hypothesis", ".pytest_cache", ".mypy_cache",
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        tools = _environment(work / "tools", "build", "twine")
+        tools = _environment(work / "tools", "build", "twine", "check-wheel-contents")
         _run(tools, "-m", "build", "--outdir", str(work / "dist"), str(ROOT))  # the wheel from the source distribution
         _run(tools, "-m", "build", "--wheel", "--outdir", str(work / "direct"), str(ROOT))
         wheel, sdist = _only(work / "dist", "*.whl"), _only(work / "dist", "*.tar.gz")
         _run(tools, "-m", "twine", "check", "--strict", str(wheel), str(sdist))
+        _run(tools, "-m", "check_wheel_contents", str(wheel))
         check_wheel(wheel)
         check_sdist(sdist)
         # From a checkout and from the source distribution comes the same wheel, to the byte.
@@ -99,7 +100,7 @@ def check_installed(work: Path, wheel: Path) -> None:
             [str(memtrace), *args], cwd=elsewhere, capture_output=True, text=True, check=True, encoding="utf-8"
         ).stdout
 
-    _expect("verbs:" in says("--help"), "memtrace --help")
+    _expect("will it fit?" in says("--help"), "memtrace --help")
     _expect(says("--version").count("\n") == 1, "memtrace --version")
     _expect("torch:             not installed" in says("--version", "--verbose"), "no torch came with it")
     _expect("fragmentation" in says("demo"), "memtrace demo")

@@ -31,8 +31,8 @@ def html_report(
 ) -> str:
     """The whole page as text; with ``other``, both recordings side by side. Everything from the files is escaped.
 
-    ``only``: sections by name (``opening``, ``map``, ``budget``, ``memory``, ``sites``, ``fragmentation``, ``warnings``)
-    instead of all of them.
+    ``only``: these sections by name (``opening``, ``map``, ``budget``, ``memory``, ``sites``, ``fragmentation``,
+    ``warnings``) instead of all of them.
     """
     sides = [_Side(*side) for side in ((analysis, at), other) if side is not None]
     first = sides[0]
