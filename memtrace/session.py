@@ -267,4 +267,4 @@ def open_file(
         from memtrace.attribution.user_rules import read_rules
 
         own = read_rules(os.fspath(rules))
-    return Investigation(recording, chosen, lambda: recording.within(chosen, events, steps, own))
+    return Investigation(recording, chosen, lambda: recording.analysis(chosen, own).within(events, steps))
