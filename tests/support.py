@@ -29,13 +29,16 @@ LABELLED: list[str] = sorted(path.name.removesuffix(".labels.json.xz") for path 
 FIELD: list[str] = sorted(
     path.name.removesuffix(".labels.json.xz") for path in (TRUTH / "field").glob("*.labels.json.xz")
 )
+STACKS: list[str] = sorted(
+    path.name.removesuffix(".labels.json.xz") for path in (TRUTH / "stacks").glob("*.labels.json.xz")
+)
 WHOLE = [name for name in NAMES if name not in ("llama2-7b_ring-truncated", "llama2-7b_recorded-after-load")]
 SMALL = ["tiny-llama_3-steps", "llama2-7b_oom-first-step", "llama2-7b_ring-truncated", "llama2-7b_oom-at-load"]
 
 
 def trace_path(name: str) -> Path:
     """A bundled recording, or one of the labelled ones made for the tests."""
-    folders = (TRACES, TRUTH / "recordings", TRUTH / "field")
+    folders = (TRACES, TRUTH / "recordings", TRUTH / "field", TRUTH / "stacks")
     return next(path for folder in folders if (path := folder / f"{name}.pickle.xz").exists())
 
 
@@ -97,13 +100,16 @@ def shared_recordings() -> Iterator[None]:
 
 def info(name: str) -> dict[str, Any]:
     """Configuration and statistics of the recorded process."""
-    return json.loads((TRUTH / ("field" if name in FIELD else "info") / f"{name}.info.json").read_text())
+    return json.loads((TRUTH / _folder(name, "info") / f"{name}.info.json").read_text())
 
 
 def labels(name: str) -> dict[str, Any]:
     """The truth about every allocation of a labelled recording."""
-    folder = TRUTH / ("field" if name in FIELD else "labels")
-    return json.loads(lzma.open(folder / f"{name}.labels.json.xz").read())
+    return json.loads(lzma.open(TRUTH / _folder(name, "labels") / f"{name}.labels.json.xz").read())
+
+
+def _folder(name: str, otherwise: str) -> str:
+    return "field" if name in FIELD else "stacks" if name in STACKS else otherwise
 
 
 def kept_files(folder_of: Path) -> list[Path]:

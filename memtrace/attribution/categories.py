@@ -36,11 +36,13 @@ class Purpose(StrEnum):
     UNQUANTIZED = "base_weights/unquantized"
     BUFFER = "base_weights/buffer"
     DEQUANT = "base_weights/dequant"
+    GATHERED = "base_weights/gathered"
     LOADING = "base_weights/loading"
 
     PARAMS = "lora/params"
     GRADS = "lora/grads"
     OPTIMIZER_STATE = "lora/optimizer_state"
+    TRAINED_GATHERED = "lora/gathered"
 
     SAVED = "activations/saved"
     CHECKPOINT_INPUT = "activations/checkpoint_input"
@@ -83,10 +85,12 @@ PURPOSE_MEANING: dict[Purpose, str] = {
     Purpose.UNQUANTIZED: "weights stored in 16 or 32 bits",
     Purpose.BUFFER: "buffers of the model (rotary tables, say)",
     Purpose.DEQUANT: "16- or 32-bit copies of quantised weights made for a product",
+    Purpose.GATHERED: "copies of sharded weights, whole for the module whose turn it is, and the buffers that bring them",
     Purpose.LOADING: "copies that exist only while the model is loaded or converted",
     Purpose.PARAMS: "trainable parameters (adapters, or all weights in full fine-tuning)",
     Purpose.GRADS: "gradients of trainable parameters, gradient buckets included",
     Purpose.OPTIMIZER_STATE: "moments and other states of the optimizer",
+    Purpose.TRAINED_GATHERED: "the same of weights that are trained",
     Purpose.SAVED: "made in the forward pass and still held when the backward pass begins",
     Purpose.CHECKPOINT_INPUT: "inputs of checkpointed blocks",
     Purpose.RECOMPUTE: "made again by gradient checkpointing and held for the block's backward pass",

@@ -64,8 +64,7 @@ def identity_labels(run: Run, rows: Sequence[Allocation]) -> tuple[dict[int, str
         for address, label in named:
             at = [r for r in by_address.get(address, ()) if r.time_us <= time_us]
             if not at:
-                if address not in by_address or not run.trace or time_us <= run.trace[0].get("time_us", 0):
-                    before.setdefault(address, label)
+                before.setdefault(address, label)
                 continue
             row = at[-1]
             if row.free < 0 or run.trace[row.free].get("time_us", 0) >= time_us:
