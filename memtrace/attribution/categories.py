@@ -85,7 +85,7 @@ PURPOSE_MEANING: dict[Purpose, str] = {
     Purpose.UNQUANTIZED: "weights stored in 16 or 32 bits",
     Purpose.BUFFER: "buffers of the model (rotary tables, say)",
     Purpose.DEQUANT: "16- or 32-bit copies of quantised weights made for a product",
-    Purpose.GATHERED: "copies of sharded weights, whole for the module whose turn it is, and the buffers that bring them",
+    Purpose.GATHERED: "whole copies of sharded weights, for one module's turn, and the buffers that bring them",
     Purpose.LOADING: "copies that exist only while the model is loaded or converted",
     Purpose.PARAMS: "trainable parameters (adapters, or all weights in full fine-tuning)",
     Purpose.GRADS: "gradients of trainable parameters, gradient buckets included",

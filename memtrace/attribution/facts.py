@@ -32,9 +32,9 @@ class Facts:
     ended; ``NEVER`` if an error or the recording's end cut it short; -1 for everything else. ``held``: made in such a
     pass and alive when it ended. ``call_end``: the first allocation of other code than the model's after it.
     ``outlives_span``: alive when the phase it was born in ended. ``persistent``: never ended. ``stays``: persistent, or
-    still there when the next forward pass began; ``lives_on``: or when the second one did. ``free_stack``: that of its
-    end, -1 where frees have no stacks of their own; ``freed_by_program``: given up by the program's own code rather
-    than by the model or by autograd.
+    still there when the next forward pass began; ``lives_on``: or when the second one did; ``followed``: one did
+    begin. ``free_stack``: that of its end, -1 where frees have no stacks of their own; ``freed_by_program``: given up
+    by the program's own code rather than by the model or by autograd.
     """
 
     timeline: Timeline
@@ -58,6 +58,7 @@ class Facts:
     persistent: Bool
     stays: Bool
     lives_on: Bool
+    followed: Bool
     free_stack: I8
     freed_by_program: Bool
 
@@ -139,6 +140,7 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         outlives_span=(span >= 0) & (span_end[span] < NEVER) & (ended >= span_end[span]),
         persistent=ended == NEVER,
         stays=(ended == NEVER) | (ended > _next_pass(phases, born)),
+        followed=_next_pass(phases, born) < NEVER,
         lives_on=(ended == NEVER) | (ended > _next_pass(phases, _next_pass(phases, born))),
         free_stack=free_stack,
         freed_by_program=np.isin(freed_by, [int(Kind.OTHER), int(Kind.OPTIMIZER), int(Kind.LOAD)]),

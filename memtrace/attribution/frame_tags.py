@@ -45,6 +45,8 @@ class Tag(IntFlag):
     CUBLAS = auto()
     COMM = auto()
     BUCKET = auto()
+    GATHER = auto()  # sharded data parallel: whole weights are brought together
+    REDUCE = auto()  # and whole gradients reduced to shards
     KV_CACHE = auto()
     GENERATE = auto()
     EVALUATE = auto()
@@ -79,6 +81,7 @@ FRAME_RULES: tuple[FrameRule, ...] = (
     FrameRule(Tag.LOAD, None, r"^(from_pretrained|prepare_model_for_kbit_training|load_state_dict|load_checkpoint\w*|from_config)$"),
     FrameRule(Tag.LOAD, r"torch/nn/modules/module\.py$", r"^(_apply|to|cuda|half|float|bfloat16|to_empty)$"),
     FrameRule(Tag.LOAD, r"torch/nn/modules/\w+\.py$", r"^(__init__|reset_parameters)$"),
+    FrameRule(Tag.LOAD, r"torch/distributed/utils\.py$", r"^(_sync_params_and_buffers|_sync_module_states)$"),
     FrameRule(Tag.LOAD, r"torch/nn/parameter\.py$", r"^__deepcopy__$"),
     FrameRule(Tag.QUANTIZE, r"bitsandbytes/", r"^(quantize_\w+|_quantize|int8_vectorwise_quant|double_quant|vectorwise_quant)$"),
     FrameRule(Tag.QUANTIZE, r"(hqq|auto_gptq|gptqmodel|awq|torchao|quanto)/", r"quantize|pack|from_float|from_hp"),
@@ -96,7 +99,7 @@ FRAME_RULES: tuple[FrameRule, ...] = (
     FrameRule(Tag.ENGINE, r"torch/autograd/(graph|__init__)\.py$", r"^(_engine_run_backward|backward|grad)$"),
     FrameRule(Tag.ENGINE_CPP, None, r"torch::autograd::(Engine|python::PythonEngine|GraphTask|AccumulateGrad)|Backward\d+::apply"),
     # What a forward pass is doing
-    FrameRule(Tag.LOSS, r"(loss_utils|/loss|losses?/\w+|cross_entropy\w*)\.py$|liger_kernel/", None),
+    FrameRule(Tag.LOSS, r"(loss_utils|/loss|losses?/\w+|cross_entropy\w*)\.py$|liger_kernel/.*(loss|jsd|kl_div|tvd)\w*\.py$", None),
     FrameRule(Tag.LOSS, None, r"(cross_entropy|nll_loss|log_softmax|kl_div|logsumexp|Loss$|^\w*_loss(_\w+)?$)"),
     FrameRule(Tag.CROSS_ENTROPY, r"torch/nn/functional\.py$", r"^(cross_entropy|nll_loss|log_softmax)$"),
     FrameRule(Tag.ATTENTION, None, r"(scaled_dot_product|sdpa_attention|flash_attn|flash_attention|flex_attention|memory_efficient_attention|eager_attention|_upad_input)"),
@@ -122,6 +125,11 @@ FRAME_RULES: tuple[FrameRule, ...] = (
     FrameRule(Tag.COMM, None, r"c10d::ProcessGroup"),
     FrameRule(Tag.BUCKET, r"torch/nn/parallel/distributed\.py$", r"^(__init__|_ddp_init_helper|_build_\w+|_pre_forward|_rebuild_\w+)$"),
     FrameRule(Tag.BUCKET, None, r"c10d::Reducer::(initialize_buckets|rebuild_buckets|Reducer)"),
+    FrameRule(Tag.GATHER, r"torch/distributed/fsdp/(_fully_shard/\w+|_flat_param)\.py$", r"^(foreach_all_gather\w*|\w+_all_gather_outputs|(pre_|wait_for_)?unshard|_alloc_padded_unsharded_flat_param|_all_gather_flat_param|_use_low_precision_shard)$"),
+    FrameRule(Tag.GATHER, r"deepspeed/runtime/zero/(partition_parameters|partitioned_param_coordinator)\.py$", r"all_?gather|fetch_sub_module"),
+    FrameRule(Tag.REDUCE, r"torch/distributed/fsdp/(_fully_shard/\w+|_runtime_utils)\.py$", r"^(foreach_reduce\w*|_?post_backward(_hook)?|_reduce_grad\w*|_get_reduce_scatter_tensors|\w*accumulate\w*_grad\w*|to_accumulated_grad\w*|_cast_grad_to_param_dtype|_post_reduce_grad_callback)$"),
+    FrameRule(Tag.REDUCE, r"deepspeed/runtime/zero/(stage3|stage_1_and_2)\.py$", r"reduce|average|ipg|partition_grad"),
+    FrameRule(Tag.ENGINE, r"torch/distributed/fsdp/", r"^(_?(pre|post)_backward(_hook)?|_backward_prefetch|_root_(pre|post)_backward\w*|_post_backward_final_callback)$"),
     FrameRule(Tag.KV_CACHE, r"cache_utils\.py$", r"^(update|lazy_initialization|__init__|reorder_cache)$"),
     FrameRule(Tag.KV_CACHE, r"kv_?cache\w*\.py$|cache_engine\.py$", None),
     FrameRule(Tag.KV_CACHE, None, r"^(setup_caches|_?allocate_kv_caches?|init_kv_cache|_allocate_kv_cache_tensors)$"),

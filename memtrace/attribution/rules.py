@@ -49,6 +49,13 @@ RULES: tuple[Rule, ...] = (
          "a workspace's size, made once beside a product's output and never freed, while the same code ran again without it"),
     Rule("communication", P.COMMUNICATION, E.FRAME, lambda s: s.communication,
          "allocated inside a collective communication call"),
+    # Sharded data parallel
+    Rule("gathered-trained", P.TRAINED_GATHERED, E.FRAME, lambda s: s.gathered & s.trains_whole,
+         "made where sharded training brings weights together, and no adapters are in play: a copy of trained weights"),
+    Rule("gathered", P.GATHERED, E.FRAME, lambda s: s.gathered,
+         "made where sharded training brings weights together"),
+    Rule("reduced-gradient", P.GRADS, E.FRAME, lambda s: s.reduced,
+         "made or given up where sharded training reduces gradients"),
     # The optimizer
     Rule("replaced-weight", P.PARAMS, E.NEIGHBOUR, lambda s: s.replaced_weights,
          "made in the optimizer step, of a trained weight's size, just before the step freed that one"),
@@ -121,6 +128,8 @@ RULES: tuple[Rule, ...] = (
          "{there}, of a trained weight's size, and freed by an optimizer step whose pass had made its own gradients"),
     Rule("early-gradient", P.GRADS, E.SHAPE, lambda s: s.early_gradients,
          "{there}, freed where gradients are, and of a trainable parameter's size"),
+    Rule("early-bucket", P.GRADS, E.FRAME, lambda s: s.early_buckets,
+         "{there}, and given up where data-parallel training lays out its buckets anew"),
     Rule("early-activation", P.SAVED, E.LIFETIME, lambda s: s.early_activations,
          "{there} and freed by the backward pass"),
     Rule("early-held", P.SAVED, E.LIFETIME, lambda s: s.early_held,

@@ -28,7 +28,8 @@ def quantized_sizes(facts: Facts) -> tuple[I8, I8]:
 
     Where quantisation was not recorded, everything that was there before the trace and stayed may be such a matrix.
     """
-    made = facts.has(Tag.QUANTIZE) & facts.stays
+    # Sharding cuts what was packed and frees it, but gathers the whole again.
+    made = facts.has(Tag.QUANTIZE) & (facts.stays | facts.stacks.has(Tag.GATHER).any())
     stayed = facts.before_trace & facts.persistent
     eight_bits = facts.has(Tag.INT8).any()
     stored = np.unique(facts.size[made])

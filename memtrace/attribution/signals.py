@@ -97,10 +97,13 @@ class Signals:
 
     @cached_property
     def loss_gradients(self) -> Bool:
-        """Made in a backward pass, and as large as one of the loss's own tensors or of the head's."""
+        """Made in a backward pass, and as large as one of the loss's own tensors or of the head's, and as nothing that
+        the layers make."""
         f = self.facts
         made = (self.loss_frames | self.head_frames) & (f.size >= _LARGE_BYTES)
-        return self.in_backward & np.isin(f.size, np.unique(f.size[made]))
+        others = self.in_forward & ~made & ~self.head_copies & ~self.cublas_once
+        sizes = np.setdiff1d(f.size[made], f.size[others])
+        return self.in_backward & np.isin(f.size, sizes)
 
     # -- loading --------------------------------------------------------------------------------------------------
 
@@ -125,7 +128,7 @@ class Signals:
         """Packed weights: all that quantisation leaves, less the sites that only leave scales (1/32 or 1/8 of one)."""
         f = self.facts
         stack = f.timeline.allocations.stack
-        sizes = np.unique(f.size[self._quantizing])
+        sizes = np.unique(f.size[f.has(Tag.QUANTIZE) & f.is_kind(Kind.LOAD)])  # sharding may replace what was packed
         as_scales = np.isin(f.size * 32, sizes) | np.isin(f.size * 8, sizes)
         packing = np.unique(stack[self._quantizing & ~as_scales & (f.size > 2048)])
         return self._quantizing & np.isin(stack, packing) & (f.size > 2048)
@@ -238,6 +241,7 @@ class Signals:
         np.maximum.at(queries, f.span[rotary], f.size[rotary])
         limit = queries[f.span] * 5 // 4
         known = self.cublas_once | self.cublas_frames | self.dequant_frames | self.weight_copies | self.head_frames
+        known |= self.gathered | self.reduced
         return (inside & (limit > 0) & (f.size > limit)) | outgrown(f, known)
 
     @cached_property
@@ -246,6 +250,9 @@ class Signals:
         f = self.facts
         kept = f.is_kind(Kind.FORWARD, Kind.OTHER) & (f.ended > f.call_end) & (f.death_phase != Phase.BACKWARD)
         site = f.stacks.site[f.timeline.allocations.stack]
+        # Of a call that the recording does not see end, what such calls' tensors became decides.
+        saved = np.unique(site[f.has(Tag.KV_CACHE) & (f.death_phase == Phase.BACKWARD)])
+        kept &= (f.call_end < len(f.timeline.trace)) | ~np.isin(site, saved)
         by_model = f.stacks.kind[f.free_stack] == Kind.FORWARD
         replaced = kept & f.is_kind(Kind.FORWARD) & by_model & (f.free_stack >= 0) & ~f.persistent
         return kept & (f.has(Tag.KV_CACHE) | np.isin(site, np.unique(site[replaced])))
@@ -300,6 +307,8 @@ class Signals:
         first[np.unique(stack, return_index=True)[1]] = True
         first[1:] |= first[:-1] & (stack[1:] == stack[:-1])  # the product's output comes before
         result = sized & f.is_kind(Kind.LOAD, Kind.OTHER) & first & (kept == 1) & (made > 2)
+        # Compiled code has its products write where it wants them; what outlives the next pass is no activation.
+        result |= sized & f.has(Tag.COMPILED) & f.is_kind(Kind.FORWARD) & (f.pass_end < NEVER) & f.followed
         sized &= f.is_kind(Kind.FORWARD, Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
         seen: set[tuple[int, bool]] = set()
         for row in np.flatnonzero(sized).tolist():
@@ -311,7 +320,7 @@ class Signals:
             # product, before anything else of that size stays.
             near = [other for other in (row - 1, row + 1) if 0 <= other < len(f.size)]
             beside = any(stack[other] == stack[row] and f.size[other] != f.size[row] for other in near)
-            thread = (int(f.size[row]), by_autograd)
+            thread = (int(f.size[row]), by_autograd or f.kind[row] == Kind.RECOMPUTE)
             if (beside or by_autograd) and thread not in seen:
                 seen.add(thread)
                 result[row] = True
@@ -319,7 +328,26 @@ class Signals:
 
     @cached_property
     def communication(self) -> Bool:
-        return self.facts.has(Tag.COMM)
+        """Within a pass, what a collective makes is the model's: what becomes of it decides."""
+        of_model = self.facts.is_kind(Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD) & ~self.facts.has(Tag.ENGINE_CPP)
+        return self.facts.has(Tag.COMM) & ~of_model
+
+    @cached_property
+    def gathered(self) -> Bool:
+        return self.facts.has(Tag.GATHER) & self._in_trace
+
+    @cached_property
+    def reduced(self) -> Bool:
+        """Buffers that reduce gradients, what comes out of them, and the whole gradients that go in."""
+        f = self.facts
+        given_up = (f.free_stack >= 0) & f.stacks.has(Tag.REDUCE)[f.free_stack] & self.in_backward
+        return (f.has(Tag.REDUCE) & self._in_trace) | given_up
+
+    @cached_property
+    def trains_whole(self) -> Bool:
+        """No adapters are in play."""
+        adapted = self.facts.stacks.has(Tag.ADAPTER_INIT | Tag.LORA).any()
+        return np.full(len(self.facts.size), not adapted)
 
     # -- before the recording ---------------------------------------------------------------------------------------
 
@@ -363,6 +391,11 @@ class Signals:
     @cached_property
     def early_gradients(self) -> Bool:
         return self._early_trained
+
+    @cached_property
+    def early_buckets(self) -> Bool:
+        f = self.facts
+        return self._early & (f.free_stack >= 0) & f.stacks.has(Tag.BUCKET)[f.free_stack]
 
     @cached_property
     def early_activations(self) -> Bool:

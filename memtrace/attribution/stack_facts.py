@@ -137,6 +137,7 @@ def stack_facts(table: StackTable) -> StackFacts:
     in_model = np.repeat(np.where(last_call >= 0, last_call, FAR), np.diff(table.start)) >= position
     tags = _reduce(np.bitwise_or, np.where(in_model, bits, 0), table, count, 0)
     tags |= all_tags & int(Tag.CHECKPOINT | Tag.CUBLAS | Tag.ENGINE_CPP | Tag.COMM | Tag.EVALUATE | Tag.GENERATE)
+    tags |= all_tags & int(Tag.GATHER | Tag.REDUCE)
 
     def padded(column: NDArray[np.generic], last: int) -> NDArray[np.generic]:
         return np.append(column, np.array([last], dtype=column.dtype))

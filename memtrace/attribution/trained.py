@@ -46,6 +46,11 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
         return Trained(none, _survivors(facts, by_autograd & ~others) & np.isin(facts.size, sizes), none)
     gradients = _most_in_one_pass(facts, kept)
     weights = _made_before_training(facts) & ~others & ~facts.has(Tag.QUANTIZE)
+    if facts.stacks.has(Tag.REDUCE).any():  # gradients of shards are reduced many at once: here, states tell
+        for size, states in zip(*np.unique(facts.size[step_leaves], return_counts=True), strict=True):
+            count = int((weights & (facts.size == size)).sum())
+            if size >= _SMALLEST_PARAMETER_BYTES and 0 < count <= states:
+                gradients[int(size)] = count
     found: dict[int, I8] = {}
     for size, count in gradients.items():
         rows = np.flatnonzero(weights & (facts.size == size))

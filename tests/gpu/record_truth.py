@@ -314,6 +314,8 @@ def portable(snapshot: dict[str, Any]) -> dict[str, Any]:
 def finish(name: str, run: TruthRun, work: Path, out: Path) -> str:
     """Write snapshot, info and stamps of both runs; returns one line for the log."""
     clean, stamped = (pickle.loads((work / f"{name}.{mode}.pickle").read_bytes()) for mode in ("clean", "stamped"))
+    if run.options.get("compiled"):  # the first run benchmarks kernels, and its choices are kept for the second
+        stamped = clean
     runs = [Run(one["snapshot"]["device_traces"][0], one["marks"], one["identity"]) for one in (clean, stamped)]
     stamps_file = pack_stamps(runs[0], runs[1], stamped["log"], clean["vocab"], clean["before"])
     raw = pickle.dumps(portable(clean["snapshot"]), protocol=4)

@@ -73,6 +73,8 @@ def operator_labels(run: Run, rows: Sequence[Allocation], log: dict[str, Any], v
         operator = operators[mark.number] if 0 <= mark.number < len(operators) and mark.inside else None
         recomputing = operator is not None and operator.in_recompute
         label = _by_operator(row, operator, phase, vocab)
+        if not operators and row.free < 0 and row.size == WORKSPACE_BYTES:  # compiled: nothing else is known of it
+            label = "runtime/cublas"
         if label is None and recomputing:
             held = recomputes.holds(row, mark.number, saved.get(row.event, False))
             label = RECOMPUTE if held else "temporary/forward"
