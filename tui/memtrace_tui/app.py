@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from rich.console import RenderableType
 from textual import events
-from textual._compositor import CompositorUpdate, LayoutUpdate
+from textual._compositor import CompositorUpdate
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
@@ -83,7 +83,7 @@ class BrowseApp(App[int]):
         self._waiting: deque[events.Key] = deque()  # keys typed while the one before them is under way
         self._under_way = 0  # the number of the key that is; 0 for none
         self._keys = 0
-        self._shown = Size()
+        self._shown, self._is_missed = Size(), False  # the size of what is on screen; whether a change is not
 
     # -- starting
 
@@ -191,11 +191,12 @@ class BrowseApp(App[int]):
             await self._next_key()
 
     def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
-        if isinstance(renderable, CompositorUpdate) and not self._batch_count and not self.is_headless:
-            if isinstance(renderable, LayoutUpdate) and renderable.region.size != self._shown:
+        if isinstance(renderable, CompositorUpdate) and not self.is_headless:
+            if self._is_missed or screen.size != self._shown:
                 self._terminal.forget()
-                self._shown = renderable.region.size
-            renderable = Changes(self._terminal, screen._compositor.render_strips())
+                self._shown, renderable = screen.size, screen._compositor.render_full_update()
+            self._is_missed = bool(self._batch_count)  # Textual drops it then
+            renderable = Changes(self._terminal, renderable)
         super()._display(screen, renderable)
 
     def _handle_exception(self, error: Exception) -> None:

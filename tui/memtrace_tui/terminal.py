@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator
+from itertools import groupby, zip_longest
 from operator import itemgetter
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.style import Style
-from textual._compositor import CompositorUpdate
+from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
 from textual.strip import Strip
 
 Cell = tuple[str, Style | str | None]  # character and style; "" and the character for its second half, if it is wide
+Piece = tuple[int, int, Strip]  # row, column, and what is there
+_UNKNOWN: Cell = ("", "?")
 _GAP = 6  # unchanged cells that are cheaper to write again than to jump over
 _SAME = {
     "▁▂▃": "_", "▄▅": "-", "▆▇█▉▊▋▌▍▎▏━╸▐┃▀": "#", "▒": "%", "·⋯": ".", "…": "~", "│┤├┊▕": "|", "─╌╴": "-",
@@ -36,26 +38,25 @@ class Terminal:
 
     def __init__(self, is_ascii: bool) -> None:
         self._is_ascii = is_ascii
-        self._rows: list[list[Cell]] = []
-        self._strips: list[Strip] = []
+        self._rows: dict[int, list[Cell]] = {}
 
     def forget(self) -> None:
         """Something else may have written there: draw everything the next time."""
-        self._rows, self._strips = [], []
+        self._rows.clear()
 
-    def changes(self, strips: list[Strip], console: Console) -> str:
-        """The sequence that turns what is on screen into ``strips``."""
-        if len(strips) != len(self._rows):
-            self._rows, self._strips = [[] for _ in strips], [Strip([]) for _ in strips]
+    def changes(self, pieces: Iterable[Piece], console: Console) -> str:
+        """The sequence that shows pieces of lines where they are not on screen yet."""
         written: list[str] = []
-        for y, strip in enumerate(strips):
-            if strip == self._strips[y]:
-                continue
-            cells = self._cells(strip)
-            for start, stop in _differing(self._rows[y], cells):
-                written.append(f"\x1b[{y + 1};{start + 1}H")
-                written += _written(cells[start:stop], console)
-            self._rows[y], self._strips[y] = cells, strip
+        for y, line in groupby(pieces, key=itemgetter(0)):
+            before = self._rows.get(y, [])
+            row = self._rows[y] = before.copy()
+            for _, x, strip in line:
+                cells = self._cells(strip)
+                row += [_UNKNOWN] * (x - len(row))
+                row[x : x + len(cells)] = cells
+            for first, stop in _differing(before, row):
+                written.append(f"\x1b[{y + 1};{first + 1}H")
+                written += _written(row[first:stop], console)
         return "".join(written)
 
     def _cells(self, strip: Strip) -> list[Cell]:
@@ -86,9 +87,8 @@ def _characters(text: str) -> list[str]:
 def _differing(old: list[Cell], new: list[Cell]) -> list[tuple[int, int]]:
     """Ranges of cells to write: those that differ, joined where the gap is short."""
     ranges: list[tuple[int, int]] = []
-    for x, cell in enumerate(new):
-        if x < len(old) and old[x] == cell:
-            continue
+    cells = () if old == new else enumerate(zip_longest(old, new))
+    for x in [x for x, (one, other) in cells if one != other]:
         if ranges and x - ranges[-1][1] <= _GAP:
             ranges[-1] = (ranges[-1][0], x + 1)
         else:
@@ -103,10 +103,18 @@ def _written(cells: list[Cell], console: Console) -> Iterator[str]:
 
 
 class Changes(CompositorUpdate):
-    """In place of Textual's own update of the screen."""
+    """In place of Textual's own update of the screen, whose strips it has."""
 
-    def __init__(self, terminal: Terminal, strips: list[Strip]) -> None:
-        self._terminal, self._strips = terminal, strips
+    def __init__(self, terminal: Terminal, update: CompositorUpdate) -> None:
+        self._terminal, self._update = terminal, update
+
+    def _pieces(self) -> Iterator[Piece]:
+        if isinstance(self._update, LayoutUpdate):
+            for y, line in enumerate(self._update.strips, self._update.region.y):
+                yield y, self._update.region.x, Strip.join(line)
+        elif isinstance(self._update, ChopsUpdate):
+            for y in dict.fromkeys(y for y, _, _ in self._update.spans):
+                yield from ((y, x, strip) for x, strip in self._update.chops[y].items() if strip is not None)
 
     def render_segments(self, console: Console) -> str:
-        return self._terminal.changes(self._strips, console)
+        return self._terminal.changes(self._pieces(), console)
