@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import traceback
 from collections import deque
@@ -15,6 +16,7 @@ from textual import events
 from textual._compositor import CompositorUpdate
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.filter import ANSIToTruecolor, LineFilter
 from textual.geometry import Size
 from textual.markup import escape
 from textual.message_pump import MessagePump
@@ -120,6 +122,7 @@ class BrowseApp(App[int]):
             if self.other is None:  # what the first screen needs is worked out here, off the interface's thread
                 provider = recordings[0].provider()
                 provider.report(provider.start.event)
+            gc.freeze()  # what was loaded stays: the collector need not look at it again and again
         except Exception as error:
             if not self._is_cancelled:
                 self.call_later(self._loading_failed, error)
@@ -208,6 +211,10 @@ class BrowseApp(App[int]):
         self._close_messages_no_wait()
 
     # -- colours
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Without the one for the terminal's own colours, which nothing here uses: it would look at every cell."""
+        return [each for each in super().get_line_filters() if not isinstance(each, ANSIToTruecolor)]
 
     def set_look(self, name: str) -> None:
         """Use a palette."""

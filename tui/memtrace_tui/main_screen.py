@@ -107,6 +107,7 @@ class MainScreen(Screen[None]):
             for entry in self.view_types.values():  # so that the first key to a screen need not import it
                 entry.load()
             self.session.explain()
+            _ = self.session.provider.curves  # for the timeline
         except Exception as error:
             self.post_message(Failed(error, "explain"))
         self.call_later(self.update)

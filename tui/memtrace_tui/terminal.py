@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby, zip_longest
@@ -16,6 +17,7 @@ from textual.strip import Strip
 
 Cell = tuple[str, Style | str | None]  # character and style; "" and the character for its second half, if it is wide
 Piece = tuple[int, int, Strip]  # row, column, and what is there
+_NARROW = re.compile("[ -~\u00a0-\u02ff\u2190-\u21ff\u2500-\u25fc]*").fullmatch  # a cell each
 _UNKNOWN: Cell = ("", "?")
 _GAP = 6  # unchanged cells that are cheaper to write again than to jump over
 _SAME = {
@@ -65,7 +67,7 @@ class Terminal:
             if control:
                 continue
             shown = text.translate(ASCII) if self._is_ascii else text
-            if shown.isascii():
+            if _NARROW(shown):
                 cells += [(character, style) for character in shown]
                 continue
             for piece in _characters(shown):

@@ -302,8 +302,15 @@ class Lines(Rows):
     lines: Sequence[Line] = ()
 
     def show(self, lines: Sequence[Line], keep: bool = True) -> None:
-        self.lines = lines
-        self.reset(len(lines), keep)
+        """Other lines; as many as before are compared, and only those that changed are drawn again."""
+        before, self.lines = self.lines, lines
+        if not keep or len(before) != len(lines) or not self.can_select(self.selected):
+            self.reset(len(lines), keep)
+            return
+        self._strips.clear()
+        for row, (one, other) in enumerate(zip(before, lines, strict=True)):
+            if one != other:
+                self.refresh_line(row)
 
     @property
     def text(self) -> str:

@@ -35,6 +35,7 @@ from memtrace_tui.session import Session
 from memtrace_tui.widgets.base import EIGHTHS, Wheeled, keys
 
 
+@lru_cache(8192)
 def cell_segment(look: ScreenLook, colours: Coloring, fill: int, code: int, odd: bool, behind: str = "") -> Segment:
     """One cell: colour is what most of it is, height is how much of it is in use, the rest is the hole."""
     role = colours.roles[code]
@@ -198,7 +199,8 @@ class SegMap(MapWidget):
         content = geometry.rows[row]
         if isinstance(content, Heading):
             return self._heading(content)
-        if any(piece.segment == self.segment for piece in content):
+        chosen = self.segment
+        if any(piece.segment == chosen for piece in content):
             return self._pieces(content)
         if row not in self._strips:
             self._strips[row] = self._pieces(content)
@@ -222,11 +224,11 @@ class SegMap(MapWidget):
         return self.look.spans(spans, self.size.width, "surface")
 
     def _pieces(self, pieces: tuple[Piece, ...]) -> Strip:
-        look, colours = self.look, self.session.colours
+        look, colours, chosen = self.look, self.session.colours, self.segment
         gap = look.style("accent")
         marks: dict[int, str] = {}  # what stands in the gaps around the selected segment
         for piece in pieces:
-            if piece.segment == self.segment:
+            if piece.segment == chosen:
                 marks[piece.x] = "▐"
                 marks[piece.x + piece.count + 1] = "▌"
         segments: list[Segment] = []
@@ -234,7 +236,7 @@ class SegMap(MapWidget):
         for piece in pieces:
             first = piece.x + 1
             segments += [Segment(marks.get(x, " "), gap) for x in range(at, first)]
-            behind = "select" if piece.segment == self.segment else ""
+            behind = "select" if piece.segment == chosen else ""
             cells, base = self._cells[piece.segment]
             part = slice(base + piece.first, base + piece.first + piece.count)
             for fill, code, odd in zip(
