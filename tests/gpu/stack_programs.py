@@ -62,6 +62,9 @@ def watch_fsdp2(stage: Stage, trained: bool) -> None:
 
     flat = TRAINED_GATHERED if trained else GATHERED
     _after(collectives.DefaultAllGather, "allocate", lambda made, *_, **__: stage.note([made], flat))
+    _after(
+        collectives, "_get_param_all_gather_inputs", lambda made, *_: stage.note([t for row in made for t in row], flat)
+    )
     _after(collectives.DefaultReduceScatter, "allocate", lambda made, *_, **__: stage.note([made], GRADS))
 
     def gathered(_: Any, parameter: Any, *__: Any) -> None:
@@ -195,6 +198,79 @@ def ddp(stage: Stage) -> Iterator[None]:
         stage.know(model, optimizer)
     yield
     programs._train(stage, _WithConfig(wrapped, model.config), optimizer, 2, 768)
+
+
+def watch_deepspeed(stage: Stage, model: Any, zero: Any) -> None:
+    """Shards, whole weights, master copies, moments and buckets, found in ZeRO's own attributes."""
+    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+
+    def within(value: Any, depth: int = 4) -> Iterator[Any]:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif depth:
+            held = getattr(value, "__dict__", value if isinstance(value, dict) else None)
+            for part in list(held.values()) if held is not None else value if isinstance(value, list | tuple) else ():
+                yield from within(part, depth - 1)
+
+    def named(*names: str) -> list[Any]:
+        return [tensor for name in names for tensor in within(getattr(zero, name, None))]
+
+    def note(*_: Any, **__: Any) -> None:
+        masters = named("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+        stage.note([tensor.grad for tensor in masters if tensor.grad is not None], GRADS)
+        states = [t for state in zero.optimizer.state.values() for t in within(state) if t.ndim]
+        stage.note([*masters, *states], STATES)
+        stage.note(named("averaged_gradients", "ipg_buckets", "grad_partitions_flat_buffer"), GRADS)
+        stage.note(named("bit16_groups_flat", "fp16_partitioned_groups_flat"), PARAMS)
+        for parameter in model.parameters():
+            sharded = getattr(parameter, "ds_tensor", None)
+            if sharded is not None:
+                stage.note([sharded], PARAMS)
+                stage.note([parameter], TRAINED_GATHERED)
+            if parameter.grad is not None:
+                stage.note([parameter.grad], GRADS)
+
+    words = ("reduce", "grad", "ipg", "step")
+    for name in dir(zero):
+        if any(word in name for word in words) and callable(getattr(type(zero), name, None)):
+            _before(zero, name, note)
+            _after(zero, name, note)
+    _after(PartitionedParameterCoordinator, "fetch_sub_module", note)
+    note()
+
+
+def deepspeed(stage: Stage) -> Iterator[None]:
+    """DeepSpeed's ZeRO, stage 2 or 3 (``zero``): full fine-tuning in bf16 with master copies in float32."""
+    import deepspeed as library
+
+    model = programs._pretrained(stage)
+    vocab = qlora.vocabulary(model)
+    stage.mark("adapters")
+    config = {
+        "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": stage.options["zero"], "reduce_bucket_size": 50_000_000, "overlap_comm": False,
+            "stage3_prefetch_bucket_size": 20_000_000, "stage3_max_live_parameters": 100_000_000,
+            "stage3_param_persistence_threshold": 10_000,
+        },
+    }  # fmt: skip
+    engine, *_ = library.initialize(
+        model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-4), config=config, dist_init_required=False
+    )
+    watch_deepspeed(stage, model, engine.optimizer)
+    yield
+    batch, length = programs._shape(stage, 2, 768)
+    for step in range(3):
+        ids = programs._ids(stage, 4 * batch if step == 2 and stage.surprise() else batch, length, step, vocab)
+        stage.mark("forward")
+        loss = engine(input_ids=ids, labels=ids).loss
+        stage.mark("backward")
+        engine.backward(loss)
+        stage.mark("optimizer")
+        engine.step()
+        stage.mark("zero_grad")
+        del loss
+    stage.mark("end")
 
 
 def tensor_parallel(stage: Stage) -> Iterator[None]:
@@ -357,5 +433,5 @@ def _words() -> Any:
 
 STACKS: dict[str, Callable[[Stage], Iterator[None]]] = {
     program.__name__: program
-    for program in (fsdp2, fsdp1, ddp, tensor_parallel, compiled, kernels, vision, preferences)
+    for program in (fsdp2, fsdp1, ddp, deepspeed, tensor_parallel, compiled, kernels, vision, preferences)
 }

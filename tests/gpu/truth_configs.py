@@ -189,6 +189,8 @@ STACK_RUNS: dict[str, TruthRun] = {
     **_both("fsdp1", "fsdp1", "tinyllama-4-layers", {}, ranks=2),
     **_both("ddp", "ddp", "tinyllama-4-layers", {}, ranks=2),
     **_both("zero-states", "ddp", "tinyllama-4-layers", {}, ranks=2, zero=True),
+    **_both("deepspeed-2", "deepspeed", "tinyllama-4-layers", {}, ranks=2, zero=2),
+    **_both("deepspeed-3", "deepspeed", "tinyllama-4-layers", {}, ranks=2, zero=3),
     **_both("tensor-parallel", "tensor_parallel", "tinyllama-4-layers", {}, ranks=2),
     **_both("compiled", "compiled", "tinyllama-4-layers", {}, compiled=True),
     **_both("compiled-graphs", "compiled", "tinyllama-4-layers", {}, compiled=True, mode="reduce-overhead"),
