@@ -254,7 +254,6 @@ class LiveServer:
             "argv": [str(word)[:200] for word in sys.argv[:20]],
             "started_us": self.recorder.started_us,
             "peaks_are_of_steps": self.steps.resets,
-            "alarms": [_as_message(alarm) for alarm in self._alarms.values()],
         }
 
     def _device(self) -> int:
@@ -283,8 +282,9 @@ class LiveServer:
         says["phases"] = [
             {"name": name, "end_bytes": a, "peak_bytes": p} for name, (a, p) in self._phase_levels.items()
         ]
-        self._tell(says)
         self._judge(capacity)
+        says["alarms"] = [_as_message(alarm) for alarm in self._alarms.values()]
+        self._tell(says)
         self._write_metrics(says)
         if self._wanted is None and now >= max(self._own_at, self._not_before) and len(self.steps) > 2:
             self._own_at = now + _OWN_S

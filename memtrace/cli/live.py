@@ -1,0 +1,216 @@
+"""Watch a running program's GPU memory: memtrace live [PID | SOCKET], started with memtrace run --live.
+
+Without a name it shows the one program there is, or a list to choose from. --once prints it and ends; --json prints one
+JSON object a refresh. --replay FILE plays a recording as if it ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memtrace.cli.common import add_shared, print_json, usual_signals, whole_number
+from memtrace.errors import NoAnswerError, UsageError
+from memtrace.units import format_bytes, parse_capacity, printable
+
+if TYPE_CHECKING:
+    from memtrace.live.state import LiveView
+    from memtrace.live.watch import Watched
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("program", metavar="PID|SOCKET", nargs="?", help="which program (default: the only one, or a list)")
+    add_shared(parser, "json device")
+    add("--once", action="store_true", help="one look, and end")
+    add("--ranks", action="store_true", help="all programs of this user's, one row each, the odd one marked")
+    add("--replay", metavar="FILE", help="play a recording or a .jsonl step log as if it ran")
+    add("--speed", type=float, default=2.0, metavar="N", help="steps a second of --replay (default 2)")
+    add("--limit", metavar="SIZE", help="the capacity to judge a replay by (default: what the recording says)")
+    add("--forecast", metavar="FILE", help="what memtrace forecast --json printed: its step of death is watched for")
+    add("--every", type=float, default=1.0, metavar="SECONDS", help="between two refreshes (default 1)")
+    add("--count", type=whole_number, default=0, metavar="N", help="so many refreshes, then end (0: no end)")
+    add("--metrics", action="append", default=[], metavar="KIND:WHERE",
+        help="send the steps' numbers on: tensorboard:DIR, prometheus:FILE, wandb, mlflow, otel")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    if not 0.05 <= args.every <= 3600 or not 0.05 <= args.speed <= 1e4:
+        raise UsageError("--every takes 0.05 to 3600 seconds, --speed 0.05 to 10000 steps a second")
+    usual_signals()
+    if args.ranks:
+        return _ranks(args)
+    watched = _open(args)
+    try:
+        if args.json or args.once or args.metrics or not sys.stdout.isatty():
+            return _print(args, watched)
+        from memtrace_tui.live import LiveApp
+
+        return LiveApp(watched, args.every, 1 / args.speed if args.replay else 0.2).run() or 0
+    finally:
+        watched.close()
+
+
+def _open(args: argparse.Namespace) -> Watched:
+    if args.replay is not None:
+        return _replay(args)
+    from memtrace.live.watch import Watch, find
+
+    places = find(args.program)
+    return Watch(places[0] if len(places) == 1 else _choose(places, args), looks=not args.metrics or args.json)
+
+
+def _replay(args: argparse.Namespace) -> Watched:
+    from memtrace.live.replay import Replay
+
+    capacity = parse_capacity(args.limit) if args.limit else None
+    if Path(args.replay).suffix == ".jsonl":
+        return Replay(None, Path(args.replay), capacity)
+    from memtrace.cli.common import open_analysis
+
+    args.file, args.at, args.no_index = args.replay, None, False
+    return Replay(open_analysis(args)[0], None, capacity)
+
+
+def _choose(places: Sequence[Path], args: argparse.Namespace) -> Path:
+    """Ask which of several programs, where there is somebody to ask."""
+    from memtrace.live.watch import Watch
+
+    for number, place in enumerate(places, 1):
+        try:
+            about, name = Watch(place, looks=False).state.about, place.stem
+        except NoAnswerError as error:
+            print(f"  {number}  {place.stem}  {error}", file=sys.stderr)
+            continue
+        argv = " ".join(map(str, about.get("argv", ())))
+        print(f"  {number}  {name}  rank {about.get('rank')}  {printable(argv)[:60]}", file=sys.stderr)
+    if not (sys.stdin.isatty() and sys.stderr.isatty()) or args.json:
+        raise UsageError("several programs run; name one by its pid, or take --ranks for all")
+    print("which one? ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline().strip()
+    if answer.isdigit() and 1 <= int(answer) <= len(places):
+        return places[int(answer) - 1]
+    raise UsageError(f"there is no program {answer[:20]!r} in the list")
+
+
+def _print(args: argparse.Namespace, watched: Watched) -> int:
+    from memtrace.live.metrics import sinks
+    from memtrace.render.live_text import live_text
+
+    dies = _forecast_step(args.forecast)
+    width = min(shutil.get_terminal_size().columns, 120)
+    shown, written = 0, -1
+    with sinks(args.metrics) as opened:
+        while True:
+            goes_on = _gather(watched, args, first=not shown)
+            view = watched.state.view()
+            if args.json:
+                print_json(view.as_json() | {"forecast_died_in_step": dies})
+            elif not args.metrics or args.once:
+                print(live_text(view, width), flush=True)
+                _say_forecast(dies, view)
+            rows = [row for row in watched.state.rows if row["step"] > written]
+            written = rows[-1]["step"] if rows else written
+            for sink in opened:
+                sink.write(rows, view.now | {"device": view.about.get("device") or 0})
+            shown += 1
+            if not goes_on or args.once or shown == args.count:
+                return 0
+
+
+def _gather(watched: Watched, args: argparse.Namespace, first: bool) -> bool:
+    """Listen until the next refresh is due; the first one waits for the counters and, where it can be, the blocks."""
+    if args.replay is not None:
+        goes_on = watched.poll(0 if args.once else 1 / args.speed)
+        while goes_on and args.once:
+            goes_on = watched.poll(0)
+        return goes_on
+    from memtrace.live.watch import Watch
+
+    if first and args.once and isinstance(watched, Watch):
+        watched.looks = False
+        watched.ask_now("now")
+    begun = time.monotonic()
+    while True:
+        passed = time.monotonic() - begun
+        waits = first and (not watched.state.now or (args.once and watched.state.report is None))
+        if passed >= (max(args.every, 5.0) if waits else args.every):
+            return True
+        if first and args.once and not waits:
+            return True
+        if not watched.poll(min(0.2, args.every)):
+            return False
+
+
+def _forecast_step(file: str | None) -> int | None:
+    """The step in which a forecast dies, None where it survives. Raises UsageError for what is no forecast."""
+    if file is None:
+        return None
+    import json
+
+    try:
+        oom = json.loads(Path(file).read_text())["oom"]
+        return None if oom is None else int(oom["step"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UsageError(f"{file}: not what memtrace forecast --json prints ({type(error).__name__})") from None
+
+
+def _say_forecast(dies: int | None, view: LiveView) -> None:
+    from memtrace.live.alarms import SOON_STEPS
+
+    if dies is not None:
+        near = "ALARM: " if view.step <= dies <= view.step + SOON_STEPS else ""
+        print(f" {near}by the forecast of its lengths the run dies in step {dies}")
+
+
+def _ranks(args: argparse.Namespace) -> int:
+    from memtrace.live.watch import Watch, find
+    from memtrace.ranks.odd import Standing, find_odd
+
+    shown = 0
+    while True:
+        views: list[LiveView] = []
+        for place in find(args.program):
+            try:
+                watch = Watch(place, looks=False)
+            except NoAnswerError as error:
+                print(f"memtrace: {printable(str(error))}", file=sys.stderr)
+                continue
+            begun = time.monotonic()
+            while not watch.state.now and time.monotonic() - begun < 3 and watch.poll(0.2):
+                continue
+            views.append(watch.state.view())
+            watch.close()
+        views.sort(key=lambda view: (int(view.about.get("rank") or 0), view.pid))
+        standings = [_standing(number, view, Standing) for number, view in enumerate(views)]
+        odd = find_odd(standings)
+        if args.json:
+            whom = None if odd is None else {"pid": views[odd.rank].pid, "why": odd.why}
+            print_json({"programs": [view.as_json() for view in views], "odd": whom})
+        else:
+            print(f"{'':2}{'rank':>4} {'pid':>8} {'step':>7} {'allocated':>11} {'reserved':>11} {'peak':>11}  program")
+            for number, view in enumerate(views):
+                sizes = (view.now.get(f"{name}_bytes", 0) for name in ("allocated", "reserved", "peak_allocated"))
+                mark = "*" if odd is not None and odd.rank == number else " "
+                texts = " ".join(f"{format_bytes(size):>11}" for size in sizes)
+                argv = printable(" ".join(map(str, view.about.get("argv", ()))))[:40]
+                print(f"{mark:2}{view.about.get('rank', 0):>4} {view.pid:>8} {view.step:>7} {texts}  {argv}")
+            for line in odd.why if odd is not None else ():
+                print(f"* pid {views[odd.rank].pid if odd is not None else 0}: {printable(line)}")
+        sys.stdout.flush()
+        shown += 1
+        if args.once or shown == args.count:
+            return 0
+        time.sleep(args.every)
+
+
+def _standing(number: int, view: LiveView, make: Any) -> Any:
+    """For the comparison of ranks: in use at the peak, and reserved beside it. ``rank`` is the place in the list."""
+    peak, reserved = (int(view.now.get(f"peak_{name}_bytes", 0)) for name in ("allocated", "reserved"))
+    parts = {"allocated": peak, "fragmentation": max(reserved - peak, 0)}
+    return make(number, view.name, -1, peak, reserved, None, parts)

@@ -1,0 +1,220 @@
+"""What is known of a watched program, and the view of it that text, JSON and terminal show."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from memtrace.analysis import Analysis
+from memtrace.answers.report import Report, Site, top_sites
+from memtrace.answers.steps import StepSeries, read_series, trend
+from memtrace.attribution.categories import Category
+from memtrace.history.timeline import At
+from memtrace.live.alarms import headroom_bytes, steady_rise
+from memtrace.live.protocol import Message
+
+HOUR_US = 3_600_000_000
+_ROWS, _SECONDS = 20_000, 3_600
+_RATE_STEPS = 40
+_GROWING = 8  # call sites
+_LEAST_COLUMNS = {"step", "time_us", "allocated_bytes", "reserved_bytes", "peak_allocated_bytes"}
+_COUNTERS = (
+    "requested_bytes", "allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes",
+    "peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "device_free_bytes", "device_total_bytes",
+    "limit_bytes", "capacity_bytes", "time_us", "step", "retries",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """A call site that holds more after each step. ``per_step_bytes`` between the two steps looked at."""
+
+    category: str
+    subcategory: str
+    frame: str
+    per_step_bytes: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveView:
+    """A running program at a glance. Bytes, µs, steps; None where unknown.
+
+    ``headroom_bytes`` is the capacity less the highest allocated bytes of the last steps; ``forecast_oom_step`` where a
+    steady rise would end. ``report`` is of the moment at which the blocks were last looked at.
+    ``curves`` has (time_us, allocated, reserved, peak allocated) of the last hour.
+    """
+
+    pid: int
+    name: str
+    about: Mapping[str, Any]
+    now: Mapping[str, Any]
+    step: int
+    phase: str
+    series: StepSeries
+    curves: Sequence[tuple[int, int, int, int]]
+    rate_bytes_per_step: int
+    headroom_bytes: int | None
+    forecast_oom_step: int | None
+    seconds_per_step: float | None
+    report: Report | None
+    looked_at: str
+    looked_step: int
+    growing: Sequence[Growing]
+    alarms: Sequence[Mapping[str, Any]]
+    outside: Sequence[Mapping[str, Any]]
+    ended: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """One object: the keys of ``report``, and those of a program that runs."""
+        own = {
+            "pid": self.pid, "step": self.step, "phase": self.phase, "rate_bytes_per_step": self.rate_bytes_per_step,
+            "headroom_bytes": self.headroom_bytes, "forecast_oom_step": self.forecast_oom_step,
+            "seconds_per_step": self.seconds_per_step, "now": dict(self.now), "looked_at": self.looked_at,
+            "looked_step": self.looked_step, "growing": [asdict(site) for site in self.growing],
+            "alarms": list(self.alarms), "outside": list(self.outside), "rank": self.about.get("rank"),
+            "ended": self.ended,
+        }  # fmt: skip
+        return (asdict(self.report) if self.report is not None else self._from_counters()) | own
+
+    def _from_counters(self) -> dict[str, Any]:
+        """The keys of ``report`` where nothing was looked at: what is allocated has no category then."""
+        now = {name: int(self.now.get(name) or 0) for name in _COUNTERS}
+        allocated, reserved = now["allocated_bytes"], now["reserved_bytes"]
+        categories = dict.fromkeys(map(str, Category), 0)
+        categories |= {Category.UNATTRIBUTED: allocated, Category.FRAGMENTATION: reserved - allocated}
+        reason = {"reason": "only counters were read", "bytes": allocated, "count": 1}
+        levels = ("requested_bytes", "allocated_bytes", "reserved_bytes")
+        return {
+            "file": self.name, "device": self.about.get("device", 0), "at": At("end", -1, now["time_us"] or None),
+            **{name: now[name] for name in levels}, "categories": categories,
+            "subcategories": {f"{name}/unknown": size for name, size in categories.items() if size},
+            "outside_allocator": None, "peaks": {name: now[f"peak_{name}"] for name in levels},
+            "attribution": {"attributed_bytes": 0, "unattributed_bytes": allocated, "unattributed": [reason]},
+            "top": [], "fragmentation": None, "warnings": [],
+        }  # fmt: skip
+
+
+@dataclass
+class LiveState:
+    """Takes messages in and gives views. Values of the wrong kind in a message are left out."""
+
+    name: str
+    about: dict[str, Any] = field(default_factory=dict)
+    now: dict[str, Any] = field(default_factory=dict)
+    phase: str = ""
+    rows: deque[dict[str, int]] = field(default_factory=lambda: deque(maxlen=_ROWS))
+    seconds: deque[tuple[int, int, int, int]] = field(default_factory=lambda: deque(maxlen=_SECONDS))
+    alarms: list[dict[str, Any]] = field(default_factory=list)
+    outside: list[dict[str, Any]] = field(default_factory=list)
+    done: list[dict[str, Any]] = field(default_factory=list)  # answers to orders, newest last
+    report: Report | None = None
+    looked: tuple[str, int] = ("", -1)  # at which moment of which step
+    after_steps: deque[tuple[int, dict[tuple[str, str, str], int]]] = field(default_factory=lambda: deque(maxlen=60))
+    ended: bool = False
+    _columns: list[str] = field(default_factory=list)
+
+    def take(self, message: Message) -> None:
+        """One message of the program's."""
+        kind = message.get("type")
+        if kind == "hello":
+            self.about = {key: value for key, value in message.items() if key not in ("type", "columns")}
+            self._columns = [str(name) for name in message.get("columns", ())]
+        elif kind == "rows" and isinstance(message.get("rows"), list):
+            for row in message["rows"]:
+                if isinstance(row, list) and all(type(cell) is int for cell in row):
+                    found = dict(zip(self._columns, row, strict=False))
+                    if found.keys() >= _LEAST_COLUMNS:
+                        self.rows.append(found)
+        elif kind == "now":
+            self.now = {key: message[key] for key in _COUNTERS if type(message.get(key)) is int}
+            self.now["stacks"] = message.get("stacks") is True
+            self.now["phases"] = [each for each in message.get("phases", ()) if isinstance(each, dict)]
+            self.phase = str(message.get("phase", ""))
+            self.alarms = [each for each in message.get("alarms", ()) if isinstance(each, dict)]
+            counters = ("time_us", "allocated_bytes", "reserved_bytes", "peak_allocated_bytes")
+            time_us, allocated, reserved, peak = (self.now.get(name, 0) for name in counters)
+            self.seconds.append((time_us, allocated, reserved, peak))
+        elif kind == "done":
+            self.done = [*self.done[-20:], message]
+        elif kind == "bye":
+            self.ended = True
+
+    def look(self, analysis: Analysis, report: Report, moment: str, step: int) -> None:
+        """What the blocks were at a moment of a step."""
+        self.report, self.looked = report, (moment, step)
+        if moment == "step":
+            rows = analysis.timeline.live_rows(report.at.event)
+            self.after_steps.append((step, _by_site(top_sites(analysis, rows))))
+
+    def view(self) -> LiveView:
+        """As things are."""
+        series = read_series(self.rows)
+        capacity = self.now.get("capacity_bytes")
+        rise = steady_rise(series, capacity)
+        rate = 0.0
+        if len(series) > 2:
+            rate = trend(series.step[-_RATE_STEPS:], series.allocated_bytes[-_RATE_STEPS:]).per_step_bytes
+        end = None
+        if rise is not None and rise.left_steps < float("inf"):
+            end = int(series.step[-1]) + round(max(rise.left_steps, 0))
+        times = [row["time_us"] for row in list(self.rows)[-_RATE_STEPS:] if "time_us" in row]
+        took = [after - before for before, after in pairwise(times)]
+        return LiveView(
+            pid=int(self.about.get("pid") or 0),
+            name=self.name,
+            about=self.about,
+            now=self.now,
+            step=int(self.now.get("step", 0)),
+            phase=self.phase,
+            series=series,
+            curves=self._curves(),
+            rate_bytes_per_step=round(rise.per_step_bytes if rise is not None else rate),
+            headroom_bytes=headroom_bytes(series, capacity) if len(series) else self._headroom(),
+            forecast_oom_step=end,
+            seconds_per_step=median(took) / 1e6 if took else None,
+            report=self.report,
+            looked_at=self.looked[0],
+            looked_step=self.looked[1],
+            growing=growing(self.after_steps),
+            alarms=self.alarms,
+            outside=self.outside,
+            ended=self.ended,
+        )
+
+    def _headroom(self) -> int | None:
+        capacity = self.now.get("capacity_bytes")
+        return None if capacity is None else int(capacity) - int(self.now.get("peak_allocated_bytes", 0))
+
+    def _curves(self) -> list[tuple[int, int, int, int]]:
+        """Step by step where there are steps, else second by second; the last hour."""
+        names = ("time_us", "allocated_bytes", "reserved_bytes", "peak_allocated_bytes")
+        rows = [tuple(row.get(name, 0) for name in names) for row in self.rows] if len(self.rows) > 1 else self.seconds
+        since = (rows[-1][0] if rows else time.time_ns() // 1000) - HOUR_US
+        return [row for row in rows if row[0] >= since]  # type: ignore[misc]
+
+
+def _by_site(sites: Sequence[Site]) -> dict[tuple[str, str, str], int]:
+    sizes: dict[tuple[str, str, str], int] = {}
+    for site in sites:
+        key = site.category, site.subcategory, site.frame
+        sizes[key] = sizes.get(key, 0) + site.bytes
+    return sizes
+
+
+def growing(after_steps: Sequence[tuple[int, dict[tuple[str, str, str], int]]]) -> list[Growing]:
+    """Call sites that hold more after the last step looked at than after the first one, most a step first."""
+    if len(after_steps) < 2 or after_steps[-1][0] <= after_steps[0][0]:
+        return []
+    (first, before), (last, after) = after_steps[0], after_steps[-1]
+    found = [
+        Growing(*key, (size - before.get(key, 0)) / (last - first), size)
+        for key, size in after.items()
+        if size > before.get(key, 0)
+    ]
+    return sorted(found, key=lambda site: -site.per_step_bytes)[:_GROWING]
