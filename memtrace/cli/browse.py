@@ -55,16 +55,16 @@ def run(args: argparse.Namespace) -> int:
     use_index = not args.no_index
     usual_signals()
     if args.file != "-":
-        return _run(BrowseApp(args.file, args.other, view, rules=args.rules, use_index=use_index))
+        return run_app(BrowseApp(args.file, args.other, view, rules=args.rules, use_index=use_index))
     if args.other is not None:
         raise UsageError("a second file can't be compared with standard input")
     with progress("reading") as on_progress:
         recording = BrowsedRecording.open("-", view, on_progress, args.rules)
     _keys_from_terminal()
-    return _run(BrowseApp("stdin", recording=recording))
+    return run_app(BrowseApp("stdin", recording=recording))
 
 
-def _run(app: BrowseApp) -> int:
+def run_app(app: BrowseApp) -> int:
     """Its exit code. A crash is one line, once the terminal is as it was, and exit code 1."""
     code = app.run()
     if app.crash is None:

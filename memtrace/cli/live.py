@@ -51,7 +51,10 @@ def run(args: argparse.Namespace) -> int:
             return _print(args, watched)
         from memtrace_tui.live import LiveApp
 
-        return LiveApp(watched, args.every, 1 / args.speed if args.replay else 0.2).run() or 0
+        from memtrace.cli.browse import run_app
+
+        poll_s = 1 / args.speed if args.replay else 0.2
+        return run_app(LiveApp(watched, args.every, poll_s, _forecast_step(args.forecast)))
     finally:
         watched.close()
 
@@ -110,14 +113,14 @@ def _print(args: argparse.Namespace, watched: Watched) -> int:
             goes_on = _gather(watched, args, first=not shown)
             view = watched.state.view()
             if args.json:
-                print_json(view.as_json() | {"forecast_died_in_step": dies})
+                print_json(view.as_json() | {"predicted_oom_step": dies})
             elif not args.metrics or args.once:
                 print(live_text(view, width), flush=True)
                 _say_forecast(dies, view)
             rows = [row for row in watched.state.rows if row["step"] > written]
             written = rows[-1]["step"] if rows else written
             for sink in opened:
-                sink.write(rows, view.now | {"device": view.about.get("device") or 0})
+                sink.write(rows, dict(view.now) | {"device": view.about.get("device") or 0})
             shown += 1
             if not goes_on or args.once or shown == args.count:
                 return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -112,7 +113,7 @@ class LiveState:
     seconds: deque[tuple[int, int, int, int]] = field(default_factory=lambda: deque(maxlen=_SECONDS))
     alarms: list[dict[str, Any]] = field(default_factory=list)
     outside: list[dict[str, Any]] = field(default_factory=list)
-    done: list[dict[str, Any]] = field(default_factory=list)  # answers to orders, newest last
+    done: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=20))  # answers to orders
     report: Report | None = None
     looked: tuple[str, int] = ("", -1)  # at which moment of which step
     after_steps: deque[tuple[int, dict[tuple[str, str, str], int]]] = field(default_factory=lambda: deque(maxlen=60))
@@ -141,9 +142,17 @@ class LiveState:
             time_us, allocated, reserved, peak = (self.now.get(name, 0) for name in counters)
             self.seconds.append((time_us, allocated, reserved, peak))
         elif kind == "done":
-            self.done = [*self.done[-20:], message]
+            self.done.append(message)
         elif kind == "bye":
             self.ended = True
+
+    def take_answers(self) -> list[dict[str, Any]]:
+        """Answers to orders that nobody has seen yet."""
+        answers: list[dict[str, Any]] = []
+        with contextlib.suppress(IndexError):  # another thread may take them, too
+            while True:
+                answers.append(self.done.popleft())
+        return answers
 
     def look(self, analysis: Analysis, report: Report, moment: str, step: int) -> None:
         """What the blocks were at a moment of a step."""

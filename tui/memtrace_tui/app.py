@@ -48,7 +48,7 @@ class BrowseApp(App[int]):
     that can't be read gives.
     """
 
-    CSS_PATH = "browse.tcss"
+    CSS_PATH = Path(__file__).with_name("browse.tcss")  # also for applications that are made from this one
     TITLE = "memtrace"
     ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "Quit", show=False, priority=True)]
@@ -94,6 +94,10 @@ class BrowseApp(App[int]):
             self.register_theme(theme)
         few = self.console.color_system in ("standard", "windows") if self._few_colours is None else self._few_colours
         self.set_look(SIXTEEN.name if few else self.look.palette.name)
+        self.open_first()
+
+    def open_first(self) -> None:
+        """The first screen."""
         if self._recording is not None:
             self._start(self._recording)
         else:
