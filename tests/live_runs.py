@@ -17,6 +17,7 @@ from memtrace.live.alarms import FreePieces
 LAYERS, VOCABULARY_MIB = 12, 40
 LEAKS = ("graph every step", "metrics", "every fifth step", "growing cache", "one layer's outputs")
 FRAGMENTS = ("pinned halves", "pinned rows", "growing pieces", "replaced buffers", "two sizes")
+PREFILLED = {"pinned halves": 160, "growing pieces": 60, "replaced buffers": 120, "two sizes": 50}
 FIXED = ("fixed lengths", "graph every step", "growing cache", "late buffers", "evaluation now and then")
 HEALTHY = ("fixed lengths", "varying lengths", "longer and longer", "evaluation now and then", "late buffers")
 
@@ -72,6 +73,8 @@ class _Program:
     def load(self) -> None:
         self.weights = [self.get(mib) for _ in range(LAYERS) for mib in (24, 8, 64, 32)] + [self.get(VOCABULARY_MIB)]
         self.states: list[int] = []
+        if self.kind in FRAGMENTS:  # what is replaced later is there, side by side
+            self.kept = [self.get(1.2) for _ in range(PREFILLED.get(self.kind, 0))]
 
     def tokens(self, step: int) -> int:
         if self.kind in FIXED:

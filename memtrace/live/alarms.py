@@ -70,7 +70,7 @@ def judge(
     step = int(series.step[-1])
     found = []
     rise = steady_rise(series, capacity_bytes)
-    if rise is not None and rise.left_steps <= _WINDOWS_AHEAD * rise.steps:
+    if rise is not None and rise.left_steps < float("inf"):
         end = step + round(max(rise.left_steps, 0))
         what = "allocated memory" if rise.kind == "growth" else "memory that can't be given back (holes with it)"
         grew = f"grew by {format_bytes(rise.total_bytes)} over {rise.steps} steps"
@@ -102,7 +102,10 @@ def headroom_bytes(series: StepSeries, capacity_bytes: int | None) -> int | None
 
 
 def steady_rise(series: StepSeries, capacity_bytes: int | None) -> Rise | None:
-    """The growth that uses up what is left soonest, over windows of 20, 40, 80 … steps; None if nothing rises."""
+    """The growth that uses up what is left soonest, over windows of 20, 40, 80 … steps.
+
+    None if nothing rises, or nothing would reach the capacity within twenty such windows: so far no window can see.
+    """
     late = slice(_WARM_UP, None)
     step, tokens, allocated = series.step[late], series.tokens[late], series.allocated_bytes[late]
     curves: list[tuple[str, F8]] = [("growth", allocated)]
@@ -116,7 +119,8 @@ def steady_rise(series: StepSeries, capacity_bytes: int | None) -> Rise | None:
             if here is not None:
                 per_step = here[0]
                 steps_left = float("inf") if left is None else left / per_step
-                found.append(Rise(kind, per_step, size, here[1], steps_left))
+                if left is None or steps_left <= _WINDOWS_AHEAD * size:
+                    found.append(Rise(kind, per_step, size, here[1], steps_left))
                 break  # growing holes are told apart only where what is allocated does not grow
     return min(found, key=lambda rise: rise.left_steps / rise.steps, default=None)
 
