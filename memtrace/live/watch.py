@@ -46,7 +46,7 @@ class Watch:
         self.state = LiveState(str(place))
         self._reader = protocol.LineReader(protocol.MAX_LINE_BYTES)
         self._asked_at, self._waits_for, self._moment = 0.0, "", "step"
-        self._owners_at = 0.0
+        self._owners_at = self._again_at = 0.0
         try:
             self._socket = protocol.connect(place)
             deadline = time.monotonic() + 5
@@ -62,6 +62,8 @@ class Watch:
             raise NoAnswerError(f"{place}: that program runs another version of memtrace")
 
     def poll(self, timeout_s: float) -> bool:
+        if self._again_at and time.monotonic() >= self._again_at:
+            self.ask_now(self._waits_for or "now")
         if self.looks and self.state.about:
             self._ask()
         self._socket.settimeout(timeout_s)
@@ -74,8 +76,10 @@ class Watch:
             data, messages = b"", []
         for message in messages:
             self.state.take(message)
-            if message.get("type") == "blocks":
+            if message.get("type") == "blocks" and "file" in message:
                 self._look(message)
+            elif type(message.get("wait_s")) is float:  # so that looking costs the program next to nothing
+                self._again_at = time.monotonic() + message["wait_s"]
         self.state.ended |= not data
         return not self.state.ended
 
@@ -89,7 +93,7 @@ class Watch:
 
     def ask_now(self, moment: str) -> None:
         """Have the blocks looked at, whatever the turn."""
-        self._asked_at, self._waits_for = time.monotonic(), moment
+        self._asked_at, self._waits_for, self._again_at = time.monotonic(), moment, 0.0
         self.order("blocks", at=moment)
 
     def _ask(self) -> None:

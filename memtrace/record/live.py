@@ -71,6 +71,7 @@ class LiveServer:
         self._watchers: list[_Watcher] = []
         self._wanted: str | None = None  # the moment at which to look at the blocks
         self._raw: tuple[str, int, int, dict[str, Any]] | None = None  # what was seen: moment, step, µs it took, blocks
+        self._seen: dict[str, Any] = {"type": "blocks"}
         self._not_before = self._own_at = 0.0
         self._alarms: dict[str, Alarm] = {}
         self._judged = self._written = 0
@@ -232,7 +233,8 @@ class LiveServer:
         if moment not in protocol.MOMENTS:
             return {"error": f"at is one of {', '.join(protocol.MOMENTS)}"}
         wait = self._not_before - time.monotonic()
-        if wait > 0:
+        if wait > 0:  # what was seen last is young enough
+            self._tell(self._seen)
             return {"wait_s": round(wait, 1)}
         self._wanted = moment
         if moment == "now":
@@ -344,7 +346,8 @@ class LiveServer:
         if self._watchers and self.place is not None:
             snapshot = self.recorder.take("live", self._device(), raw=raw)
             file = files.write_snapshot(snapshot, protocol.sample_place(self.place), force=True, mode=0o600)
-            self._tell({"type": "blocks", "file": str(file), "at": moment, "step": step, "time_us": now_us()})
+            self._seen = {"type": "blocks", "file": str(file), "at": moment, "step": step, "time_us": now_us()}
+            self._tell(self._seen)
         cost_s = took_us / 1e6 + time.perf_counter() - begun
         self._not_before = time.monotonic() + max(_LEAST_S, _SHARE * cost_s)
 

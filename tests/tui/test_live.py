@@ -6,7 +6,7 @@ from typing import Any
 
 from memtrace_tui.live import LiveApp, LiveScreen
 from memtrace_tui.main_screen import MainScreen
-from memtrace_tui.widgets.lines import Lines
+from memtrace_tui.widgets.base import Lines
 from support import analysis, trace_path
 from textual.pilot import Pilot
 

@@ -22,7 +22,7 @@ from memtrace_tui.dialogs import Ask, Details
 from memtrace_tui.main_screen import MainScreen
 from memtrace_tui.provider import BrowsedRecording, StartView
 from memtrace_tui.widgets.bars import KeyBar
-from memtrace_tui.widgets.lines import Lines
+from memtrace_tui.widgets.base import Lines
 
 _HELP = (
     ("s", "take a snapshot now and walk it in the browser; q comes back here"),
