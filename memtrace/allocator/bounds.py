@@ -33,15 +33,14 @@ class LowerBounds:
 def lower_bounds(program: Program, config: AllocatorConfig) -> LowerBounds:
     """Bounds for ``program`` with the rounding of ``config``."""
     rounded = round_sizes(program.requested_bytes, config)
-    held = np.ones(program.initial, dtype=np.bool_)
-    held[program.absent[: program.initial]] = False
     beginning = program.evidence.beginning
-    owned = held.copy()
+    owned = np.ones(len(rounded), dtype=np.bool_)
     owned[beginning.handle[beginning.blocks.pending]] = False
+    born, died = _lives(program, Op.DEFER)
     return LowerBounds(
-        requested_bytes=_peak(program, program.requested_bytes, owned),
-        rounded_bytes=_peak(program, rounded, owned),
-        placement_bytes=_packed_peak(program, rounded, held),
+        requested_bytes=_highest(program.requested_bytes * owned, born, died),
+        rounded_bytes=_highest(rounded * owned, born, died),
+        placement_bytes=_packed_peak(program, rounded),
     )
 
 
@@ -66,7 +65,7 @@ def pack(program: Program, config: AllocatorConfig, most: int | None = _MOST_PAC
     Source: greedy by size, Y. Pisarchyk and J. Lee, Efficient memory management for deep neural net inference, 2020.
     """
     size = round_sizes(program.requested_bytes, config)
-    born, died = _lives(program)
+    born, died = _lives(program, Op.COMPLETE)
     live = died > born
     small = live & (size < _SLAB_BYTES)
     rows = np.flatnonzero(live & ~small)
@@ -109,15 +108,15 @@ def _place_by_size(size: I8, start: I8, end: I8) -> int:
     return int(high.max(initial=0))
 
 
-def _lives(program: Program) -> tuple[I8, I8]:
-    """Operation at which each handle is made (-1: before the first) and at which its block is free again."""
+def _lives(program: Program, ends: Op) -> tuple[I8, I8]:
+    """Operation at which each handle is made (-1: before the first) and at which it is freed or ``ends``."""
     count = len(program.op)
     born = np.full(len(program.requested_bytes), count, dtype=np.int64)
     born[: program.initial] = np.where(program.absent[: program.initial], count, -1)
     made = np.flatnonzero(program.op == Op.MALLOC)
     born[program.handle[made]] = made
     died = np.full(len(born), count, dtype=np.int64)
-    gone = np.flatnonzero((program.op == Op.FREE) | (program.op == Op.COMPLETE))
+    gone = np.flatnonzero((program.op == Op.FREE) | (program.op == ends))
     died[program.handle[gone]] = gone
     return born, died
 
@@ -130,48 +129,17 @@ def _highest(size: I8, born: I8, died: I8) -> int:
     return max(int(np.cumsum(change).max(initial=0)), 0)
 
 
-def _changes(program: Program, size: I8, ends: tuple[Op, Op]) -> I8:
-    change = np.zeros(len(program.op), dtype=np.int64)
-    made = program.op == Op.MALLOC
-    change[made] = size[program.handle[made]]
-    gone = (program.op == ends[0]) | (program.op == ends[1])
-    change[gone] = -size[program.handle[gone]]
-    return change
-
-
-def _peak(program: Program, size: I8, held: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
-    start = int(size[: program.initial][held].sum())
-    curve = np.cumsum(_changes(program, size, (Op.FREE, Op.DEFER)))
-    return start + max(0, int(curve.max()) if len(curve) else 0)
-
-
-def _packed_peak(program: Program, size: I8, held: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
+def _packed_peak(program: Program, size: I8) -> int:
     """Peak of the sum over free lists of their live bytes in whole pages."""
+    born, died = _lives(program, Op.COMPLETE)
     _, stream = np.unique(program.stream, return_inverse=True)
     pools = len(program.evidence.history.pools)
-    which = (stream * pools + program.pool) * 2 + (size <= SMALL_LIMIT_BYTES)
-    lists, which = np.unique(which, return_inverse=True)
-    starts = np.zeros(len(lists), dtype=np.int64)
-    first = np.flatnonzero(held)
-    np.add.at(starts, which[first], size[first])
-
-    change = _changes(program, size, (Op.FREE, Op.COMPLETE))
-    rows = np.flatnonzero(change)
-    order = np.argsort(which[program.handle[rows]], kind="stable")
-    rows = rows[order]
-    of = which[program.handle[rows]]
-    level = np.cumsum(change[rows])
-    begins = np.searchsorted(of, np.arange(len(lists)))
-    before = np.concatenate(([0], level))[begins]  # what earlier lists added up to
-    level = level - before[of] + starts[of]
+    _, which = np.unique((stream * pools + program.pool) * 2 + (size <= SMALL_LIMIT_BYTES), return_inverse=True)
+    when, change, which = np.concatenate((born, died)) + 1, np.concatenate((size, -size)), np.tile(which, 2)
+    order = np.lexsort((when, which))
+    when, which = when[order], which[order]
+    level = np.cumsum(change[order])  # of one list after the other: each ends at 0
     pages = -(-level // _PAGE_BYTES)
-    step = np.diff(pages, prepend=0)
-    is_first = np.zeros(len(rows), dtype=np.bool_)
-    is_first[begins[begins < len(rows)]] = True
-    start_pages = -(-starts // _PAGE_BYTES)
-    step = np.where(is_first, pages - start_pages[of], step)
-    total = np.zeros(len(program.op), dtype=np.int64)
-    total[rows] = step
-    start = int(start_pages.sum())
-    curve = np.cumsum(total)
-    return (start + max(0, int(curve.max()) if len(curve) else 0)) * _PAGE_BYTES
+    total = np.zeros(len(program.op) + 2, dtype=np.int64)
+    np.add.at(total, when, np.diff(pages, prepend=0))
+    return int(np.cumsum(total).max(initial=0)) * _PAGE_BYTES

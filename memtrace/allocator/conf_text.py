@@ -21,36 +21,35 @@ _INTEGER = re.compile(r"\s*[+-]?[0-9]+")
 _DOUBLE = re.compile(r"\s*[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 TOKEN_PARSER: Version = (2, 10)  # the first release whose parser works on a token list
 
-# Settings that don't touch device memory placement: key -> (first release, kind of value).
-_IGNORED: dict[str, tuple[Version, str]] = {
-    "release_lock_on_cudamalloc": ((2, 3), "bool"),
-    "release_lock_on_hipmalloc": ((2, 3), "bool"),
-    "pinned_use_cuda_host_register": ((2, 3), "bool"),
-    "pinned_use_hip_host_register": ((2, 3), "bool"),
-    "pinned_num_register_threads": ((2, 3), "threads"),
-    "pinned_use_background_threads": ((2, 6), "bool"),
-    "graph_capture_record_stream_reuse": ((2, 9), "bool"),
-    "pinned_reserve_segment_size_mb": ((2, 10), "positive"),
-    "pinned_free_catch_all": ((2, 12), "bool"),
-    "pinned_max_round_threshold_mb": ((2, 13), "size"),
-    "pinned_max_cached_size_mb": ((2, 13), "size"),
-    "expandable_segments_handle_type": ((2, 8), "any"),
-    "expandable_segments_reserve_by_class": ((2, 15), "list"),
+# Setting -> (first release, kind of its value, field that it sets). Those without a field don't touch placement.
+_SETTINGS: dict[str, tuple[Version, str, str]] = {
+    "max_split_size_mb": ((1, 10), "megabytes", "max_split_bytes"),
+    "garbage_collection_threshold": ((1, 12), "threshold", "gc_threshold"),
+    "roundup_power2_divisions": ((1, 12), "divisions", "roundup_divisions"),
+    "backend": ((2, 0), "backend", "backend"),
+    "expandable_segments": ((2, 1), "bool", "expandable_segments"),
+    "max_non_split_rounding_mb": ((2, 6), "megabytes", "max_non_split_rounding_bytes"),
+    "per_process_memory_fraction": ((2, 10), "fraction", "memory_fraction"),
+    "large_segment_size_mb": ((2, 11), "large", "large_segment_bytes"),
+    "throw_on_cudamalloc_oom": ((2, 12), "bool", "throw_on_oom"),
+    "expandable_segments_reserve": ((2, 15), "reserve", "reserve"),
+    "release_lock_on_cudamalloc": ((2, 3), "bool", ""),
+    "release_lock_on_hipmalloc": ((2, 3), "bool", ""),
+    "pinned_use_cuda_host_register": ((2, 3), "bool", ""),
+    "pinned_use_hip_host_register": ((2, 3), "bool", ""),
+    "pinned_num_register_threads": ((2, 3), "threads", ""),
+    "pinned_use_background_threads": ((2, 6), "bool", ""),
+    "graph_capture_record_stream_reuse": ((2, 9), "bool", ""),
+    "pinned_reserve_segment_size_mb": ((2, 10), "positive", ""),
+    "pinned_free_catch_all": ((2, 12), "bool", ""),
+    "pinned_max_round_threshold_mb": ((2, 13), "integer", ""),
+    "pinned_max_cached_size_mb": ((2, 13), "integer", ""),
+    "expandable_segments_handle_type": ((2, 8), "text", ""),
+    "expandable_segments_reserve_by_class": ((2, 15), "list", ""),
 }
-_FIRST_RELEASE: dict[str, Version] = {
-    "max_split_size_mb": (1, 10),
-    "garbage_collection_threshold": (1, 12),
-    "roundup_power2_divisions": (1, 12),
-    "backend": (2, 0),
-    "expandable_segments": (2, 1),
-    "max_non_split_rounding_mb": (2, 6),
-    "per_process_memory_fraction": (2, 10),
-    "large_segment_size_mb": (2, 11),
-    "throw_on_cudamalloc_oom": (2, 12),
-    "expandable_segments_reserve": (2, 15),
-}
+_BYPASS = "roundup_bypass_threshold_mb"  # in 1.13 alone
 
-SETTINGS = (*_FIRST_RELEASE, *_IGNORED)
+SETTINGS = tuple(_SETTINGS)
 
 
 _PAST_END = "Index out of bounds in ConfigTokenizer"
@@ -70,10 +69,10 @@ def parse_conf(text: str, version: Version = NEWEST, device_total_bytes: int | N
     parser.run()
     values = parser.values
     if device_total_bytes is not None:
-        spec = values.pop("reserve", None)
+        spec = values.get("reserve")
         reserve = 1.125 * device_total_bytes if spec is None else spec[0] * (device_total_bytes if spec[1] else 1 << 30)
         values["reservation_bytes"] = max(int(reserve), 1)
-        if values.pop("throw_on_oom", False):
+        if values.get("throw_on_oom"):
             values["preempt_bytes"] = int(values.get("memory_fraction", 1.0) * device_total_bytes)
         if "memory_fraction" in values:
             values["limit_bytes"] = fraction_limit(values["memory_fraction"], device_total_bytes, version)
@@ -90,29 +89,15 @@ class _Parser:
         self.tokens = [t for t in re.split(r"([,:\[\]])", re.sub(blank, "", text)) if t]
         self.values: dict[str, Any] = {}
         self.at = 0
-        self.handlers: dict[str, Callable[[], None]] = {
-            "max_split_size_mb": self._max_split,
-            "max_non_split_rounding_mb": lambda: self._keep("max_non_split_rounding_bytes", self._megabytes),
-            "large_segment_size_mb": self._large_segment,
-            "garbage_collection_threshold": self._gc,
-            "roundup_power2_divisions": self._roundup,
-            "roundup_bypass_threshold_mb": self._bypass,
-            "backend": self._backend,
-            "expandable_segments": lambda: self._keep("expandable_segments", self._bool),
-            "per_process_memory_fraction": self._fraction,
-            "throw_on_cudamalloc_oom": lambda: self._keep("throw_on_oom", self._bool),
-            "expandable_segments_reserve": self._reserve,
-        }
 
     def run(self) -> None:
         if self.version >= (2, 11):  # read first: other minima depend on it
             for i, token in enumerate(self.tokens):
                 if token == "large_segment_size_mb":
                     self.at = i
-                    self._large_segment()
+                    self._one(token)
             self.at = 0
-            large = self.values.get("large_segment_bytes", 20 * _MIB)
-            self.values["max_non_split_rounding_bytes"] = large
+            self.values["max_non_split_rounding_bytes"] = self.values.get("large_segment_bytes", 20 * _MIB)
         while self.at < len(self.tokens):
             self._one(self.tokens[self.at])
             self.at += 1
@@ -121,25 +106,16 @@ class _Parser:
                 self.at += 1
 
     def _one(self, key: str) -> None:
-        known = self._known(key)
-        if known and key in self.handlers:
-            self.handlers[key]()
-        elif known:
-            self._ignored(key, _IGNORED[key][1])
-        else:
+        first, kind, name = _SETTINGS.get(key, ((1, 13), "bypass", "roundup_bypass_bytes"))
+        if self.version < first or (kind == "bypass" and (key != _BYPASS or self.version != first)):
             raise self._error(
                 f"Unrecognized CachingAllocator option: {key}",
                 f"Unrecognized key '{key}' in Accelerator allocator config.",
             )
-
-    def _known(self, key: str) -> bool:
-        if key == "roundup_bypass_threshold_mb":
-            return self.version == (1, 13)
-        first = _FIRST_RELEASE.get(key) or (_IGNORED[key][0] if key in _IGNORED else None)
-        return first is not None and self.version >= first
-
-    def _keep(self, name: str, read: Callable[[str], Any]) -> None:
-        self.values[name] = read(self.tokens[self.at])
+        read: Callable[[str, str], Any] = getattr(self, f"_{kind}")
+        value = read(self._value(key), key)
+        if name:
+            self.values[name] = value
 
     def _error(self, old: str, new: str) -> ConfError:
         """What the parser up to 2.9, and the one since, say."""
@@ -177,8 +153,9 @@ class _Parser:
             raise ConfError(f"stod: {text!r} is not a number for {key}")
         return float(match[0])
 
-    def _bool(self, key: str) -> bool:
-        text = self._value(key)
+    # Kinds of values: each makes what a setting says of the token behind its colon, where ``at`` is.
+
+    def _bool(self, text: str, key: str) -> bool:
         if text in ("True", "False"):
             return text == "True"
         raise self._error(
@@ -186,48 +163,42 @@ class _Parser:
             f"Expected 'True' or 'False' at index {self.at} in ConfigTokenizer but got '{text}'",
         )
 
-    def _megabytes(self, key: str) -> int:
+    def _megabytes(self, text: str, key: str) -> int | None:
         """A size that must not be below the large segment size: above it up to 2.9, at least it since."""
-        value = self._integer(self._value(key), key)
+        value = self._integer(text, key)
         least = self.values.get("large_segment_bytes", 20 * _MIB) // _MIB
         if value < least or (value == least and not self.modern):
             raise ConfError(f"CachingAllocator option {key} too small, must be {'>=' if self.modern else '>'} {least}")
+        size = min(value, _MOST_MB) * _MIB
+        return None if key == "max_split_size_mb" and size >= 1 << 60 else size
+
+    def _large(self, text: str, key: str) -> int:
+        value = self._integer(text, key)
+        if value <= 10:
+            raise ConfError(f"CachingAllocator option {key} must be > 10 MB")
         return min(value, _MOST_MB) * _MIB
 
-    def _max_split(self) -> None:
-        size = self._megabytes("max_split_size_mb")
-        self.values["max_split_bytes"] = size if size < 1 << 60 else None
-
-    def _large_segment(self) -> None:
-        value = self._integer(self._value("large_segment_size_mb"), "large_segment_size_mb")
-        if value <= 10:
-            raise ConfError("CachingAllocator option large_segment_size_mb must be > 10 MB")
-        self.values["large_segment_bytes"] = min(value, _MOST_MB) * _MIB
-
-    def _gc(self) -> None:
-        value = self._double(self._value("garbage_collection_threshold"), "garbage_collection_threshold")
+    def _threshold(self, text: str, key: str) -> float:
+        value = self._double(text, key)
         if not 0 < value < 1:
             raise self._error(
                 f"garbage_collect_threshold too {'big' if value > 0 else 'small'}, set it 0.0~1.0",
                 "garbage_collect_threshold is invalid, set it in (0.0, 1.0)",
             )
-        self.values["gc_threshold"] = value
+        return value
 
-    def _roundup(self) -> None:
-        key = "roundup_power2_divisions"
-        text = self._value(key)
+    def _divisions(self, text: str, key: str) -> tuple[int, ...]:
         table = [0] * INTERVALS
         if text == "[":
-            self._roundup_list(table)
+            self._roundup_list(table, key)
         else:
             value = self._integer(text, key)
             if not _is_power2(value):
                 raise ConfError("For roundups, the divisions has to be power of 2 ")
             table = [value] * INTERVALS
-        self.values["roundup_divisions"] = tuple(table)
+        return tuple(table)
 
-    def _roundup_list(self, table: list[int]) -> None:
-        key = "roundup_power2_divisions"
+    def _roundup_list(self, table: list[int], key: str) -> None:
         first, last = True, 0
         self.at += 1
         while self.at < len(self.tokens) and self.tokens[self.at] != "]":
@@ -261,43 +232,45 @@ class _Parser:
         if self.at >= len(self.tokens):
             raise ConfError("Expected closing bracket ']' in ConfigTokenizer but reached end of config")
 
-    def _bypass(self) -> None:
-        key = "roundup_bypass_threshold_mb"
-        self.values["roundup_bypass_bytes"] = self._integer(self._value(key), key) * _MIB
+    def _bypass(self, text: str, key: str) -> int:
+        return self._integer(text, key) * _MIB
 
-    def _backend(self) -> None:
-        name = self._value("backend")
-        if name not in ("native", "cudaMallocAsync"):
+    def _backend(self, text: str, key: str) -> str:
+        if text not in ("native", "cudaMallocAsync"):
             raise ConfError("Unknown allocator backend, options are native and cudaMallocAsync")
-        self.values["backend"] = name
+        return text
 
-    def _fraction(self) -> None:
-        value = self._double(self._value("per_process_memory_fraction"), "per_process_memory_fraction")
+    def _fraction(self, text: str, key: str) -> float:
+        value = self._double(text, key)
         if not 0.0 <= value <= 1.0:
             raise ConfError("per_process_memory_fraction is invalid, set it in [0.0, 1.0]")
-        self.values["memory_fraction"] = value
+        return value
 
-    def _reserve(self) -> None:
-        """A fraction of the card or ``40G``; PyTorch warns about anything else and keeps its default."""
-        text = self._value("expandable_segments_reserve")
+    def _reserve(self, text: str, key: str) -> tuple[float, bool] | None:
+        """A fraction of the card or ``40G``; PyTorch warns about anything else and keeps what it had."""
         number = text[:-1] if text[-1:] in "Gg" else text
         match = _DOUBLE.fullmatch(number)
         if match is not None and math.isfinite(float(number)) and float(number) > 0:
-            self.values["reserve"] = (float(number), number == text)
+            return float(number), number == text
+        return self.values.get("reserve")
 
-    def _ignored(self, key: str, kind: str) -> None:
-        text = self._value(key) if kind != "bool" else str(self._bool(key))
-        if kind == "list":
-            while self.at < len(self.tokens) and self.tokens[self.at] != "]":
-                self.at += 1
-        elif kind == "threads":
-            value = self._integer(text, key)
-            got = f", got {value}" if self.modern else ""
-            if not _is_power2(value):
-                raise ConfError(f"Number of register threads has to be power of 2{got or ' '}")
-            if value > 128:
-                raise ConfError(f"Number of register threads should be less than or equal to 128{got}")
-        elif kind in ("positive", "size") and not self._integer(text, key) and kind == "positive":
+    def _text(self, text: str, key: str) -> str:
+        return text
+
+    def _list(self, text: str, key: str) -> None:
+        while self.at < len(self.tokens) and self.tokens[self.at] != "]":
+            self.at += 1
+
+    def _threads(self, text: str, key: str) -> None:
+        value = self._integer(text, key)
+        got = f", got {value}" if self.modern else ""
+        if not _is_power2(value):
+            raise ConfError(f"Number of register threads has to be power of 2{got or ' '}")
+        if value > 128:
+            raise ConfError(f"Number of register threads should be less than or equal to 128{got}")
+
+    def _positive(self, text: str, key: str) -> None:
+        if not self._integer(text, key):
             raise ConfError("Pinned reserve segment size has to be greater than 0")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from memtrace.allocator.whatif.whatif import Simulation
 from memtrace.snapshot.model import Action, Snapshot
 from memtrace.snapshot.stacks import StackTable
 
+Frames: TypeAlias = Callable[[int], list[dict[str, Any]]]
 _SEGMENT_EVENTS = {
     Action.SEGMENT_ALLOC: "segment_alloc",
     Action.SEGMENT_FREE: "segment_free",
@@ -21,17 +24,16 @@ _SEGMENT_EVENTS = {
 }
 
 
-def as_snapshot(snapshot: Snapshot, run: Simulation, *, with_trace: bool = True) -> dict[str, Any]:
+def as_snapshot(snapshot: Snapshot, run: Simulation) -> dict[str, Any]:
     """The end of a simulated run (its ``until`` event, its refusal, or the end of the trace) as a snapshot dictionary.
 
-    With ``with_trace`` the events are told again with simulated addresses and segment events, so that the file can be
-    browsed over time; stacks and times are those of the recorded events.
+    The events are told again with simulated addresses and segment events, so that the file can be browsed over time;
+    stacks and times are those of the recorded events.
     """
-    frames = _Frames(snapshot.stacks)
+    frames = _frames(snapshot.stacks)
     device = run.program.evidence.device.device
     traces: list[list[dict[str, Any]]] = [[] for _ in range(device + 1)]
-    if with_trace:
-        traces[device] = _trace(run, frames)
+    traces[device] = _trace(run, frames)
     return {
         "segments": _segments(run, frames, device),
         "device_traces": traces,
@@ -59,31 +61,18 @@ def settings_of(config: AllocatorConfig) -> dict[str, Any]:
     }
 
 
-class _Frames:
-    """Stacks as lists of frame dictionaries; one list a stack, shared as in PyTorch's own dumps."""
+def _frames(stacks: StackTable) -> Frames:
+    """Stacks as lists of frame dictionaries; one list a stack, shared as in PyTorch's own dumps. [] for -1."""
 
-    def __init__(self, stacks: StackTable) -> None:
-        self._stacks = stacks
-        self._made: dict[int, list[dict[str, Any]]] = {}
-        self._frame: dict[int, dict[str, Any]] = {}
+    @cache
+    def frame(number: int) -> dict[str, Any]:
+        return stacks.frames[number]._asdict()
 
-    def of(self, stack: int) -> list[dict[str, Any]]:
-        """The frames of a stack; [] for -1."""
-        made = self._made.get(stack)
-        if made is None:
-            made = self._made[stack] = [self._one(i) for i in self._stacks.frame_ids(stack).tolist()]
-        return made
+    @cache
+    def of(stack: int) -> list[dict[str, Any]]:
+        return [frame(number) for number in stacks.frame_ids(stack).tolist()]
 
-    def again(self, stack: int) -> list[dict[str, Any]]:
-        """The same frames in a list of its own, as a call of its own would have them."""
-        return list(self.of(stack))
-
-    def _one(self, number: int) -> dict[str, Any]:
-        made = self._frame.get(number)
-        if made is None:
-            frame = self._stacks.frames[number]
-            made = self._frame[number] = {"filename": frame.filename, "line": frame.line, "name": frame.name}
-        return made
+    return of
 
 
 def mapped_ranges(state: AllocatorState) -> list[tuple[int, int, int, bool]]:
@@ -102,7 +91,7 @@ def mapped_ranges(state: AllocatorState) -> list[tuple[int, int, int, bool]]:
     return sorted(ranges)
 
 
-def _segments(run: Simulation, frames: _Frames, device: int) -> list[dict[str, Any]]:
+def _segments(run: Simulation, frames: Frames, device: int) -> list[dict[str, Any]]:
     program, state = run.program, run.state
     evidence = program.evidence
     trace, life = evidence.device.trace, evidence.life
@@ -142,7 +131,7 @@ def _segments(run: Simulation, frames: _Frames, device: int) -> list[dict[str, A
                 "is_expandable": expandable,
                 "frames": [],
                 "blocks": [
-                    {"address": b[0], "size": b[1], "requested_size": b[2], "state": b[3], "frames": frames.of(b[4])}
+                    {"address": b[0], "size": b[1], "requested_size": b[2], "state": b[3], "frames": frames(b[4])}
                     for b in mine
                 ],
             }
@@ -150,7 +139,7 @@ def _segments(run: Simulation, frames: _Frames, device: int) -> list[dict[str, A
     return result
 
 
-def _trace(run: Simulation, frames: _Frames) -> list[dict[str, Any]]:
+def _trace(run: Simulation, frames: Frames) -> list[dict[str, Any]]:
     """Simulated events: those of the program that were executed, with segment events where the simulation had them."""
     program = run.program
     trace = program.evidence.device.trace
@@ -185,7 +174,7 @@ def _trace(run: Simulation, frames: _Frames) -> list[dict[str, Any]]:
     raised.pop(-1, None)  # what the state before the first event was made of
     spared = {one.event: one for one in run.spared}
     for code, handle, event in zip(codes, handles, events, strict=True):
-        stack = frames.again(int(trace.stack[event]))
+        stack = list(frames(int(trace.stack[event])))  # a call of its own has a list of its own
         for waiting in completed_by_flush.pop(event, ()):
             size, stream = int(program.requested_bytes[waiting]), int(program.stream[waiting])
             tell("free_completed", int(run.address[waiting]), size, stream, event, stack, int(program.pool[waiting]))
@@ -196,7 +185,7 @@ def _trace(run: Simulation, frames: _Frames) -> list[dict[str, Any]]:
             if event in spared:
                 one = spared[event]
                 tell("alloc", one.address, int(trace.size[event]), stream, event, stack, pool)
-                end = frames.again(int(trace.stack[event]))
+                end = list(frames(int(trace.stack[event])))
                 tell("free_requested", one.address, int(trace.size[event]), stream, event, end, pool)
                 tell("free_completed", one.address, int(trace.size[event]), stream, event, end, pool)
             elif event in refused:

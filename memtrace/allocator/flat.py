@@ -1,14 +1,13 @@
 """The hot loop: a program of allocations and frees through the free lists, with everything rare called out.
 
 Names of allocations are *handles*, 0 … n-1. One operation is a number: a handle to allocate, the bitwise complement of
-a handle to free, or n + i for the rare step i, which ``step(i)`` carries out. Where the compiled part is there, it runs
-the same loop (``_compiled.pyx``).
+a handle to free, or n + i for the rare step i, which ``step(i)`` carries out. The compiled part runs the same loop
+without the state's methods (``_compiled.pyx``), unless garbage is collected: ages are kept by the methods.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -17,7 +16,7 @@ import numpy as np
 
 from memtrace.allocator import state as state_module
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.state import LARGE_SPLIT_BYTES, MASK, SHIFT, SMALL_SPLIT_BYTES, AllocatorState
+from memtrace.allocator.state import LARGE_SPLIT_BYTES, SMALL_SPLIT_BYTES, AllocatorState
 from memtrace.snapshot.model import I4, I8, Bool
 
 _NEVER_BYTES = (1 << 63) - 1  # above every block
@@ -82,14 +81,6 @@ def tabulate(
     return Requests(np.array(kinds, dtype=np.int64).reshape(-1, 4), row.astype(np.int32))
 
 
-def _rows(ops: I8, requests: Requests) -> I4 | I8:
-    """The row of each operation's kind; any for rare steps."""
-    handles = len(requests.row_of)
-    if not handles:
-        return ops
-    return requests.row_of[np.where(ops >= handles, 0, np.where(ops < 0, ~ops, ops))]
-
-
 def run(
     state: AllocatorState,
     ops: I8,
@@ -103,87 +94,11 @@ def run(
 
     Addresses and block sizes go to ``address_of`` and ``size_of`` by handle.
     """
-    if state.is_compiled:
+    if state.is_compiled and type(state) is AllocatorState:  # a state of another kind does more in its methods
         state_module._COMPILED.run(state, ops, requests, address_of, size_of, miss, step)
         return
     handles = len(requests.row_of)
-    rows = _rows(ops, requests)
-    table = [
-        (state.lists[number], number, size, size << SHIFT, split << SHIFT, refuse << SHIFT)
-        for number, size, split, refuse in requests.kinds.tolist()
-    ]
-    free_at, free_end, bounds = state.free_at, state.free_end, state.bounds
-    reservations, unmapped_at, expands = state.reservations, state.unmapped_at, state.expands
-    for number, row in zip(ops.tolist(), rows.tolist(), strict=True):
-        if number >= handles:
-            step(number - handles)
-        elif number >= 0:
-            free, lid, size, need, split, refuse = table[row]
-            place = bisect_left(free, need)
-            if place == len(free):
-                miss(number, lid, size)
-                continue
-            key = free[place]
-            address = key & MASK
-            have = key >> SHIFT
-            if lid in reservations and (address + have in unmapped_at or not expands[lid]):
-                found = state.search(lid, size)  # the choice depends on what is unmapped behind
-                if found is None:
-                    miss(number, lid, size)
-                    continue
-                key = found
-                place = bisect_left(free, key)
-                address = key & MASK
-                have = key >> SHIFT
-            if key >= refuse:
-                miss(number, lid, size)
-                continue
-            del free[place]
-            del free_at[address]
-            address_of[number] = address
-            if key < split:
-                del free_end[address + have]
-                size_of[number] = have
-            else:
-                size_of[number] = size
-                rest = address + size
-                free_end[address + have] = rest
-                have -= size
-                free_at[rest] = have
-                insort(free, have << SHIFT | rest)
-        else:
-            handle = ~number
-            free = table[row][0]
-            address = address_of[handle]
-            end = address + size_of[handle]
-            have = free_at.get(end, -1)
-            if have >= 0 and end not in bounds:
-                del free_at[end]
-                del free[bisect_left(free, have << SHIFT | end)]
-                end += have
-            start = free_end.get(address, -1)
-            if start >= 0 and address not in bounds:
-                del free_end[address]
-                del free[bisect_left(free, free_at[start] << SHIFT | start)]
-                address = start
-            have = end - address
-            free_at[address] = have
-            free_end[end] = address
-            insort(free, have << SHIFT | address)
-
-
-def run_complete(
-    state: AllocatorState,
-    ops: I8,
-    requests: Requests,
-    address_of: Numbers,
-    size_of: Numbers,
-    miss: Callable[[int, int, int], None],
-    step: Callable[[int], None],
-) -> None:
-    """:func:`run` through the state's own methods, which also keep GC ages. Half as fast."""
-    handles = len(requests.row_of)
-    rows = _rows(ops, requests)
+    rows = requests.row_of[np.where(ops >= handles, 0, np.maximum(ops, ~ops))] if handles else ops
     kinds = requests.kinds.tolist()
     for number, row in zip(ops.tolist(), rows.tolist(), strict=True):
         if number >= handles:

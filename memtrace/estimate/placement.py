@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.flat import Numbers, Requests, request_kind, run, run_complete
+from memtrace.allocator.flat import Numbers, Requests, request_kind, run
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, segment_size
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import SHIFT, AllocatorState
@@ -192,7 +192,6 @@ class Walk:
         self._kinds: dict[int, tuple[int, int, int, int]] = {}
         self._alive: dict[Name, tuple[int, int, int]] = {}  # address, block bytes, requested bytes
         self.live_bytes = self.allocated_bytes = 0
-        self._run = run_complete if config.gc_active else run
 
     @property
     def reserved_bytes(self) -> int:
@@ -218,7 +217,7 @@ class Walk:
             self.allocator.flush()
 
         requests = Requests(np.array([self._kind(size) for size in sizes], dtype=np.int64).reshape(-1, 4), row_of)
-        self._run(self.allocator.state, ops, requests, address, blocks, miss, flush)
+        run(self.allocator.state, ops, requests, address, blocks, miss, flush)
 
     def cell(self, sized: Sized) -> Peaks:
         """Run one cell. Raises ForecastRefused where the limit is reached."""

@@ -7,7 +7,6 @@ Handles 0 … ``initial`` - 1 are allocations that were there before the first e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,59 +83,43 @@ def match(action: NDArray[np.uint8], address: I8, active: I8) -> tuple[I8, I8, B
 
     Handles are those of the addresses, of the active blocks that don't occur, and of the allocations, in this order.
     """
-    index = np.int32 if len(action) < 1 << 31 else np.int64  # half the memory, on all but absurd traces
-    order, sorted_address = _by_address(action, address, index)
-    kind = action[order]
-    n = len(order)
-    is_alloc = kind == Action.ALLOC
-    starts = np.ones(n, dtype=np.bool_)
-    starts[1:] = sorted_address[1:] != sorted_address[:-1]
-    distinct = sorted_address[starts]
-    del sorted_address
-    position: NDArray[Any] = np.arange(n, dtype=index)
-    group_start: NDArray[Any] = np.maximum.accumulate(np.where(starts, position, index(0))) if n else position
-    last_alloc: NDArray[Any] = np.maximum.accumulate(np.where(is_alloc, position, index(-1))) if n else position
-    del position
-    before = last_alloc < group_start  # frees of what was there before the trace: one allocation an address
-    del group_start
-
-    alloc_events = np.flatnonzero(action == Action.ALLOC)
-    initial_start = starts & before
-    initial_freed = distinct[before[starts]]
-    touched = np.isin(active, distinct)
-    del distinct
-    initial = len(initial_freed) + int(np.count_nonzero(~touched))
-    total = initial + len(alloc_events)
-
-    ordinal = np.zeros(len(action), dtype=index)
-    ordinal[alloc_events] = np.arange(initial, total, dtype=index)
-    owner = ordinal[order[np.maximum(last_alloc, 0)]]
-    del ordinal, last_alloc
-    number: NDArray[Any] = np.cumsum(initial_start, dtype=index)
-    number -= 1
-    owner[before] = number[before]
-    requested, completed = np.full(total, -1, np.int64), np.full(total, -1, np.int64)
-    handle = np.full(len(action), -1, dtype=np.int64)
-    handle[order] = owner
-    unmatched = 0
-    for code, target in ((Action.FREE_REQUESTED, requested), (Action.FREE_COMPLETED, completed)):
-        rows = np.flatnonzero(kind == code)[::-1]
-        target[owner[rows]] = order[rows]  # the earliest wins; later ones free nothing
-        extra = order[rows][target[owner[rows]] != order[rows]]
-        handle[extra] = -1
-        unmatched += len(extra)
-    next_alloc = np.full(total, -1, dtype=np.int64)
-    again = np.flatnonzero(is_alloc & ~starts)
-    next_alloc[owner[again - 1]] = order[again]
-    return handle, initial_freed, touched, requested, completed, next_alloc, unmatched
-
-
-def _by_address(action: NDArray[np.uint8], address: I8, index: type[np.int32 | np.int64]) -> tuple[NDArray[Any], I8]:
-    """Events of allocations by address, in order at each: (event indices, addresses)."""
-    events = np.flatnonzero(action <= Action.FREE_COMPLETED)
-    address = address[events]
-    order = np.argsort(address, kind="stable")
-    return events[order].astype(index), address[order]
+    allocs = int(np.count_nonzero(action == Action.ALLOC))
+    handle = np.full(len(action), -1, np.int64)
+    late: list[list[int]] = [[-1] * allocs for _ in range(3)]  # first free request, first completion, next allocation
+    early: dict[int, list[int]] = {}  # by address: owners from before the trace
+    holders: dict[int, int] = {}  # by address: the number of the allocation there
+    made, unmatched, rows = 0, 0, np.flatnonzero(action <= Action.FREE_COMPLETED)
+    first_events: list[tuple[int, int]] = []  # of early owners: event, address
+    for i, kind, at in zip(rows.tolist(), action[rows].tolist(), address[rows].tolist(), strict=True):
+        owner = holders.get(at, -1)
+        if kind == Action.ALLOC:
+            if owner >= 0:
+                late[2][owner] = i
+            elif at in early:
+                early[at][2] = i
+            holders[at] = handle[i] = made
+            made += 1
+            continue
+        ends = late[kind - 1] if owner >= 0 else early.setdefault(at, [-1, -1, -1])
+        place = owner if owner >= 0 else kind - 1
+        if ends[place] >= 0:
+            unmatched += 1
+            continue
+        ends[place] = i
+        if owner >= 0:
+            handle[i] = owner
+        else:
+            first_events.append((i, at))
+    freed = np.array(sorted(early), np.int64)
+    touched = np.isin(active, address[rows])
+    initial = len(freed) + int(np.count_nonzero(~touched))
+    handle[handle >= 0] += initial
+    for i, at in first_events:
+        handle[i] = np.searchsorted(freed, at)
+    before = np.full((3, initial), -1, np.int64)
+    before[:, : len(freed)] = np.array([early[at] for at in freed.tolist()], np.int64).reshape(-1, 3).T
+    requested, completed, following = np.concatenate((before, np.array(late, np.int64).reshape(3, -1)), axis=1)
+    return handle, freed, touched, requested, completed, following, unmatched
 
 
 def _last_blocks(address: I8, completed: I8, blocks: Blocks) -> I8:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memtrace.allocator.flat import run, run_complete, tabulate
-from memtrace.allocator.replay.contradictions import contradiction
+from memtrace.allocator.flat import run, tabulate
 from memtrace.allocator.replay.initial import fill
 from memtrace.allocator.replay.recorded import Divergence, RecordedDriver
 from memtrace.allocator.simulator import Allocator
-from memtrace.snapshot.model import I8, Action, BlockState
+from memtrace.snapshot.model import I8, Action, BlockState, Device
 
 if TYPE_CHECKING:
     from memtrace.allocator.replay.evidence import TraceEvidence
+    from memtrace.allocator.replay.lifetimes import Lifetimes
 
 _CHUNK = 1 << 15
 
@@ -178,7 +178,6 @@ class _Run:
 
     def go(self, on_progress: Callable[[float], None] | None) -> Rerun:
         evidence, life = self.evidence, self.life
-        loop = run_complete if evidence.config.gc_active else run
         at: int | None = None
         why: str | None = None
         done = life.initial
@@ -189,7 +188,7 @@ class _Run:
                 on_progress(low / len(self.ops))
             ops = self.ops[low:high]
             try:
-                loop(self.state, ops, self.requests, self.address_of, self.size_of, self._miss, self._step)
+                run(self.state, ops, self.requests, self.address_of, self.size_of, self._miss, self._step)
             except Divergence as parting:
                 at, why = parting.event, parting.why
             except (KeyError, IndexError, OverflowError):
@@ -256,7 +255,7 @@ def rerun(evidence: TraceEvidence, on_progress: Callable[[float], None] | None =
     """Simulate a trace under its recorded settings and compare. ``on_progress`` gets the share done."""
     start = np.where(evidence.life.alloc_event < 0, 0, evidence.rounded)
     start[evidence.beginning.handle] = evidence.beginning.blocks.block_bytes
-    impossible = contradiction(evidence.device, evidence.life)
+    impossible = _contradiction(evidence.device, evidence.life)
     if not len(evidence.device.trace):
         return Rerun(start, None, impossible)
     contradictions = evidence.history.contradictions + evidence.beginning.contradictions
@@ -267,3 +266,24 @@ def rerun(evidence: TraceEvidence, on_progress: Callable[[float], None] | None =
     if impossible is not None and outcome.diverged_at is None:
         return replace(outcome, diverged_at=len(evidence.device.trace) - 1, why=impossible)
     return outcome
+
+
+def _contradiction(device: Device, life: Lifetimes) -> str | None:
+    """The first thing in a device's final segments and blocks that cannot be, as one sentence; None if all can."""
+    segments, blocks = device.segments, device.blocks
+    end = segments.address + segments.total_size
+    held = np.zeros(len(segments), dtype=np.int64)
+    np.add.at(held, blocks.segment, blocks.size)
+    live = blocks.state != BlockState.INACTIVE
+    traced = np.flatnonzero((life.alloc_event >= 0) & (life.last_block >= 0))
+    asked, block = device.trace.size[life.alloc_event[traced]], life.last_block[traced]
+    stated = blocks.requested_size[block] != blocks.size[block]  # equal where a release recorded block sizes only
+    for wrong, what in (
+        (end[:-1] > segments.address[1:], "final segments overlap the next one"),
+        (held != segments.total_size, "final segments are not the sum of their blocks"),
+        (live & (blocks.requested_size > blocks.size), "final blocks are smaller than what was requested of them"),
+        (stated & (asked != blocks.requested_size[block]), "final blocks have another request than their allocation"),
+    ):
+        if wrong.any():
+            return f"the file contradicts itself: {int(np.count_nonzero(wrong))} {what}"
+    return None

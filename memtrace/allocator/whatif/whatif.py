@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.flat import run, run_complete, tabulate
+from memtrace.allocator.flat import run, tabulate
 from memtrace.allocator.replay.initial import fill
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, round_sizes
 from memtrace.allocator.simulator import Allocator
@@ -235,8 +235,6 @@ class _Run:
         self.world = World(config, self.space, self._completed, last_use)
         self.allocator = Allocator(config, self.world, state)
         self.state = self.allocator.state
-        # The fast loop knows neither ages nor what a state of another kind does in its methods.
-        self.loop = run_complete if config.gc_active or state is not None else run
         self.address_of = array("q", [-1]) * len(program.requested_bytes)
         self.size_of = array("q", [0]) * len(program.requested_bytes)
         self.refused: list[SimulatedRefusal] = []
@@ -338,7 +336,7 @@ class _Run:
             self._begin()
             for low in range(0, last, _CHUNK):
                 ops = self._operations(low, min(low + _CHUNK, last))
-                self.loop(self.state, ops, self.requests, self.address_of, self.size_of, self._miss, self._step)
+                run(self.state, ops, self.requests, self.address_of, self.size_of, self._miss, self._step)
         except _OutOfMemory:
             stopped_at = self.refused[-1].event
             executed = self._operation_of(stopped_at)
