@@ -42,7 +42,7 @@ class AutoHooks:
         self._classes: dict[type, Any] = {}
         self._backward: tuple[Any, Any] | None = None
         self._calls = 0
-        self._output: Callable[[], Any] | None = None  # of the last call, as long as the program holds it
+        self._logits: Callable[[], Any] | None = None  # of the last call, as long as anything holds them
         self._passes = 0  # backward passes since the last optimizer step
 
     def install(self) -> None:
@@ -66,13 +66,12 @@ class AutoHooks:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if self.log.name == BACKWARD:  # reentrant checkpointing
                 return original(*args, **kwargs)
-            with messages.guarded("looking at the output"):
-                self._note_kept()
             self.log.enter(BACKWARD)
             result = original(*args, **kwargs)
             self.log.completed += 1
             self.log.enter(BETWEEN)  # not after an error: the phase stays what it was when it failed
             with messages.guarded("looking at the gradients"):
+                self._note_kept()
                 self.after_backward()
             return result
 
@@ -190,18 +189,13 @@ class AutoHooks:
         logits = getattr(output, "logits", None)
         if getattr(output, "loss", None) is not None:
             run["loss"] = "full" if logits is not None else "fused"
-        self._output = None
-        if logits is not None:
-            try:
-                self._output = weakref.ref(output)
-            except TypeError:  # a tuple, a plain dictionary
-                run.pop("keep_logits", None)
+        self._logits = weakref.ref(logits) if logits is not None else None
 
     def _note_kept(self) -> None:
-        """As the backward pass begins: whether the program still holds the output, and with it the logits."""
+        """Once the backward pass has let go of its graph: whether the program itself holds the logits."""
         self._passes += 1
-        if self._output is not None:
-            self.log.run["keep_logits"] = self._output() is not None
+        if self._logits is not None:
+            self.log.run["keep_logits"] = self._logits() is not None
 
     # the optimizer
     def _optimizer_begins(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:

@@ -248,13 +248,14 @@ class Causal(nn.Module):
 @pytest.mark.parametrize(
     ("holds", "tiles", "told"),
     [
-        (True, False, {"keep_logits": True, "loss": "full"}),
-        (False, False, {"keep_logits": False, "loss": "full"}),
-        (True, True, {"loss": "fused"}),
+        ("answer", False, {"keep_logits": True, "loss": "full"}),
+        ("logits", False, {"keep_logits": True, "loss": "full"}),
+        ("nothing", False, {"keep_logits": False, "loss": "full"}),
+        ("answer", True, {"loss": "fused"}),
     ],
 )
 def test_batch_loss_and_held_logits_are_recorded(
-    stand_in: StandIn, tmp_path: Path, holds: bool, tiles: bool, told: dict[str, Any]
+    stand_in: StandIn, tmp_path: Path, holds: str, tiles: bool, told: dict[str, Any]
 ) -> None:
     model = Causal(tiles)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -262,9 +263,11 @@ def test_batch_loss_and_held_logits_are_recorded(
         for length in (3, 7, 5):
             for _ in range(2):
                 answer = model(input_ids=torch.zeros(4, length, dtype=torch.long))
-                loss = answer.loss
-                if not holds:
+                loss, logits = answer.loss, answer.logits
+                if holds != "answer":
                     del answer
+                if holds != "logits":
+                    del logits
                 loss.backward()
             optimizer.step()
         with torch.no_grad():
