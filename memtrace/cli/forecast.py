@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--seeds", type=whole_number, default=0, metavar="N", help="also the outcome of N shufflings, on all cores")
     add("--needs", action="store_true", help="work out needs_bytes for long runs, too")
+    add(
+        "--longest",
+        action="store_true",
+        help="work out to how many tokens sequences must be cut for the run to survive",
+    )
+    add("--trace", metavar="OUT.pickle", help="write the run, up to the refusal, as a snapshot")
     add("--plot", metavar="OUT.svg|.png", help="memory over the steps as a picture")
     add("--fail-on-oom", action="store_true", help="exit with 1 if the run does not fit")
     add_shared(parser, "json force")
@@ -53,17 +59,22 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add("--padding", default="longest", metavar="HOW", help="longest (default), none, multiple:N or max:N")
     add("--order", default="given", metavar="HOW", help="given (default), longest-first or shuffled")
     add("--steps", type=whole_number, metavar="N", help="so many steps, over as many passes as that takes")
+    add("--clip", action="store_true", help="gradients are clipped by their norm, as the Trainer does")
+    add("--eval-lengths", metavar="FILE|N,N,…", help="sequences of the evaluation, which runs without gradients")
+    add("--eval-batch", type=whole_number, default=1, metavar="B", help="sequences an evaluation batch (default 1)")
+    add("--eval-every", type=whole_number, metavar="N", help="steps between evaluations (default: one at the end)")
     add("--conf", metavar="SETTINGS", help='allocator settings, such as "expandable_segments:True"')
     add("--limit", metavar="SIZE", help="the most the process may reserve, as a memory fraction sets it")
     add("--dry-run", action="store_true", help="re-enact with the real code even where the shapes are known")
 
 
 def run(args: argparse.Namespace) -> int:
-    from memtrace.estimate.forecast import as_json, forecast, needs_bytes, orders, prepare
+    from memtrace.estimate.forecast import as_json, forecast, longest, needs_bytes, orders, prepare
     from memtrace.explain.forecaster import judge_forecast
 
-    if args.plot is not None:
-        check_target(Path(args.plot), args.force, args.model, args.like)
+    for target in (args.plot, args.trace):
+        if target is not None:
+            check_target(Path(target), args.force, args.model, args.like)
     asked, plan = plan_from(args)
     config, notes = limit_from(args, asked)
     with progress("forecasting") as on_progress:
@@ -79,6 +90,12 @@ def run(args: argparse.Namespace) -> int:
         with progress("shuffling") as on_progress:
             shuffled = [asked.steps(args, "shuffled", seed) for seed in range(args.seeds)]
             outcomes = orders(plan, config, shuffled, on_progress)
+    longest_tokens = longest(plan, config) if args.longest else None
+    if args.trace is not None:
+        from memtrace.estimate.predicted import forecast_snapshot, write_document
+
+        write_document(forecast_snapshot(plan, config, cells), Path(args.trace))
+        say_written(args.trace)
     assumptions = [*notes, *asked.notes]
     if args.plot is not None:
         from memtrace.export.plots import plot_forecast
@@ -86,27 +103,35 @@ def run(args: argparse.Namespace) -> int:
         plot_forecast(found, Path(args.plot))
         say_written(args.plot)
     if args.json:
-        print_json(as_json(found, verdict.verdict if verdict else None, needs, outcomes, assumptions))
+        print_json(as_json(found, verdict.verdict if verdict else None, needs, outcomes, assumptions, longest_tokens))
     else:
         from memtrace.render.forecast_text import render_forecast
 
-        print("\n".join(render_forecast(found, verdict, needs, outcomes, assumptions)))
+        print("\n".join(render_forecast(found, verdict, needs, outcomes, assumptions, longest_tokens)))
     return 1 if args.fail_on_oom and not found.fits else 0
 
 
 def plan_from(args: argparse.Namespace) -> tuple[Asked, RunPlan]:
     """What the arguments ask for, and the run in the order of --order. Raises UsageError."""
     from memtrace.estimate.forecast import RunPlan
-    from memtrace.estimate.schedule import read_lengths
+    from memtrace.estimate.schedule import parse_padding, read_lengths, steps_of
 
     given = None if args.lengths is None else read_lengths(args.lengths, args.tokenizer)
     asked = _like(args, given) if args.like is not None else _described(args, given)
-    plan = RunPlan(
-        source=asked.source,
-        options=asked.options,
-        steps=asked.steps(args, args.order),
-        gpu=asked.gpu,
-    )
+    options, steps = replace(asked.options, clips=args.clip), asked.steps(args, args.order)
+    plan = RunPlan(asked.source, options, steps, asked.gpu)
+    if args.eval_lengths is not None:
+        held_out = read_lengths(args.eval_lengths, args.tokenizer)
+        batches = steps_of(held_out, batch=max(args.eval_batch, 1), padding=parse_padding(args.padding))
+        every = args.eval_every or len(steps)
+        plan = replace(plan, evaluation=tuple(batch for step in batches for batch in step), evaluate_every=every)
+    if asked.source.basis == "dry run":
+        if plan.evaluation:
+            raise NoAnswerError(f"{args.model}: evaluation is forecast only for models that memtrace estimate covers")
+        padded = any(batch.padded for step in steps for batch in step)
+        found = {"masks of padded rows": padded, "what clipping gradients takes": options.clips}
+        left_out = tuple(f"left out by the dry run: {what}" for what, asked_for in found.items() if asked_for)
+        asked = replace(asked, notes=(*asked.notes, *left_out))
     return asked, plan
 
 

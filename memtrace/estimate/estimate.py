@@ -293,7 +293,7 @@ def _fit(stream: Stream, placement: Placement, card: GpuPreset, capacity: int) -
     margin = capacity - device_bytes
     flushed = margin >= 0
     if not flushed and int(placement.allocated.max()) + outside <= capacity:
-        flushed = place(stream, capacity - outside).refused_event is None
+        flushed = place(stream, AllocatorConfig(limit_bytes=capacity - outside)).refused_event is None
     return Fit(capacity, device_bytes, margin, margin >= 0, flushed)
 
 

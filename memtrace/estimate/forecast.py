@@ -20,16 +20,19 @@ from multiprocessing import get_all_start_methods, get_context
 from typing import Any
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.estimate.cells import Cells, Role
+from memtrace.errors import UsageError
+from memtrace.estimate.cells import Cells, Name, Role
 from memtrace.estimate.estimate import kernels_of
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.placement import ForecastRefusal, ForecastRefused, Peaks, Walk
 from memtrace.estimate.presets import GpuPreset
 from memtrace.estimate.schedule import MicroBatch, Step
 from memtrace.estimate.source import StreamSource
-from memtrace.estimate.stream import uncollected
+from memtrace.estimate.stream import EMPTY_CACHE, Stream, StreamMark, uncollected
 
 _NEEDS_GRAIN = 2 << 20  # limits are told apart by the size of the smallest segment
+_LENGTH_GRAIN = 64  # tokens
+_MOST_EVENTS = 5_000_000  # of a run that is written down
 Progress = Callable[[float], None]
 
 
@@ -87,10 +90,11 @@ class Forecast:
 
 def prepare(plan: RunPlan) -> Cells:
     """The cells of a plan's run, which any number of forecasts of its steps, in any order, can share."""
-    options = replace(plan.options, evaluates=bool(plan.evaluation))
+    batches = [*(batch for step in plan.steps for batch in step), *plan.evaluation]
+    options = replace(plan.options, evaluates=bool(plan.evaluation), masked=any(batch.padded for batch in batches))
     cells = Cells(plan.source, options, kernels_of(plan.gpu).device)
     lengths: dict[MicroBatch, set[int]] = defaultdict(set)
-    for batch in (*(batch for step in plan.steps for batch in step), *plan.evaluation):
+    for batch in batches:
         lengths[replace(batch, length=0)].add(batch.length)
     for like, wanted in lengths.items():
         cells.prepare(like, wanted)
@@ -164,6 +168,46 @@ def _cells_of(plan: RunPlan) -> Iterator[tuple[int, int, Role, MicroBatch]]:
         if plan.evaluate_every and (step + 1) % plan.evaluate_every == 0:
             for micro, batch in enumerate(plan.evaluation):
                 yield step, micro, Role.EVALUATION, batch
+
+
+def whole_stream(plan: RunPlan, cells: Cells) -> Stream:
+    """Every allocation and free of the run, one cell after the other. Raises UsageError where they are too many."""
+    whole = Stream([], [], [], [], [], [], [], cells.managed_bytes, "")
+    alive: dict[Name, int] = {}
+    for step, _, role, batch in _cells_of(plan):
+        cell, sizes = cells.at(role, batch)
+        base, count, offset = len(whole.sizes), len(cell.kinds), len(whole.events)
+        if offset + len(cell.events) > _MOST_EVENTS:
+            raise UsageError(f"more than {_MOST_EVENTS:,} events are too many to write down: fewer --steps")
+        number = [*range(base, base + count), *(alive.pop(name) for name in cell.taken)]
+        for entry in cell.events:
+            whole.events.append(entry if entry >= EMPTY_CACHE else number[entry] if entry >= 0 else ~number[~entry])
+        whole.sizes.extend(sizes[kind] for kind in cell.kinds)
+        for name in ("labels", "ops", "sites", "layers"):
+            getattr(whole, name).extend(getattr(cell.stream, name)[cell.start : cell.start + count])
+        whole.marks.extend(StreamMark(offset + mark.event, mark.name, step) for mark in cell.marks)
+        alive |= {name: base + place for place, name in cell.left}
+    return whole
+
+
+def longest(plan: RunPlan, config: AllocatorConfig) -> int | None:
+    """The most tokens to which sequences can be cut so that the run survives, a multiple of 64; None where none do.
+
+    The longest that there is where the run survives as it is.
+    """
+
+    def cut(most: int) -> RunPlan:
+        steps = tuple(tuple(replace(b, length=min(b.length, most)) for b in step) for step in plan.steps)
+        return replace(plan, steps=steps)
+
+    top = max(batch.length for step in plan.steps for batch in step)
+    if forecast(plan, config).fits:
+        return top
+    low, high = 0, -(-top // _LENGTH_GRAIN)
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if forecast(cut(middle * _LENGTH_GRAIN), config).fits else (low, middle)
+    return low * _LENGTH_GRAIN or None
 
 
 def needs_bytes(plan: RunPlan, config: AllocatorConfig, free: Forecast, cells: Cells) -> int | None:
@@ -243,6 +287,7 @@ def as_json(
     needs: int | None,
     outcomes: Sequence[OrderOutcome],
     assumptions: Sequence[str],
+    longest_tokens: int | None = None,
 ) -> dict[str, Any]:
     """Keys as the contract has them, and more; sizes in bytes. ``verdict`` is the judge's word on the refusal."""
     oom = found.oom and {name: getattr(found.oom, name) for name in _OOM_KEYS} | {"verdict": verdict}
@@ -261,6 +306,7 @@ def as_json(
         "managed_bytes": found.managed_bytes,
         "steps": [asdict(step) for step in found.steps],
         "needs_bytes": needs,
+        "longest_tokens": longest_tokens,
         "orders": [asdict(outcome) for outcome in outcomes],
         "basis": found.plan.source.basis,
         "assumptions": list(assumptions),

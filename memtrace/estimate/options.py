@@ -40,7 +40,8 @@ class RunOptions:
     ``hold_loss``: the loop keeps the loss tensor (and with it the graph's leaves) until after ``zero_grad``;
     Transformers' Trainer drops it after backward.
     ``chunk_tokens``: tokens a chunk of the chunked loss. ``accumulation``: micro-batches a step.
-    ``padded``: rows of a micro-batch are of different length, so that attention gets a mask.
+    ``masked``: batches bring a mask with them, as a collator that pads makes it. ``padded``: their rows are of
+    different length, so that attention needs it.
     ``clips``: the norm of the gradients is taken before each step, as the Trainer does with ``max_grad_norm``.
     ``evaluates``: after the last step a batch goes through the model without gradients.
     """
@@ -64,6 +65,7 @@ class RunOptions:
     hold_loss: bool = False
     accumulation: int = 1
     chunk_tokens: int = 1024
+    masked: bool = False
     padded: bool = False
     clips: bool = False
     evaluates: bool = False

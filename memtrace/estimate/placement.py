@@ -20,6 +20,8 @@ from memtrace.estimate.cells import Name, Sized
 from memtrace.estimate.stream import EMPTY_CACHE, Stream
 from memtrace.snapshot.model import I4, I8
 
+DEFAULT_SETTINGS = AllocatorConfig()
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentEvent:
@@ -38,6 +40,7 @@ class Placement:
     ``refused_event``: the event whose request did not fit under the limit; the arrays end there. None if all fitted.
     """
 
+    config: AllocatorConfig
     address: Numbers
     block_bytes: Numbers
     segments: list[SegmentEvent]
@@ -293,10 +296,10 @@ class Walk:
         )
 
 
-def place(stream: Stream, limit_bytes: int | None = None) -> Placement:
-    """Blocks and segments of ``stream`` under PyTorch's default allocator settings."""
+def place(stream: Stream, config: AllocatorConfig = DEFAULT_SETTINGS) -> Placement:
+    """Blocks and segments of ``stream``, up to the request that the limit refuses."""
     log: list[SegmentEvent] = []
-    walk = Walk(AllocatorConfig(limit_bytes=limit_bytes), log)
+    walk = Walk(config, log)
     sizes, row_of = np.unique(np.array(stream.sizes, dtype=np.int64), return_inverse=True)
     address, blocks = array("q", bytes(8 * len(row_of))), array("q", bytes(8 * len(row_of)))
     ops = np.array(stream.events, dtype=np.int64)
@@ -308,11 +311,16 @@ def place(stream: Stream, limit_bytes: int | None = None) -> Placement:
         walk.serve(ops, sizes.tolist(), row_of.astype(np.int32), address, blocks, births)
     except _Missed as missed:
         refused = births[missed.number]
-    return _curves(stream, address, blocks, log, refused)
+    return _curves(config, stream, address, blocks, log, refused)
 
 
 def _curves(
-    stream: Stream, address: Numbers, blocks: Numbers, log: list[SegmentEvent], refused: int | None
+    config: AllocatorConfig,
+    stream: Stream,
+    address: Numbers,
+    blocks: Numbers,
+    log: list[SegmentEvent],
+    refused: int | None,
 ) -> Placement:
     events = np.array(stream.events[:refused], dtype=np.int64)
     index = np.where(events >= 0, events, ~events)
@@ -326,4 +334,4 @@ def _curves(
     for entry in log:
         change[min(entry.event, len(events))] += -entry.size if entry.freed else entry.size
     reserved = np.cumsum(change)[: len(events)]
-    return Placement(address, blocks, log, requested, allocated, reserved, refused)
+    return Placement(config, address, blocks, log, requested, allocated, reserved, refused)

@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from memtrace._version import __version__
-from memtrace.estimate.estimate import Estimate
-from memtrace.estimate.placement import Placement, SegmentEvent
+from memtrace.allocator.config import AllocatorConfig
+from memtrace.allocator.export import settings_of
+from memtrace.allocator.rounding import round_size, segment_size
+from memtrace.errors import UsageError
+from memtrace.estimate.cells import Cells
+from memtrace.estimate.estimate import Estimate, kernels_of
+from memtrace.estimate.forecast import RunPlan, whole_stream
+from memtrace.estimate.placement import Placement, SegmentEvent, place
 from memtrace.estimate.presets import GpuPreset
 from memtrace.estimate.source import ShapeSource
 from memtrace.estimate.stream import EMPTY_CACHE, Stream, StreamMark, live_at
@@ -46,26 +52,29 @@ def snapshot(estimate: Estimate) -> dict[str, Any]:
     shape = estimate.source.shape
     writer = SnapshotWriter(estimate.stream, estimate.placement, shape.family)
     config = {"model": asdict(shape), "options": plain(asdict(estimate.options))}
-    return document(writer, estimate, estimate.gpu, config)
+    return document(writer, estimate.gpu, config)
 
 
-def document(writer: SnapshotWriter, peaks: Estimate, gpu: GpuPreset, config: dict[str, Any]) -> dict[str, Any]:
+def forecast_snapshot(plan: RunPlan, settings: AllocatorConfig, cells: Cells) -> dict[str, Any]:
+    """The forecast run as ``_snapshot()`` would return it at its end, or at the refusal. Raises UsageError."""
+    if settings.expandable_segments:
+        raise UsageError("--trace writes runs without expandable segments")
+    stream = whole_stream(plan, cells)
+    model = plan.source.model
+    writer = SnapshotWriter(stream, place(stream, settings), str(model.get("family") or model.get("model_type") or ""))
+    config = {"model": model, "options": plain(asdict(plan.options))}
+    return document(writer, kernels_of(plan.gpu), config)
+
+
+def document(writer: SnapshotWriter, gpu: GpuPreset, config: dict[str, Any]) -> dict[str, Any]:
     """The run that ``writer`` writes, in PyTorch's format, with memtrace's extra key."""
-    trace = writer.trace()
+    trace, placement = writer.trace(), writer.placement
+    if placement.refused_event is not None:
+        trace[-1]["device_free"] = gpu.total_bytes - gpu.outside_bytes - int(placement.reserved[-1])
     return {
         "segments": writer.segments(),
         "device_traces": [trace],
-        "allocator_settings": {
-            "PYTORCH_CUDA_ALLOC_CONF": "",
-            "max_split_size": -1,
-            "garbage_collection_threshold": 0.0,
-            "expandable_segments": False,
-            "pinned_num_register_threads": 1,
-            "release_lock_on_cudamalloc": False,
-            "pinned_use_cuda_host_register": False,
-            "graph_capture_record_stream_reuse": False,
-            "roundup_power2_divisions": {str(1 << i): 0 for i in range(16)},
-        },
+        "allocator_settings": settings_of(placement.config),
         "external_annotations": writer.annotations,
         "memtrace": {
             "version": 1,
@@ -74,13 +83,13 @@ def document(writer: SnapshotWriter, peaks: Estimate, gpu: GpuPreset, config: di
             "gpu": gpu.name,
             "capability": list(gpu.device.capability),
             "device_total_bytes": gpu.total_bytes,
+            "limit_bytes": placement.config.limit_bytes,
             "phases": writer.phases,
             "labels": writer.labels,
             "oom": None,
             "stats": {
-                "requested_bytes.all.peak": peaks.peak_requested_bytes,
-                "allocated_bytes.all.peak": peaks.peak_allocated_bytes,
-                "reserved_bytes.all.peak": peaks.peak_reserved_bytes,
+                f"{name}_bytes.all.peak": int(getattr(placement, name).max())
+                for name in ("requested", "allocated", "reserved")
             },
             "config": config,
         },
@@ -125,6 +134,10 @@ class SnapshotWriter:
             for segment in growth.get(event, ()):
                 action = "segment_free" if segment.freed else "segment_alloc"
                 self._add(action, segment.address, segment.size, frames)
+            if event == placement.refused_event:
+                rounded = round_size(stream.sizes[index], placement.config)
+                self._add("oom", 0, segment_size(rounded, placement.config), frames)
+                return self.entries
             if entry >= EMPTY_CACHE:
                 continue
             address, size = placement.address[index], stream.sizes[index]
@@ -209,8 +222,9 @@ class SnapshotWriter:
     def segments(self) -> list[dict[str, Any]]:
         """The final segments with their blocks."""
         stream, placement = self.stream, self.placement
-        live = sorted(live_at(stream, len(stream.events) - 1), key=lambda index: placement.address[index])
-        sizes = placement.segments_at(len(stream.events))
+        end = len(stream.events) if placement.refused_event is None else placement.refused_event
+        live = sorted(live_at(stream, end - 1), key=lambda index: placement.address[index])
+        sizes = placement.segments_at(end)
         position, found = 0, []
         for address in sorted(sizes):
             end = address + sizes[address]

@@ -19,6 +19,7 @@ def render_forecast(
     needs: int | None,
     outcomes: Sequence[OrderOutcome],
     assumptions: Sequence[str],
+    longest_tokens: int | None = None,
 ) -> Iterator[str]:
     """All lines."""
     plan = found.plan
@@ -39,6 +40,8 @@ def render_forecast(
     )
     if needs is not None:
         yield f"needs a limit of at least {format_bytes(needs)}"
+    if longest_tokens is not None and not found.fits:
+        yield f"survives with sequences cut to {longest_tokens:,} tokens"
     yield ""
     yield from _steps(found)
     if outcomes:

@@ -12,7 +12,7 @@ from memtrace.estimate.engine.load import Loader
 from memtrace.estimate.engine.loss import Head
 from memtrace.estimate.engine.ops import Ops
 from memtrace.estimate.engine.optimizer import Optimizer
-from memtrace.estimate.engine.step import backward_pass, forward_pass
+from memtrace.estimate.engine.step import backward_pass, batch_of, forward_pass
 from memtrace.estimate.forecast import RunPlan
 from memtrace.estimate.source import ShapeSource
 from memtrace.estimate.stream import Stream, Tape
@@ -30,14 +30,15 @@ def long_run(plan: RunPlan, device: KernelDevice) -> tuple[Stream, list[int]]:
         weights = Loader(ops, shape, options, device).load()
         optimizer = Optimizer(ops, options.optimizer, weights.parameters)
         starts = []
+        masked = any(batch.padded for batches in plan.steps for batch in batches)
         token_ids = result = None
         for step, batches in enumerate(plan.steps):
             tape.step, tape.default_label, tape.site, tape.layer = step, Purpose.FORWARD, "", -1
             starts.append(len(tape.events))
             for batch in batches:
-                here = replace(options, batch=batch.rows, sequence=batch.length, padded=batch.padded)
+                here = replace(options, batch=batch.rows, sequence=batch.length, padded=batch.padded, masked=masked)
                 tape.mark("inputs")
-                token_ids = ops.new(here.tokens, 8, "token_ids", Purpose.OTHER)
+                token_ids = batch_of(ops, here)
                 decoder = Decoder(ops, shape, here, device, weights)
                 result = forward_pass(ops, decoder, Head(ops, shape, here, weights.head), here.keep_logits)
                 backward_pass(ops, result[0])

@@ -141,7 +141,7 @@ def test_cells_do_what_the_engine_does_step_by_step(plan: RunPlan, share: float 
     stream, starts = long_run(plan, gpu_preset("h200").device)
     free = place(stream)
     limit = None if share is None else int(int(free.reserved.max()) * share)
-    placed = place(stream, limit) if limit is not None else free
+    placed = place(stream, AllocatorConfig(limit_bytes=limit)) if limit is not None else free
     found = forecast(plan, AllocatorConfig(limit_bytes=limit))
     assert found.fits == (placed.refused_event is None)
     done = found.steps[:-1] if not found.fits else found.steps
@@ -278,3 +278,70 @@ def test_a_forecast_as_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "run.svg").read_text().startswith("<?xml")
     assert main([*command, str(tmp_path / "run.svg")]) == 2  # not overwritten
     assert main([*command, str(tmp_path / "run.gif")]) == 2
+
+
+# ---- what a loop does besides ----------------------------------------------------------------------------------------
+def test_evaluation_comes_after_its_steps_and_leaves_nothing() -> None:
+    """A batch much longer than any of training is the peak of just the steps that evaluate."""
+    plan = RunPlan(ShapeSource(model_preset("tiny-llama")), RunOptions(2), steps_of([200] * 6))
+    plain = forecast(plan, AllocatorConfig())
+    both = replace(plan, evaluation=(MicroBatch(1, 1500),), evaluate_every=3)
+    evaluated = forecast(both, AllocatorConfig())
+    assert evaluated.peaks.requested_bytes > 1.5 * plain.peaks.requested_bytes
+    assert [step.peak_requested_bytes for step in evaluated.steps] == [s.peak_requested_bytes for s in plain.steps]
+    limit = AllocatorConfig(limit_bytes=plain.peak_reserved_bytes + (64 << 20))
+    oom = forecast(both, limit).oom
+    assert forecast(plan, limit).fits and oom is not None and (oom.step, oom.phase) == (2, "evaluation")
+
+
+def test_padded_rows_cost_a_mask_that_grows_with_the_square() -> None:
+    def peak(length: int, padded: bool) -> int:
+        options = RunOptions(2, batch=2, checkpointing=False)
+        plan = RunPlan(ShapeSource(model_preset("tiny-llama")), options, ((MicroBatch(2, length, padded),),) * 2)
+        return forecast(plan, AllocatorConfig()).peaks.requested_bytes
+
+    short, long = (peak(length, True) - peak(length, False) for length in (512, 1024))
+    assert short > 0 and long > 3 * short
+
+
+def test_clipping_changes_no_peak_but_of_the_optimizer() -> None:
+    steps = steps_of([300, 700])
+    both = [
+        forecast(RunPlan(ShapeSource(model_preset("tiny-llama")), RunOptions(2, clips=clips), steps), AllocatorConfig())
+        for clips in (False, True)
+    ]
+    assert both[0].peaks.requested_bytes == both[1].peaks.requested_bytes
+
+
+@pytest.mark.parametrize("limit", ["900MiB", "4GiB"])
+def test_the_run_written_down_is_the_run_that_was_forecast(
+    limit: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    file = tmp_path / "run.pickle"
+    args = ["forecast", "--model", "tiny-llama", "--lengths", "512,300,1000,64,700,1200,1900,200", "--batch", "2"]
+    assert main([*args, "--limit", limit, "--trace", str(file), "--json"]) == 0
+    said = json.loads(capsysbinary.readouterr().out)
+    assert main(["report", str(file), "--json"]) == 0
+    peaks = json.loads(capsysbinary.readouterr().out)["peaks"]
+    assert peaks == {name: said[f"peak_{name}"] for name in ("requested_bytes", "allocated_bytes", "reserved_bytes")}
+    assert main(["explain", str(file), "--json"]) == 0
+    told = json.loads(capsysbinary.readouterr().out)
+    assert (told["oom"] is None) == said["fits"] == (limit == "4GiB")
+    if told["oom"] is not None:
+        assert told["oom"]["tried_bytes"] == said["oom"]["requested_bytes"]
+        assert told["oom"]["reserved_bytes"] == said["oom"]["reserved_bytes"]
+        assert told["verdict"] == said["oom"]["verdict"]
+
+
+def test_the_longest_length_survives_and_the_next_one_does_not(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    def answer(lengths: str, *more: str) -> dict[str, Any]:
+        assert (
+            main(["forecast", "--model", "tiny-llama", "--lengths", lengths, "--limit", "900MiB", "--json", *more]) == 0
+        )
+        found: dict[str, Any] = json.loads(capsysbinary.readouterr().out)
+        return found
+
+    most = answer("512,1900,2400", "--longest")["longest_tokens"]
+    assert most % 64 == 0 and answer(f"512,{most},{most}")["fits"]
+    assert not answer(f"512,{most + 64},{most + 64}")["fits"]
+    assert answer("512,600", "--longest")["longest_tokens"] == 600

@@ -88,4 +88,4 @@ def snapshot(found: Estimate, source: DryRunSource) -> dict[str, Any]:
     if source.recorded is None:
         raise NoAnswerError("this source has not run yet")
     config = {"model": plain(source.architecture), "options": plain(asdict(found.options)), "dry_run": True}
-    return document(_Writer(found, source.recorded), found, found.gpu, config)
+    return document(_Writer(found, source.recorded), found.gpu, config)

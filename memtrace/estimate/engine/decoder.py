@@ -219,26 +219,28 @@ class Decoder:
         ops, options, shape = self.ops, self.options, self.shape
         sequence, batch, width = options.sequence, options.batch, options.hidden_bytes
         position_ids = ops.add_number(ops.new(sequence, 8, "arange"))
-        masks = []
-        if options.padded:
-            masks.append(self._padding_mask())
-        else:
+        kinds, given = 2 if shape.family == "gemma2" else 1, options.masked or options.padded
+        masks: list[Tensor] = []
+        if not given:
             self._packed_test()
-        if self.windowed and self.kernel != "eager":
+        if self.kernel == "eager":
+            for _ in range(kinds):
+                allowed = self._given_mask() if given else [ops.new(sequence * sequence, 1, "causal_mask")]
+                zero = ops.new(1, width, "scalar_tensor")
+                masks.append(ops.new(batch * sequence * sequence, width, "mask"))
+                del zero, allowed
+        elif given:
+            masks = [mask for _ in range(kinds) for mask in self._given_mask()]
+        elif self.windowed:
             masks.append(ops.new(sequence * sequence, 1, "sliding_mask"))
-        for _ in range((2 if shape.family == "gemma2" else 1) if self.kernel == "eager" else 0):
-            allowed = masks.pop() if options.padded else ops.new(sequence * sequence, 1, "causal_mask")
-            zero = ops.new(1, width, "scalar_tensor")
-            masks.append(ops.new(batch * sequence * sequence, width, "mask"))
-            del zero, allowed
         tape = ops.tape
         tape.site = "rotary_emb"
         cos, sin = self._rotary(round(shape.head_dim * shape.rotary_share), width)
         tape.site = ""
         return Context(cos, sin, position_ids, masks)
 
-    def _padding_mask(self) -> Tensor:
-        """``create_causal_mask`` with a mask of padded rows: one byte for each pair of tokens of a row."""
+    def _given_mask(self) -> list[Tensor]:
+        """``create_causal_mask`` given a mask: one byte for each pair of tokens of a row, none where all count."""
         ops, sequence, batch = self.ops, self.options.sequence, self.options.batch
         counted = ops.new(batch * sequence, 1, "to")
         if self.kernel != "eager":  # whether all count is asked twice
@@ -246,6 +248,8 @@ class Decoder:
                 total = ops.new(1, 8, "sum")
                 same = ops.new(1, 1, "eq")
                 del total, same
+            if not self.options.padded:
+                return []
         rows, heads = ops.new(batch, 8, "arange"), ops.new(1, 8, "arange")
         queries, keys = (ops.add_number(ops.new(sequence, 8, "arange")) for _ in range(2))
         one = ops.new(1, 1, "new_ones")
@@ -254,7 +258,7 @@ class Decoder:
         of_rows = ops.new(batch * sequence, 1, "index")
         mask = ops.new(batch * sequence * sequence, 1, "bitwise_and")
         del counted, rows, heads, queries, keys, one, causal, of_rows
-        return mask
+        return [mask]
 
     def _packed_test(self) -> None:
         """``find_packed_sequence_indices``."""

@@ -76,8 +76,8 @@ def forward_pass(ops: Ops, decoder: Decoder, head: Head, keep_logits: bool) -> t
 
 
 def batch_of(ops: Ops, options: RunOptions) -> list[Tensor]:
-    """What comes in: token ids, and for padded rows which of them count."""
-    names = ("token_ids", "attention_mask") if options.padded else ("token_ids",)
+    """What comes in: token ids, and where rows are padded which of them count."""
+    names = ("token_ids", "attention_mask") if options.masked or options.padded else ("token_ids",)
     return [ops.new(options.tokens, 8, name, Purpose.OTHER) for name in names]
 
 
