@@ -47,6 +47,8 @@ class Tag(IntFlag):
     BUCKET = auto()
     GATHER = auto()  # sharded data parallel: whole weights are brought together
     REDUCE = auto()  # and whole gradients reduced to shards
+    SHARDS = auto()  # trained weights are laid out in shards
+    MASTERS = auto()  # and the optimizer that updates them is set up: copies in 32 bits
     KV_CACHE = auto()
     GENERATE = auto()
     EVALUATE = auto()
@@ -128,7 +130,9 @@ FRAME_RULES: tuple[FrameRule, ...] = (
     FrameRule(Tag.GATHER, r"torch/distributed/fsdp/(_fully_shard/\w+|_flat_param)\.py$", r"^(foreach_all_gather\w*|\w+_all_gather_outputs|(pre_|wait_for_)?unshard|_alloc_padded_unsharded_flat_param|_all_gather_flat_param|_use_low_precision_shard)$"),
     FrameRule(Tag.GATHER, r"deepspeed/runtime/zero/(partition_parameters|partitioned_param_coordinator)\.py$", r"all_?gather|fetch_sub_module"),
     FrameRule(Tag.REDUCE, r"torch/distributed/fsdp/(_fully_shard/\w+|_runtime_utils)\.py$", r"^(foreach_reduce\w*|_?post_backward(_hook)?|_reduce_grad\w*|_get_reduce_scatter_tensors|\w*accumulate\w*_grad\w*|to_accumulated_grad\w*|_cast_grad_to_param_dtype|_post_reduce_grad_callback)$"),
-    FrameRule(Tag.REDUCE, r"deepspeed/runtime/zero/(stage3|stage_1_and_2)\.py$", r"reduce|average|ipg|partition_grad"),
+    FrameRule(Tag.REDUCE, r"deepspeed/runtime/zero/(stage3|stage_1_and_2)\.py$", r"reduce|average|ipg|partition_grad|get_flat_partition|_prepare_fp32_grad"),
+    FrameRule(Tag.SHARDS, r"deepspeed/runtime/zero/\w+\.py$", r"^(defragment|_create_fp16_partitions\w*|flatten_dense_tensors_aligned|_move_to_flat_buffer)$"),
+    FrameRule(Tag.MASTERS, r"deepspeed/runtime/(zero/stage\w*|bf16_optimizer|fp16/\w+)\.py$", r"^(__init__|_setup_for_real_optimizer|_create_fp32_partitions|initialize_optimizer_states)$"),
     FrameRule(Tag.ENGINE, r"torch/distributed/fsdp/", r"^(_?(pre|post)_backward(_hook)?|_backward_prefetch|_root_(pre|post)_backward\w*|_post_backward_final_callback)$"),
     FrameRule(Tag.KV_CACHE, r"cache_utils\.py$", r"^(update|lazy_initialization|__init__|reorder_cache)$"),
     FrameRule(Tag.KV_CACHE, r"kv_?cache\w*\.py$|cache_engine\.py$", None),

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category, Evidence, Purpose
+from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.signals import Signals
 
 Bool = NDArray[np.bool_]
@@ -56,6 +57,10 @@ RULES: tuple[Rule, ...] = (
          "made where sharded training brings weights together"),
     Rule("reduced-gradient", P.GRADS, E.FRAME, lambda s: s.reduced,
          "made or given up where sharded training reduces gradients"),
+    Rule("sharded-weight", P.PARAMS, E.FRAME, lambda s: s.facts.has(Tag.SHARDS) & s.stays & s.in_trace,
+         "made where trained weights are laid out in shards, and it stayed"),
+    Rule("master-copy", P.OPTIMIZER_STATE, E.FRAME, lambda s: s.facts.has(Tag.MASTERS) & s.stays & s.in_trace,
+         "made where an optimizer of shards is set up, and it stayed"),
     # The optimizer
     Rule("replaced-weight", P.PARAMS, E.NEIGHBOUR, lambda s: s.replaced_weights,
          "made in the optimizer step, of a trained weight's size, just before the step freed that one"),
@@ -138,6 +143,8 @@ RULES: tuple[Rule, ...] = (
          "{there}, {stays}, and as large as the scales of a stored weight, one for each"),
     Rule("early-trainable", P.PARAMS, E.SHAPE, lambda s: s.early_trainable,
          "{there}, {stays}, and of a size for which backward passes leave gradients"),
+    Rule("early-sharded", P.PARAMS, E.NEIGHBOUR, lambda s: s.early_sharded,
+         "{there}, {stays}, in a program that reduces gradients to shards and has no adapters: trained, or its states"),
     Rule("early-adapter", P.PARAMS, E.SHAPE, lambda s: s.early_adapters,
          "{there}, {stays}, and one of a pair that fits a stored weight as an adapter of one rank"),
     Rule("early-workspace", P.CUBLAS_WORKSPACE, E.SHAPE, lambda s: s.early_workspaces,

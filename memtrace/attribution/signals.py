@@ -34,14 +34,14 @@ class Signals:
         self.stays = facts.stays
         self.outlives_span = facts.outlives_span
         self.held = facts.held
-        self._in_trace = facts.born >= 0
+        self.in_trace = facts.born >= 0
 
     # -- the optimizer and gradients ------------------------------------------------------------------------------
 
     @cached_property
     def in_optimizer(self) -> Bool:
         f = self.facts
-        by_hand = f.in_phase(Phase.OPTIMIZER) & f.is_kind(Kind.NONE, Kind.OTHER) & self._in_trace
+        by_hand = f.in_phase(Phase.OPTIMIZER) & f.is_kind(Kind.NONE, Kind.OTHER) & self.in_trace
         return f.is_kind(Kind.OPTIMIZER) | by_hand
 
     @cached_property
@@ -70,7 +70,7 @@ class Signals:
 
     @cached_property
     def _frameless(self) -> Bool:
-        return self.facts.is_kind(Kind.NONE) & self._in_trace
+        return self.facts.is_kind(Kind.NONE) & self.in_trace
 
     @cached_property
     def in_backward(self) -> Bool:
@@ -140,11 +140,11 @@ class Signals:
     @cached_property
     def trained_weights(self) -> Bool:
         """Weights that get gradients although no adapters were recorded: full fine-tuning."""
-        return self._trained.weights & self._in_trace
+        return self._trained.weights & self.in_trace
 
     @cached_property
     def in_load(self) -> Bool:
-        return self.facts.in_phase(Phase.LOAD, Phase.UNKNOWN) & self._in_trace
+        return self.facts.in_phase(Phase.LOAD, Phase.UNKNOWN) & self.in_trace
 
     @cached_property
     def among_loading(self) -> Bool:
@@ -164,11 +164,11 @@ class Signals:
     def in_forward(self) -> Bool:
         f = self.facts
         inside = f.in_phase(Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION) & ~self._untrained
-        return (f.is_kind(Kind.FORWARD) | (inside & f.is_kind(Kind.OTHER, Kind.NONE))) & self._in_trace
+        return (f.is_kind(Kind.FORWARD) | (inside & f.is_kind(Kind.OTHER, Kind.NONE))) & self.in_trace
 
     @cached_property
     def recomputed(self) -> Bool:
-        return self.facts.is_kind(Kind.RECOMPUTE) & self._in_trace
+        return self.facts.is_kind(Kind.RECOMPUTE) & self.in_trace
 
     @cached_property
     def would_be_held(self) -> Bool:
@@ -225,7 +225,7 @@ class Signals:
             return self.head_frames
         largest = np.unique(f.size[self.head_frames & (f.size > _LARGE_BYTES)])
         depth = f.stacks.depth[f.timeline.allocations.stack]
-        outside = (depth < np.min(depth[self.head_frames])) & self._in_trace & f.is_kind(Kind.FORWARD, Kind.OTHER)
+        outside = (depth < np.min(depth[self.head_frames])) & self.in_trace & f.is_kind(Kind.FORWARD, Kind.OTHER)
         outside &= f.in_phase(Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION)
         alike = np.isin(f.size, np.concatenate([largest, largest * 2, largest // 2]))
         return outside & (alike | self._as_large_as_loss)
@@ -235,9 +235,9 @@ class Signals:
         """Inside attention, and clearly larger than the queries of the same pass: tokens by tokens, not by width. Where
         no rotary embedding shows the queries, larger than whatever the modules inside the same module make."""
         f = self.facts
-        inside = f.has(Tag.ATTENTION) & f.is_kind(Kind.FORWARD, Kind.RECOMPUTE) & self._in_trace
+        inside = f.has(Tag.ATTENTION) & f.is_kind(Kind.FORWARD, Kind.RECOMPUTE) & self.in_trace
         queries = np.zeros(len(f.phases) + 1, dtype=np.int64)
-        rotary = f.has(Tag.ROPE) & self._in_trace & ~self.cublas_once & ~self.cublas_frames
+        rotary = f.has(Tag.ROPE) & self.in_trace & ~self.cublas_once & ~self.cublas_frames
         np.maximum.at(queries, f.span[rotary], f.size[rotary])
         limit = queries[f.span] * 5 // 4
         known = self.cublas_once | self.cublas_frames | self.dequant_frames | self.weight_copies | self.head_frames
@@ -260,7 +260,7 @@ class Signals:
     @cached_property
     def _untrained(self) -> Bool:
         """Made in a pass of a program that trains nothing, as far as the recording shows."""
-        return self._in_trace & (self.facts.step < 0)
+        return self.in_trace & (self.facts.step < 0)
 
     @cached_property
     def cast_for_good(self) -> Bool:
@@ -298,7 +298,7 @@ class Signals:
     def cublas_once(self) -> Bool:
         """A known workspace size that stays, from code that also allocates something else right beside it."""
         f = self.facts
-        sized = np.isin(f.size, CUBLAS_WORKSPACE_BYTES) & f.persistent & self._in_trace
+        sized = np.isin(f.size, CUBLAS_WORKSPACE_BYTES) & f.persistent & self.in_trace
         stack = f.timeline.allocations.stack
         # Outside passes (an adapter's first product, say): what a line leaves once, the first time, of all it makes.
         kept = np.bincount(stack[f.persistent] + 1, minlength=len(f.stacks.kind))[stack + 1]
@@ -334,14 +334,14 @@ class Signals:
 
     @cached_property
     def gathered(self) -> Bool:
-        return self.facts.has(Tag.GATHER) & self._in_trace
+        return self.facts.has(Tag.GATHER) & self.in_trace
 
     @cached_property
     def reduced(self) -> Bool:
         """Buffers that reduce gradients, what comes out of them, and the whole gradients that go in."""
         f = self.facts
         given_up = (f.free_stack >= 0) & f.stacks.has(Tag.REDUCE)[f.free_stack] & self.in_backward
-        return (f.has(Tag.REDUCE) & self._in_trace) | given_up
+        return (f.has(Tag.REDUCE) & self.in_trace) | given_up
 
     @cached_property
     def trains_whole(self) -> Bool:
@@ -383,7 +383,7 @@ class Signals:
         """The pass had made its own gradients of that size before."""
         f = self.facts
         first_made: dict[int, int] = {}
-        for row in np.flatnonzero(self._trained.gradients & self._in_trace)[::-1].tolist():
+        for row in np.flatnonzero(self._trained.gradients & self.in_trace)[::-1].tolist():
             first_made[int(f.size[row])] = int(f.born[row])
         made = np.array([first_made.get(size, NEVER) for size in f.size.tolist()], dtype=np.int64)
         return self._early_trained & (made < f.ended) & (f.death_phase == Phase.OPTIMIZER)
@@ -414,8 +414,14 @@ class Signals:
         return self.early_persistent & self._trained.weights
 
     @cached_property
+    def early_sharded(self) -> Bool:
+        workspaces = np.isin(self.facts.size, CUBLAS_WORKSPACE_BYTES)
+        sharded = self.facts.stacks.has(Tag.REDUCE).any()
+        return self.early_persistent & self.trains_whole & sharded & ~workspaces
+
+    @cached_property
     def states_made_ahead(self) -> Bool:
-        return self._trained.states & (self.early_persistent | self._in_trace)
+        return self._trained.states & (self.early_persistent | self.in_trace)
 
     @cached_property
     def _stored_quantized(self) -> Bool:
@@ -440,7 +446,7 @@ class Signals:
     @cached_property
     def early_quantized(self) -> Bool:
         f = self.facts
-        copies = np.unique(f.size[(self.dequant_frames | self.weight_copies) & self._in_trace])
+        copies = np.unique(f.size[(self.dequant_frames | self.weight_copies) & self.in_trace])
         copies = copies[~np.isin(copies * 32, copies)]  # fp32 scales: 1/8 of a packed weight, 1/32 of its copy
         stored, _ = quantized_sizes(f)
         return self.early_persistent & np.isin(f.size * 4, copies) & np.isin(f.size, stored)
@@ -453,7 +459,7 @@ class Signals:
 
     @cached_property
     def short_lived(self) -> Bool:
-        return self._in_trace & ~self.persistent
+        return self.in_trace & ~self.persistent
 
     @cached_property
     def _known_weights(self) -> Bool:
@@ -465,7 +471,7 @@ class Signals:
         this is more than what loading code left; else what was made in the midst of loading, or as a weight's copy."""
         f = self.facts
         passes = f.phases.start[:-1][f.phases.phase == Phase.FORWARD]
-        ready = (f.born < self._first_pass) & f.is_kind(Kind.OTHER) & self._in_trace & ~f.has(Tag.KV_CACHE)
+        ready = (f.born < self._first_pass) & f.is_kind(Kind.OTHER) & self.in_trace & ~f.has(Tag.KV_CACHE)
         unknown = ready & (f.persistent | (f.ended > (passes[-1] if len(passes) else NEVER)))
         if f.size[unknown].sum() > f.size[self._known_weights].sum():
             return unknown
@@ -476,4 +482,4 @@ class Signals:
 
     @cached_property
     def other_frames(self) -> Bool:
-        return self._in_trace & self.facts.is_kind(Kind.OTHER, Kind.LOAD)
+        return self.in_trace & self.facts.is_kind(Kind.OTHER, Kind.LOAD)

@@ -137,7 +137,7 @@ def stack_facts(table: StackTable) -> StackFacts:
     in_model = np.repeat(np.where(last_call >= 0, last_call, FAR), np.diff(table.start)) >= position
     tags = _reduce(np.bitwise_or, np.where(in_model, bits, 0), table, count, 0)
     tags |= all_tags & int(Tag.CHECKPOINT | Tag.CUBLAS | Tag.ENGINE_CPP | Tag.COMM | Tag.EVALUATE | Tag.GENERATE)
-    tags |= all_tags & int(Tag.GATHER | Tag.REDUCE)
+    tags |= all_tags & int(Tag.GATHER | Tag.REDUCE | Tag.SHARDS | Tag.MASTERS)
 
     def padded(column: NDArray[np.generic], last: int) -> NDArray[np.generic]:
         return np.append(column, np.array([last], dtype=column.dtype))
@@ -179,7 +179,8 @@ def _calls_back(table: StackTable, bits: I8) -> Bool:
     for stack in np.flatnonzero(first_positions(table, bits, Tag.OPTIMIZER) < FAR).tolist():
         frames = table.frame_ids(stack).tolist()
         at = next(i for i, frame in enumerate(frames) if optimizer[frame])
-        inner = [f for f in frames[:at] if package[f] not in _COMPUTES and not _is_plain(table.frames[f])]
+        own = {*_COMPUTES, package[frames[at]] or "torch"}  # its helpers
+        inner = [f for f in frames[:at] if package[f] not in own and not _is_plain(table.frames[f])]
         if inner and table.frames[frames[at]].name in ("wrapper", "_use_grad", "profile_hook_step"):
             result[stack] = any(package[f] in _FRAMEWORKS or _CLOSURE.search(table.frames[f].name) for f in inner[:-1])
         else:

@@ -43,6 +43,7 @@ from memtrace.record import identity, qlora  # noqa: E402
 from memtrace.record.recorder import Recorder, RecordOptions  # noqa: E402
 
 MAX_TAR_BYTES = 14 << 20
+_NOTING = ("wrapped", "hook", "save")
 KV_CACHE, STATE, WEIGHT = "activations/kv_cache", "lora/optstate", "base_weights/weight"
 
 
@@ -300,10 +301,18 @@ def portable(snapshot: dict[str, Any]) -> dict[str, Any]:
 
     if "memtrace" in snapshot:
         snapshot["memtrace"]["config"]["argv"] = ["train/record_truth.py"]
-    seen: set[int] = set()
+    # What notes the library's own tensors stands between its functions, and would look like a program's callback.
     traced = [entry for trace in snapshot["device_traces"] for entry in trace]
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
-    for entry in [*traced, *blocks, *snapshot["segments"]]:
+    entries = [*traced, *blocks, *snapshot["segments"]]
+    for entry in entries:
+        frames = entry.get("frames") or []
+        if any(frame["name"] in _NOTING and frame["filename"].endswith("stack_programs.py") for frame in frames):
+            entry["frames"] = [
+                f for f in frames if f["name"] not in _NOTING or not f["filename"].endswith("stack_programs.py")
+            ]
+    seen: set[int] = set()
+    for entry in entries:
         for frame in entry.get("frames") or ():
             if id(frame) not in seen:
                 seen.add(id(frame))

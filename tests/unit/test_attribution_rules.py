@@ -22,6 +22,9 @@ DECIDES = {
     "optimizer-state": "tiny-llama_3-steps",
     "optimizer-temporary": "tiny-llama_3-steps",
     "gathered-trained": "fsdp1_late",
+    "sharded-weight": "deepspeed-3_oom",
+    "master-copy": "deepspeed-3_oom",
+    "early-sharded": "deepspeed-3_late",
     "gathered": "fsdp2-qlora_oom",
     "reduced-gradient": "fsdp1_late",
     "early-bucket": "ddp_late",
@@ -68,9 +71,10 @@ def test_every_rule_has_its_case() -> None:
 def test_a_recording_is_wrong_without_the_rule(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, truth = timeline(DECIDES[rule]), labels(DECIDES[rule])
     bare = dataclasses.replace(made, snapshot=dataclasses.replace(made.snapshot, memtrace={}))
-    whole = score(bare, classify.attribute(bare), truth).wrong.total()
+    whole = score(bare, classify.attribute(bare), truth)
     _without(monkeypatch, rule)
-    assert score(bare, classify.attribute(bare), truth).wrong.total() > whole
+    left = score(bare, classify.attribute(bare), truth)
+    assert left.wrong.total() > whole.wrong.total() or left.at_peak < whole.at_peak
 
 
 @pytest.mark.parametrize("rule", MADE)

@@ -43,8 +43,11 @@ OVERALL = {
     "diffusion_late": 0.9965,
     "own-labels_caught": 0.99,
     "dumped-in-except_late": 0.99,
-    "fsdp2_late": 0.95,  # its truth calls the casts before gathering by their lives
-    "fsdp2_oom": 0.95,
+    # Its truth calls buffers that coalesce gradients, and what setting up leaves behind, by their lives.
+    "deepspeed-2_late": 0.97,
+    "deepspeed-2_oom": 0.95,
+    "deepspeed-3_late": 0.91,
+    "deepspeed-3_oom": 0.90,
     # Logits in compiled code count as activations: nothing tells them apart. A larger batch is compiled anew.
     "compiled_late": 0.98,
     "compiled_oom": 0.97,
@@ -53,13 +56,18 @@ OVERALL = {
 }
 PURPOSE_AT_PEAK = {
     "llama_modules-to-save_late": 0.989,  # 16-bit weights are 4-bit ones' scales in number
+    "deepspeed-2_late": 0.67,  # weights, master copies and buckets from before the recording are all flat buffers
+    "deepspeed-3_late": 0.76,
+    "deepspeed-3_oom": 0.92,
     "fsdp2-qlora_late": 0.977,  # scales of packed weights that sharding has cut
     "own-adamw_oom": 0.995,
     "own-labels_own-adamw": 0.995,
 }
 PURPOSE_OVERALL = {
-    "fsdp2_late": 0.95,
-    "fsdp2_oom": 0.95,
+    "deepspeed-2_late": 0.85,
+    "deepspeed-2_oom": 0.87,
+    "deepspeed-3_late": 0.87,
+    "deepspeed-3_oom": 0.85,
     "compiled_oom": 0.96,
     "compiled-graphs_oom": 0.968,
     "dpo_late": 0.65,  # the trainer's own log-probabilities: copies of logits by shape, other tensors by operator
