@@ -36,7 +36,7 @@ def main() -> None:
         _run(tools, "-m", "build", "--wheel", "--outdir", str(work / "direct"), str(ROOT))
         wheel, sdist = _only(work / "dist", "*.whl"), _only(work / "dist", "*.tar.gz")
         _run(tools, "-m", "twine", "check", "--strict", str(wheel), str(sdist))
-        _run(tools, "-m", "check_wheel_contents", str(wheel))
+        _run(tools, "-m", "check_wheel_contents", "--config", str(ROOT / "pyproject.toml"), str(wheel))
         check_wheel(wheel)
         check_sdist(sdist)
         # From a checkout and from the source distribution comes the same wheel, to the byte.
@@ -104,6 +104,9 @@ def check_installed(work: Path, wheel: Path) -> None:
     _expect(says("--version").count("\n") == 1, "memtrace --version")
     _expect("torch:             not installed" in says("--version", "--verbose"), "no torch came with it")
     _expect("fragmentation" in says("demo"), "memtrace demo")
+    same_name = memtrace.with_stem("torch-memtrace")  # what uvx and pipx run
+    demo = subprocess.run([str(same_name), "demo"], cwd=elsewhere, capture_output=True, text=True, check=True).stdout
+    _expect(demo == says("demo"), "torch-memtrace demo")
     _expect("_memtrace" in says("completion", "bash"), "memtrace completion bash")
     code = "import memtrace, memtrace_tui.app; memtrace.load; print(memtrace.__file__)"
     where = subprocess.run([str(python), "-c", code], cwd=elsewhere, capture_output=True, text=True, check=True).stdout
