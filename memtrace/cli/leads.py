@@ -70,10 +70,8 @@ def _process(source: str) -> str | None:
         pass
     except OSError:
         return None
-    return (
-        f"{source} is a running process, which can't be looked into from outside: start it as memtrace run train.py, "
-        "or call memtrace.record() in it"
-    )
+    started = "memtrace run --live train.py starts one that can be watched"
+    return f"{source} is a running process: memtrace live {source} watches it; {started}"
 
 
 def _is_log(path: Path, head: bytes) -> bool:

@@ -73,7 +73,7 @@ def test_folders_of_one_recording_of_a_model_and_of_nothing(tmp_path: Path, caps
 
 def test_a_running_process(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["report", str(os.getpid())], [str(os.getpid())]):
-        assert "is a running process" in said(capsys, *words)
+        assert f"memtrace live {os.getpid()} watches it" in said(capsys, *words)
     assert "process" not in said(capsys, "report", "999999999")
 
 
@@ -109,6 +109,6 @@ def test_help_puts_questions_first(capsys: pytest.CaptureFixture[str]) -> None:
     places = [out.index(f"{question}\n  ") for question in QUESTIONS]
     assert places == sorted(places) and list(QUESTIONS)[-1] == "more"
     first = {verb for question, verbs in QUESTIONS.items() if question != "more" for verb in verbs}
-    assert first >= {"report", "explain", "browse", "diff", "forecast", "fit", "run", "ranks", "check"}
+    assert first >= {"report", "explain", "browse", "diff", "forecast", "fit", "run", "live", "ranks", "check"}
     assert len(first) <= 10
     assert out.count("\n") < 60
