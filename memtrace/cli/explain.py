@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "events steps no-index rules json")
     option(parser, "--md", "Markdown for an issue thread, everything included")
     option(parser, "--all", "everything as text, not only what fits 20 lines")
+    option(parser, "--lang LANG", "en or zh: verdict, findings and advice in Chinese, too (default: as LANG says)")
     option(parser, "--overheads", "all that is not parameters × bytes, ranked down to the naive figure")
 
 
@@ -68,13 +69,18 @@ def _overheads(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.lang is not None and args.lang.lower()[:2] not in ("en", "zh"):
+        raise UsageError(f"--lang takes en or zh, not {args.lang!r}")
     if args.overheads:
         return _overheads(args)
     answer = _answer(args)
     if args.json:
         return print_json(answer)
+    from memtrace.render.chinese import render_chinese, wants_chinese
     from memtrace.render.explain_text import render_explanation, render_markdown
 
     lines = render_markdown(answer) if args.md else render_explanation(answer, everything=args.all)
+    if wants_chinese(args.lang):
+        lines = [*render_chinese(answer, None if args.all or args.md else 3), "", *lines]
     sys.stdout.write(printable_lines("\n".join(lines)) + "\n")
     return 0
