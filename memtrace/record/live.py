@@ -78,6 +78,7 @@ class LiveServer:
         self._last_second = 0.0
         self._largest = 0
         self._pieces: tuple[int, int, int] | None = None  # the numbers of FreePieces
+        self._phases_of = -1  # the step whose phases are looked at: one a second
         self._phase_levels: dict[str, tuple[int, int]] = {}  # (allocated at its end, peak so far), while watched
         _servers.add(self)
 
@@ -118,8 +119,8 @@ class LiveServer:
 
     # in the program's own threads
     def entered(self, ending: str, beginning: str) -> None:
-        """A phase begins: note the levels while somebody watches, and look at the blocks if this is the moment."""
-        if self._watchers and self.steps.device is not None:
+        """A phase begins: note the levels now and then while watched, and look at the blocks if this is the moment."""
+        if self._watchers and self.steps.device is not None and self.recorder.log.step == self._phases_of:
             with contextlib.suppress(RuntimeError, AttributeError):
                 allocated, _, peak, *_ = self.recorder.backend.levels(self.steps.device)
                 self._phase_levels[ending] = allocated, peak
@@ -281,6 +282,7 @@ class LiveServer:
             "capacity_bytes": capacity,
         }
         says |= {"stacks": self.recorder.recording, "retries": int(stats.get("num_alloc_retries", 0))}
+        self._phases_of = self.recorder.log.step + 1
         says["phases"] = [
             {"name": name, "end_bytes": a, "peak_bytes": p} for name, (a, p) in self._phase_levels.items()
         ]

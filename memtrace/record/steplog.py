@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,13 +22,15 @@ COLUMNS = (
     "longest_tokens", "holes_bytes", "retries",
 )  # fmt: skip
 _WIDTH = len(COLUMNS)
+_SHARE = 200
 _DROPPED_AT_ONCE = 5_000  # so that forgetting old rows costs a step nothing
 
 
 class StepLog:
     """One row a step. ``tokens`` and ``longest_tokens`` (of one micro-batch, the longest sequence) are 0 if unknown.
 
-    Without ``resets`` PyTorch's statistics are only read, and the peaks are those of the whole run so far.
+    Without ``resets`` PyTorch's statistics are only read, the peaks are those of the whole run so far, and steps so
+    short that reading would take more than a two-hundredth of the time have no row each.
     """
 
     def __init__(self, backend: CudaBackend, resets: bool = True) -> None:
@@ -39,6 +42,7 @@ class StepLog:
         self._tokens = self._longest = 0
         self._handles: list[Any] = []
         self._failed = False
+        self._not_before = 0.0
 
     def follow(self, model: Any) -> None:
         """Note the shape of what the model is called with; nothing is read from the device."""
@@ -54,7 +58,8 @@ class StepLog:
 
     def note(self, step: int) -> None:
         """A step has ended. Never raises: a log must not stop a run."""
-        if self._failed:
+        began = time.perf_counter()
+        if self._failed or (not self.resets and began < self._not_before):
             return
         try:
             self.device = self.backend.current_device()
@@ -66,6 +71,8 @@ class StepLog:
             return
         self._cells.extend((step, now_us(), *levels, self._tokens, self._longest, holes, retries))
         self._tokens = self._longest = 0
+        ended = time.perf_counter()
+        self._not_before = ended + _SHARE * (ended - began)
         if len(self) > MAX_ROWS:
             del self._cells[: _DROPPED_AT_ONCE * _WIDTH]
             self._forgotten += _DROPPED_AT_ONCE

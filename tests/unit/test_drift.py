@@ -147,6 +147,37 @@ def test_step_log_keeps_a_row_a_step_and_never_raises(tmp_path: Path, capsys: py
     assert len(log) == 20
 
 
+def test_steps_too_short_to_read_counters_in_have_no_row_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Counters()
+    log, every = StepLog(backend, resets=False), StepLog(backend)  # type: ignore[arg-type]
+    monkeypatch.setattr("memtrace.record.steplog._SHARE", 10**9)
+    for step in range(20):
+        backend.peak = 1000
+        log.note(step)
+        assert backend.peak == 1000  # only read
+        every.note(step)
+    assert (len(log), len(every)) == (1, 20)
+
+
+def test_the_log_is_bounded_and_read_from_any_row_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memtrace.record.steplog.MAX_ROWS", 12_000)
+    log = StepLog(Counters())  # type: ignore[arg-type]
+    for step in range(15_000):
+        log.note(step)
+    rows, following = log.since(0, 3)
+    assert [row[0] for row in rows] == [5000, 5001, 5002] and following == 5003
+    assert [row[0] for row in log.since(14_998)[0]] == [14_998, 14_999] and log.since(15_000) == ([], 15_000)
+
+
+def test_three_days_of_one_step_a_second_fit_in_fifty_megabytes() -> None:
+    log = StepLog(Counters())  # type: ignore[arg-type]
+    row = [10**6, 1_800_000_000_000_000, *[80 * GIB] * 4, 32_768, 4096, 79 * GIB, 10**4]
+    log._cells.extend(row * 259_200)
+    assert len(log) == 72 * 3600
+    assert log._cells.itemsize * len(log._cells) < 50 << 20
+    assert sum(map(len, log.as_json_lines())) < 50 << 20
+
+
 def test_step_log_follows_a_model() -> None:
     torch = pytest.importorskip("torch")
     backend = Counters()

@@ -31,6 +31,7 @@ from memtrace.record import backend, recorder  # noqa: E402
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr("memtrace.record.steplog._SHARE", 0)  # the steps here are shorter than any real one
 
 
 @pytest.fixture
