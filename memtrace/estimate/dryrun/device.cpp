@@ -9,6 +9,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/ReduceOpsUtils.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -40,8 +41,9 @@ struct Answers {
   const char* (*refusal)();                      // the text of the error
   double (*value)(int kind, const char* maker);  // a value nobody knows: 0 float, 1 integer, 2 boolean
   int64_t (*attention)(const int64_t* facts);    // which kernel
-  int64_t (*workspace)(int is_biased);           // bytes that a library's first product on a thread allocates
+  int64_t (*workspace)(int is_lt);               // bytes that a library's first product on a thread allocates
   void (*failed)(const char* op);                // an operator that can't run without data
+  int64_t multiprocessors;
 };
 Answers answers{};
 bool is_open = false;  // false once the interpreter ends
@@ -51,6 +53,8 @@ struct Block {
   Storage host;  // values, if known
   bool known = false;
   bool tests_nan = false;  // made by isnan or isinf: no element is
+  int64_t kinds = 0;       // its elements are places among so many: what topk, sort or argmax chose
+  double share = 1;        // how many of its elements are true, where a choice among `kinds` says so
   const char* maker = "";
 };
 
@@ -307,7 +311,12 @@ void each_tensor(const IValue& value, F&& see) {
 
 struct Kind {  // what is known of an operator
   bool is_aten = false, is_seeded = false, has_generator = false, tests_nan = false;
-  int product = -1;  // 1: may have a bias
+  bool result_last = false;  // allocates the result after what goes with it
+  bool chooses = false;   // its last result holds places along a dimension
+  bool compares = false;  // with one of the kinds: true for so many
+  int product = -1;       // 1: may have a bias
+  int accumulator = 0;    // bytes in which a reduction sums an element; 0: no reduction
+  int most_per_load = 4;  // elements that a thread of the reduction loads at a time
   std::vector<char> writes, only_writes;
 };
 
@@ -320,6 +329,12 @@ const Kind& kind_of(const c10::OperatorHandle& op) {
   static const std::unordered_map<std::string, int> fills{
       {"aten::zero_", 0}, {"aten::fill_", 0}, {"aten::copy_", 0}, {"aten::normal_", 0}, {"aten::uniform_", 0},
       {"aten::random_", 0}, {"aten::bernoulli_", 0}, {"aten::exponential_", 0}};
+  // ReduceOps: sums in 32 bits, Welford's four numbers, or a value with its place
+  static const std::unordered_map<std::string, int> reductions{
+      {"aten::sum", 4}, {"aten::mean", 4}, {"aten::nansum", 4}, {"aten::prod", 4}, {"aten::linalg_vector_norm", 4},
+      {"aten::amax", 4}, {"aten::amin", 4}, {"aten::max", 16}, {"aten::min", 16}, {"aten::argmax", 16},
+      {"aten::argmin", 16}, {"aten::any", 1}, {"aten::all", 1}, {"aten::var", 16}, {"aten::std", 16},
+      {"aten::var_mean", 16}, {"aten::std_mean", 16}};
   std::lock_guard<std::mutex> held(lock);
   const auto& schema = op.schema();
   const auto& name = schema.name();
@@ -330,6 +345,12 @@ const Kind& kind_of(const c10::OperatorHandle& op) {
   kind.tests_nan = name == "aten::isnan" || name == "aten::isinf";
   for (auto tag : op.getTags()) kind.is_seeded |= tag == at::Tag::nondeterministic_seeded;
   if (auto found = products.find(name); found != products.end()) kind.product = found->second;
+  if (auto found = reductions.find(name); found != reductions.end()) kind.accumulator = found->second;
+  if (name.find("var") != std::string::npos || name.find("std") != std::string::npos) kind.most_per_load = 2;
+  kind.result_last = name == "aten::native_dropout" || name == "aten::_embedding_bag";
+  kind.chooses = name == "aten::topk" || name == "aten::sort" || name == "aten::argmax" || name == "aten::argsort" ||
+      name == "aten::multinomial";
+  kind.compares = name == "aten::eq" || name == "aten::scatter_" || name == "aten::scatter";
   for (const auto& argument : schema.arguments()) {
     bool writes = argument.alias_info() && argument.alias_info()->isWrite();
     kind.writes.push_back(writes);
@@ -339,12 +360,98 @@ const Kind& kind_of(const c10::OperatorHandle& op) {
   return kind;
 }
 
+// The workspaces of cuBLAS and, for a product with a bias, cuBLASLt: made by a thread's first product, kept for good.
 void multiply(bool biased) {
   thread_local bool done[2] = {false, false};
-  if (done[biased]) return;
-  done[biased] = true;
   static auto* kept = new std::vector<c10::DataPtr>();
-  kept->push_back(allocator.allocate(answers.workspace(biased)));
+  for (int is_lt = 0; is_lt <= int(biased); is_lt++) {
+    if (done[is_lt]) continue;
+    done[is_lt] = true;
+    kept->push_back(allocator.allocate(answers.workspace(is_lt)));
+  }
+}
+
+int last_power(int64_t n, int most) {
+  if (n >= most) return most;
+  int power = 1;
+  while (int64_t(power) * 2 <= n) power *= 2;
+  return power;
+}
+
+int64_t divided(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// Buffers of a reduction that several blocks of threads share: staging and semaphores, as Reduce.cuh's setReduceConfig
+// lays it out. (bytes, bytes); zeros where no block shares.
+std::pair<int64_t, int64_t> staging(at::TensorIterator& iter, int64_t offset, int accumulator, int most_per_load) {
+  const int64_t outputs = iter.num_output_elements(), inputs = iter.numel() / outputs;
+  const int in = iter.ntensors() - 1;
+  const auto strides = iter.strides(in);
+  const int64_t width = iter.element_size(in);
+  int64_t across = 1, along = 1, fastest = width;
+  bool on_fastest = true;
+  if (iter.ndim() > 0) {
+    on_fastest = iter.num_reduce_dims() == iter.ndim() || strides[0] < strides[iter.num_reduce_dims()];
+    across = on_fastest ? inputs : outputs;
+    along = on_fastest ? outputs : inputs;
+    fastest = strides[on_fastest ? 0 : iter.num_reduce_dims()];
+  }
+  int vector = 1;
+  if (fastest == width) {
+    if (on_fastest && across > 128 && iter.ndim() == 1) across /= most_per_load;
+    else if (!on_fastest) {
+      vector = 4;
+      auto fit = [&](int64_t n) { while (n % vector) vector /= 2; };
+      fit(offset);
+      fit(iter.shape()[iter.num_reduce_dims()]);
+      for (int i = 0; i < iter.ndim(); i++)
+        if (i != iter.num_reduce_dims()) fit(strides[i] / width);
+      across /= vector;
+    }
+  }
+  const int most = 512 / vector;
+  const int x_most = last_power(across, most), y_most = last_power(along, most);
+  int x = std::min(x_most, 32);
+  const int y = std::min(y_most, most / x);
+  x = std::min(x_most, most / y);
+  int64_t step_in = 1, step_out = 1;
+  (on_fastest ? step_in : step_out) *= x;
+  const bool splits = divided(inputs, step_in) >= std::min(y * 16, 256);
+  (splits ? step_in : step_out) *= y;
+  const int64_t wanted = answers.multiprocessors * (2048 / (x * y)), grid = divided(outputs / vector, step_out);
+  const int64_t each = divided(inputs, step_in);
+  if (!splits || each < 256 || grid > wanted) return {0, 0};
+  const int64_t shared = std::max(std::min(divided(wanted, grid), divided(each, 16)), divided(each, 256));
+  if (shared <= 1) return {0, 0};
+  return {accumulator * outputs * shared * (on_fastest ? 1 : x * vector), 4 * grid};
+}
+
+// What a reduction allocates beside its result: a copy in the result's type, then the staging.
+void reduce(const Kind& kind, const c10::FunctionSchema& schema, const std::vector<IValue>& arguments, const Tensor& made) {
+  const Tensor self = arguments[0].toTensor();
+  if (!self.defined() || !self.is_cuda() || self.numel() < 2 || !made.defined() || !made.numel()) return;
+  std::vector<int64_t> dims;
+  bool keeps = false;
+  for (size_t i = 1; i < arguments.size(); i++) {
+    const auto& name = schema.arguments()[i].name();
+    if (name == "dim" && arguments[i].isInt()) dims.push_back(arguments[i].toInt());
+    if (name == "dim" && arguments[i].isIntList()) dims = arguments[i].toIntVector();
+    if (name == "keepdim") keeps = arguments[i].toBool();
+  }
+  if (self.dim() == 0) return;
+  Tensor from = self;
+  const bool sums = kind.accumulator == 4 && made.dtype() != self.dtype();
+  if (sums && !(c10::isReducedFloatingType(self.scalar_type()) && made.scalar_type() == at::kFloat))
+    from = at::empty_strided(self.sizes(), self.strides(), made.options());
+  auto mask = at::native::make_dim_mask(at::OptionalIntArrayRef(dims), self.dim());
+  Tensor flat = at::native::review_reduce_result(made, self.dim(), mask, keeps);
+  auto iter = at::TensorIterator::reduce_op(flat, from);
+  const int accumulator = kind.accumulator == 4 && from.element_size() == 8 ? 8 : kind.accumulator;
+  auto [stage, semaphores] = staging(iter, from.storage_offset(), accumulator, kind.most_per_load);
+  if (!stage) return;
+  auto first = allocator.allocate(stage);
+  auto second = allocator.allocate(semaphores);
 }
 
 // Operator `op` on the shadows of its operands; false if that fails.
@@ -374,12 +481,26 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   stack->erase(stack->end() - count, stack->end());
 
   bool known = kind.is_aten && (!kind.is_seeded || kind.has_generator), tests_nan = kind.tests_nan;
+  int64_t kinds = 0;
+  double share = 1;
   for (size_t i = 0; i < count; i++)
     each_tensor(arguments[i], [&](const Tensor& t) {
       if (!t.is_cuda()) return;
       known = known && (kind.only_writes[i] ? completes(t) : fits(t) && is_known(t));
-      if (auto* block = block_of(t)) tests_nan |= block->tests_nan;
+      if (auto* block = block_of(t)) {
+        tests_nan |= block->tests_nan;
+        kinds = std::max(kinds, block->kinds);
+        share = std::min(share, block->share);
+      }
     });
+  if (kind.chooses && arguments[0].toTensor().dim()) {
+    const auto& self = arguments[0].toTensor();
+    const int64_t dim = op.schema().name() == "aten::topk" ? arguments[2].toInt() : -1;
+    kinds = self.size(dim);
+  } else if (kind.compares && kinds > 1) {
+    share = 1.0 / kinds;
+    kinds = 0;
+  }
 
   Call call;
   Stack results, host;
@@ -407,16 +528,27 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   call.resize();
   std::vector<Tensor> fresh;
   bool small = true;
-  for (const auto& result : results) {
-    stack->push_back(mapped(result, [&](const Tensor& t) {
+  std::vector<IValue> made(results.size());
+  for (size_t i = 0; i < results.size(); i++) {
+    const size_t which = kind.result_last ? (i + 1) % results.size() : i;
+    made[which] = mapped(results[which], [&](const Tensor& t) {
       auto real = call.real_of(t, name, tests_nan);
       if (real.defined() && real.is_cuda()) {
         small = small && fits(real);
-        fresh.push_back(real);
+        if (auto* block = block_of(real)) {
+          if (at::isIntegralType(real.scalar_type(), false)) block->kinds = kinds;
+          block->share = share;
+        }
       }
       return real;
-    }));
+    });
   }
+  for (const auto& result : made)
+    each_tensor(result, [&](const Tensor& t) {
+      if (t.is_cuda()) fresh.push_back(t);
+    });
+  stack->insert(stack->end(), made.begin(), made.end());
+  if (kind.accumulator && !fresh.empty()) reduce(kind, op.schema(), arguments, fresh[0]);
   if (kind.product >= 0) multiply(kind.product == 1 && arguments[0].isTensor() && arguments[0].toTensor().dim() == 1);
   for (size_t i = 0; i < count; i++)
     if (kind.writes[i]) each_tensor(arguments[i], [&](const Tensor& t) { small = small && (!t.is_cuda() || fits(t)); });
@@ -497,6 +629,8 @@ Tensor& copy(Tensor& self, const Tensor& source, bool) {
       if (auto* block = block_of(self)) {
         block->maker = from.is_cuda() && block_of(from) ? block_of(from)->maker : "copy";
         block->tests_nan = from.is_cuda() && block_of(from) && block_of(from)->tests_nan;
+        block->kinds = from.is_cuda() && block_of(from) ? block_of(from)->kinds : 0;
+        block->share = from.is_cuda() && block_of(from) ? block_of(from)->share : 1;
       }
     }
   } else if (is_known(from)) {
@@ -613,6 +747,15 @@ void memtrace_own(const char* space, const char* name, int is_handled) {
 
 void memtrace_product(int is_biased) {
   multiply(is_biased);
+}
+
+void memtrace_forget(void* storage) {
+  if (auto* block = block_of(static_cast<c10::StorageImpl*>(storage))) block->known = false;
+}
+
+double memtrace_share(void* storage) {
+  auto* block = block_of(static_cast<c10::StorageImpl*>(storage));
+  return block ? block->share : 1;
 }
 
 int memtrace_known(void* storage) {

@@ -37,6 +37,7 @@ class Answers(ctypes.Structure):
         ("attention", ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.POINTER(ctypes.c_int64))),
         ("workspace", ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int)),
         ("failed", ctypes.CFUNCTYPE(None, ctypes.c_char_p)),
+        ("multiprocessors", ctypes.c_int64),
     )
 
 

@@ -39,7 +39,9 @@ class Kernels:
         """Own ``operators`` of ATen, those of bitsandbytes that are loaded, and what has a handler."""
         handlers = {**self._aten(), **self._bitsandbytes()}
         composite = ["aten::convolution", "aten::isinf"]
-        names = [f"aten::{name}" for name in operators if name not in _EXPLICIT] + composite
+        built = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")  # a CUDA build has kernels of its own
+        known = {f"aten::{name}" for name in operators} | {name for name in built if name.startswith("aten::")}
+        names = sorted(known - {f"aten::{name}" for name in _EXPLICIT}) + composite
         names += [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("bitsandbytes::")]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -72,7 +74,12 @@ class Kernels:
 
     def is_known(self, tensor: Any) -> bool:
         """Whether a tensor's values are known."""
-        return not tensor.is_cuda or bool(self.helper.memtrace_known(ctypes.c_void_p(tensor.untyped_storage()._cdata)))
+        return not tensor.is_cuda or bool(self.helper.memtrace_known(tensor.untyped_storage()._cdata))
+
+    def forget(self, value: Any) -> None:
+        """A tensor was written by something that nobody sees: its values are no longer known."""
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            self.helper.memtrace_forget(value.untyped_storage()._cdata)
 
     # ---- attention ---------------------------------------------------------------------------------------------
     def attention(self, facts: Any) -> int:
@@ -97,7 +104,13 @@ class Kernels:
     def _aten(self) -> dict[str, Handler]:
         fused = self._fused_backward
         return {
+            "aten::_softmax": self._dense,
+            "aten::_log_softmax": self._dense,
             "aten::_softmax_backward_data": self._softmax_backward,
+            "aten::mse_loss": self._loss,
+            "aten::huber_loss": self._loss,
+            "aten::smooth_l1_loss": self._loss,
+            "aten::binary_cross_entropy": self._loss,
             "aten::_scaled_dot_product_efficient_attention": self._efficient,
             "aten::_scaled_dot_product_efficient_attention_backward": self._efficient_backward,
             "aten::_scaled_dot_product_cudnn_attention": self._cudnn,
@@ -128,6 +141,20 @@ class Kernels:
             ),
             "aten::_thnn_fused_gru_cell_backward": self._gru_backward,
         }
+
+    def _dense(self, default: Handler, x: Any, *args: Any) -> Any:
+        """Operands that are not contiguous are copied."""
+        copy = None if x.is_contiguous() else self._buffers(x.numel() * x.element_size())
+        result = default(x, *args)
+        del copy
+        return result
+
+    def _loss(self, default: Handler, x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
+        """A loss that is summed up is there once for each element first."""
+        result = default(x, y, *args, **kwargs)
+        if not result.dim():
+            torch.empty(torch.broadcast_shapes(x.shape, y.shape), dtype=x.dtype, device="cuda").sum()
+        return result
 
     def _softmax_backward(self, default: Handler, grad: Any, *args: Any) -> Any:
         """The product of gradient and output is a temporary."""
@@ -186,18 +213,23 @@ class Kernels:
         return workspace.new_empty(gates), workspace.new_empty(gates), torch.empty_like(grad), *biases
 
     # ---- shapes that depend on values ----------------------------------------------------------------------------
-    def _taken(self, elements: int) -> int:
+    def _taken(self, elements: int, mask: Any = None) -> int:
+        """How many elements a mask takes. One that picks one of n kinds takes an even share of them."""
+        even = 1.0 if mask is None else self.helper.memtrace_share(mask.untyped_storage()._cdata)
+        if even < 1:
+            self.assumed.note("even", "what chooses among kinds (experts, classes) takes them equally often")
+            return max(1, round(elements * even))
         return min(elements, round(elements * self.assumed.value("share")))
 
     def _nonzero(self, default: Handler, x: Any) -> Any:
         if self.is_known(x):
             return default(x)
-        return x.new_empty((max(x.dim(), 1), self._taken(x.numel())), dtype=torch.long).t()
+        return x.new_empty((max(x.dim(), 1), self._taken(x.numel(), x)), dtype=torch.long).t()
 
     def _masked_select(self, default: Handler, x: Any, mask: Any) -> Any:
         if self.is_known(x) and self.is_known(mask):
             return default(x, mask)
-        return x.new_empty((self._taken(torch.broadcast_shapes(x.shape, mask.shape).numel()),))
+        return x.new_empty((self._taken(torch.broadcast_shapes(x.shape, mask.shape).numel(), mask),))
 
     def _index(self, default: Handler, x: Any, indices: Any) -> Any:
         """Selection by masks goes through the positions of what is true, as on the device."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from memtrace.allocator.config import AllocatorConfig, fraction_limit
 from memtrace.allocator.export import mapped_ranges, settings_of
-from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
+from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, segment_size
 from memtrace.allocator.simulator import Allocator
 from memtrace.estimate.dryrun.stacks import DryStacks
 from memtrace.estimate.placement import DriverModel, SegmentEvent
@@ -70,7 +70,7 @@ class DryMemory:
             served = self._allocator.malloc(number, rounded)
             self._note_segments(stack)
             if served is None:
-                self._refuse(size, segment=rounded, stack=stack)
+                self._refuse(size, segment_size(rounded, self.config), stack)
                 return 0
             address, block = served
             self._live[address] = number, block, size, stack, int(not is_small)
@@ -114,7 +114,7 @@ class DryMemory:
             tried=_text(segment), total=_text(self.total_bytes), free=_text(free), allowed=limit,
             used=_text(held + self.outside_bytes), allocated=_text(allocated), cached=_text(held - allocated),
         )  # fmt: skip
-        self.refused = size, stack
+        self.refused = segment, stack
         self._note("oom", free, size, stack)
         for observer in self.observers:
             observer(0, segment, self.total_bytes, free)

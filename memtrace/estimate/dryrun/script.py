@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from memtrace.allocator.conf_text import parse_conf
 from memtrace.allocator.config import CONF_VARIABLES
-from memtrace.estimate.dryrun import helper
+from memtrace.estimate.dryrun import helper, triton
 from memtrace.estimate.dryrun.assumed import Assumptions
 from memtrace.estimate.dryrun.cuda import install
 from memtrace.estimate.dryrun.machine import DryMemory
@@ -25,7 +25,7 @@ from memtrace.estimate.presets import GpuPreset
 from memtrace.record import backend, launcher
 from memtrace.record.recorder import RecordOptions
 
-_FUNCTIONS = dict(helper.Answers._fields_)
+_FUNCTIONS: dict[str, Any] = dict(helper.Answers._fields_)
 _kept: list[Any] = []  # what the helper points to
 
 
@@ -42,7 +42,9 @@ class DryDevice:
         self.failed: str | None = None
         self._refusal = ctypes.create_string_buffer(2048)
         library = helper.load()
-        library.memtrace_known.argtypes = [ctypes.c_void_p]
+        for function in (library.memtrace_known, library.memtrace_forget, library.memtrace_share):
+            function.argtypes = [ctypes.c_void_p]
+        library.memtrace_share.restype = ctypes.c_double
         os.environ |= {"TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
         import torch
 
@@ -61,6 +63,7 @@ class DryDevice:
         library.memtrace_open(ctypes.byref(answers))
         atexit.register(library.memtrace_close)
         install(self.memory)
+        triton.install(self.kernels.forget)
         self.kernels.install(helper.operators_of_cuda())
         compile_model = torch.compile
 
@@ -80,8 +83,9 @@ class DryDevice:
             "attention": self.kernels.attention,
             "workspace": lambda lt: device.cublaslt_workspace_bytes if lt else device.cublas_workspace_bytes,
             "failed": self._fails,
+            "multiprocessors": device.multiprocessors,
         }
-        return helper.Answers(*(_FUNCTIONS[name](cast(Any, found[name])) for name, _ in helper.Answers._fields_))
+        return helper.Answers(*(_FUNCTIONS[name](cast(Any, value)) for name, value in found.items()))
 
     def _refused(self) -> int:
         self._refusal.value = self.memory.refusal.encode()
