@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memtrace.cli.common import add_shared, print_json, progress, say_written
+from memtrace.units import printable
 from memtrace.writing import check_target
 
 if TYPE_CHECKING:
@@ -41,17 +42,18 @@ def add_setup(parser: argparse.ArgumentParser, of_one_length: bool = True) -> No
     models, gpus = ", ".join(model_names()), ", ".join(gpu_names())
     flag = argparse.BooleanOptionalAction
     add = parser.add_argument
-    which: Any = parser if of_one_length else parser.add_mutually_exclusive_group(required=True)
+    add(
+        "--config", action=_FromConfig, metavar="FILE",
+        help="a configuration of axolotl, LLaMA-Factory or torchtune (YAML or JSON); options after it count more",
+    )  # fmt: skip
+    which: Any = parser if of_one_length else parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--model",
-        **({"required": True} if of_one_length else {}),
-        metavar="CONFIG.json|PRESET",
-        help=f"a config.json (or its folder), or a preset: {models}",
+        "--model", metavar="CONFIG.json|PRESET", help=f"a config.json (or its folder), or a preset: {models}"
     )
     if not of_one_length:
         which.add_argument("--like", metavar="RECORDING", help="as a recording that carries its configuration")
     else:
-        add("--seq-len", required=True, type=int, metavar="L", help="tokens a sequence")
+        add("--seq-len", type=int, metavar="L", help="tokens a sequence")
     add("--batch", type=int, default=1, metavar="B", help="sequences a micro-batch (default 1)")
     add("--accumulation", type=int, default=1, metavar="N", help="micro-batches a step (default 1)")
     add("--rank", type=int, default=16, metavar="R", help="LoRA rank (default 16)")
@@ -83,11 +85,32 @@ def add_setup(parser: argparse.ArgumentParser, of_one_length: bool = True) -> No
     add("--capacity", metavar="SIZE", help="device memory, e.g. 24GiB (default: the GPU's, else 24GiB)")
 
 
+class _FromConfig(argparse.Action):
+    """Sets what a trainer's configuration says, and tells what it does not say."""
+
+    def __call__(self, parser: Any, args: argparse.Namespace, path: Any, option: str | None = None) -> None:
+        from memtrace.estimate.config_files import read_config_file
+        from memtrace.estimate.options import FLAGS
+
+        found = read_config_file(Path(path))
+        values = dict(found.values)
+        args.clip = values.pop("clips", False)
+        for name, value in values.items():
+            told = ",".join(value) if isinstance(value, tuple) else value
+            setattr(args, FLAGS[name][2:].replace("-", "_"), told)
+        args.model = found.model if found.model is not None else args.model
+        args.config, args.config_notes = path, [f"{path} ({found.trainer}): {note}" for note in found.notes]
+        for note in args.config_notes:
+            print(f"memtrace: {printable(note)}", file=sys.stderr)
+
+
 def options_from(args: argparse.Namespace) -> RunOptions:
     """The options that the arguments name. Raises UsageError."""
     from memtrace.errors import UsageError
     from memtrace.estimate.options import FLAGS, RunOptions
 
+    if getattr(args, "seq_len", _ANY_LENGTH) is None:
+        raise UsageError("--seq-len says how long a sequence is")
     values: dict[str, Any] = {
         name: getattr(args, flag[2:].replace("-", "_"), _ANY_LENGTH) for name, flag in FLAGS.items()
     }

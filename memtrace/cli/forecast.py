@@ -116,6 +116,8 @@ def plan_from(args: argparse.Namespace) -> tuple[Asked, RunPlan]:
     from memtrace.estimate.forecast import RunPlan
     from memtrace.estimate.schedule import parse_padding, read_lengths, steps_of
 
+    if args.model is None and args.like is None:
+        raise UsageError("one of the arguments --model --like --config is required")
     given = None if args.lengths is None else read_lengths(args.lengths, args.tokenizer)
     asked = _like(args, given) if args.like is not None else _described(args, given)
     options, steps = replace(asked.options, clips=args.clip), asked.steps(args, args.order)
@@ -169,7 +171,8 @@ def _described(args: argparse.Namespace, lengths: list[int] | None) -> Asked:
     if lengths is None:
         raise UsageError("--lengths says how long the data's sequences are: a file, or N,N,…")
     gpu = gpu_preset(args.gpu) if args.gpu is not None else None
-    return Asked(source_of(args.model, args.dry_run), options_from(args), lengths, gpu)
+    notes = tuple(getattr(args, "config_notes", ()))
+    return Asked(source_of(args.model, args.dry_run), options_from(args), lengths, gpu, notes)
 
 
 def _like(args: argparse.Namespace, lengths: list[int] | None) -> Asked:

@@ -95,7 +95,7 @@ def named_config(model: str) -> tuple[str, dict[str, Any], str]:
     """Name and ``config.json`` keys of a preset, of such a file, or of the folder that holds it; and what to call it in
     an error. Raises UsageError for an unknown name, SnapshotError for a file that can't be read."""
     if not model:
-        raise UsageError("no model is named: give a config.json or a preset")
+        raise UsageError("no model is named: --model takes a config.json or a preset")
     path = Path(model)
     if model.lower() in model_names() or not (path.exists() or path.suffix == ".json"):
         return model.lower(), preset_config(model), model
