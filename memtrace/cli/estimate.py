@@ -46,14 +46,17 @@ def add_setup(parser: argparse.ArgumentParser, of_one_length: bool = True) -> No
         "--config", action=_FromConfig, metavar="FILE",
         help="a configuration of axolotl, LLaMA-Factory or torchtune (YAML or JSON); options after it count more",
     )  # fmt: skip
-    which: Any = parser if of_one_length else parser.add_mutually_exclusive_group()
+    which: Any = parser if of_one_length else parser.add_mutually_exclusive_group(required=True)
     which.add_argument(
-        "--model", metavar="CONFIG.json|PRESET", help=f"a config.json (or its folder), or a preset: {models}"
+        "--model",
+        **({"required": True} if of_one_length else {}),
+        metavar="CONFIG.json|PRESET",
+        help=f"a config.json (or its folder), or a preset: {models}",
     )
     if not of_one_length:
         which.add_argument("--like", metavar="RECORDING", help="as a recording that carries its configuration")
     else:
-        add("--seq-len", type=int, metavar="L", help="tokens a sequence")
+        add("--seq-len", required=True, type=int, metavar="L", help="tokens a sequence")
     add("--batch", type=int, default=1, metavar="B", help="sequences a micro-batch (default 1)")
     add("--accumulation", type=int, default=1, metavar="N", help="micro-batches a step (default 1)")
     add("--rank", type=int, default=16, metavar="R", help="LoRA rank (default 16)")
@@ -93,6 +96,8 @@ class _FromConfig(argparse.Action):
         from memtrace.estimate.options import FLAGS
 
         found = read_config_file(Path(path))
+        for needed in (*parser._actions, *parser._mutually_exclusive_groups):
+            needed.required = False  # the file says it, or it is missed later
         values = dict(found.values)
         args.clip = values.pop("clips", False)
         for name, value in values.items():

@@ -116,8 +116,6 @@ def plan_from(args: argparse.Namespace) -> tuple[Asked, RunPlan]:
     from memtrace.estimate.forecast import RunPlan
     from memtrace.estimate.schedule import parse_padding, read_lengths, steps_of
 
-    if args.model is None and args.like is None:
-        raise UsageError("one of the arguments --model --like --config is required")
     given = None if args.lengths is None else read_lengths(args.lengths, args.tokenizer)
     asked = _like(args, given) if args.like is not None else _described(args, given)
     options, steps = replace(asked.options, clips=args.clip), asked.steps(args, args.order)

@@ -139,8 +139,11 @@ def test_a_model_s_name_means_a_preset_only_where_nothing_of_it_is_left(name: st
     assert _preset_of(name) == preset
 
 
-def test_without_a_model_the_line_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "--seq-len", "512"]) == 2
-    assert "--model" in capsys.readouterr().err
-    assert main(["forecast", "--lengths", "512"]) == 2
-    assert "--config" in capsys.readouterr().err
+def test_what_the_file_does_not_say_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = yaml.safe_load((FOLDER / "torchtune.yaml").read_text())
+    del keys["tokenizer"]["max_seq_len"]
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(keys))
+    assert main(["estimate", "--config", str(file)]) == 2
+    assert "--seq-len" in capsys.readouterr().err
+    assert main(["estimate", "--config", str(file), "--seq-len", "512"]) == 0
