@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category, Evidence, Purpose
-from memtrace.attribution.facts import Facts, gather
+from memtrace.attribution.facts import Facts, LateFacts, gather
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.labels import label_rule, label_rules
 from memtrace.attribution.phases import Phases
@@ -103,4 +104,4 @@ def as_known(timeline: Timeline, rule: I2, labelled: Sequence[str], phases: Phas
     ``labelled`` are the purposes of the labels that were found, in order.
     """
     rules = (*(label_rule(Purpose(purpose)) for purpose in labelled), *RULES, _UNATTRIBUTED)
-    return Attribution(rules, rule, gather(timeline, phases))
+    return Attribution(rules, rule, cast(Facts, LateFacts(timeline, phases)))

@@ -6,6 +6,8 @@ One array entry a row of ``Timeline.allocations``. Nothing here decides a catego
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +88,25 @@ class Facts:
     def before_trace(self) -> Bool:
         """Rows that were there before the first event."""
         return self.born < 0
+
+
+class LateFacts:
+    """:class:`Facts` of an attribution that is known: its phases at once, the rest when something else is asked for."""
+
+    def __init__(self, timeline: Timeline, phases: Phases) -> None:
+        self.timeline, self.phases = timeline, phases
+
+    @cached_property
+    def stacks(self) -> StackFacts:
+        """What each stack is."""
+        return stack_facts(self.timeline.snapshot.stacks)
+
+    @cached_property
+    def _all(self) -> Facts:
+        return gather(self.timeline, self.phases)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._all, name)
 
 
 def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:

@@ -266,18 +266,17 @@ class Signals:
     def cast_for_good(self) -> Bool:
         """A quantised linear module casts its bias once and keeps it: made in the first pass only."""
         f = self.facts
-        made_once = self._site_rests_after_first_pass
-        return f.has(Tag.QUANT_MODULE) & f.is_kind(Kind.FORWARD) & f.persistent & made_once
-
-    @cached_property
-    def _site_rests_after_first_pass(self) -> Bool:
-        """The recording goes on past the pass, and no later pass makes this size at this call site."""
-        f = self.facts
-        key = f.timeline.allocations.stack.astype(np.int64) * (1 << 42) + np.minimum(f.size, (1 << 42) - 1)
+        made_once = f.has(Tag.QUANT_MODULE) & f.is_kind(Kind.FORWARD) & f.persistent & (f.pass_end < NEVER)
+        made_once &= f.span >= 0
+        # The recording goes on past the pass, and no later pass makes this size at this call site.
+        stack = f.timeline.allocations.stack
+        alike = np.flatnonzero(np.isin(stack, stack[made_once]))
+        key = stack[alike].astype(np.int64) * (1 << 42) + np.minimum(f.size[alike], (1 << 42) - 1)
         _, inverse = np.unique(key, return_inverse=True)
         last_span = np.full(inverse.max(initial=-1) + 1, -1, dtype=np.int64)
-        np.maximum.at(last_span, inverse, f.span)
-        return (last_span[inverse] == f.span) & (f.pass_end < NEVER) & (f.span >= 0)
+        np.maximum.at(last_span, inverse, f.span[alike])
+        made_once[alike] &= last_span[inverse] == f.span[alike]
+        return made_once
 
     # -- products with quantised weights, workspaces, communication -------------------------------------------------
 
@@ -382,11 +381,15 @@ class Signals:
     def early_replaced_states(self) -> Bool:
         """The pass had made its own gradients of that size before."""
         f = self.facts
-        first_made: dict[int, int] = {}
-        for row in np.flatnonzero(self._trained.gradients & self.in_trace)[::-1].tolist():
-            first_made[int(f.size[row])] = int(f.born[row])
-        made = np.array([first_made.get(size, NEVER) for size in f.size.tolist()], dtype=np.int64)
-        return self._early_trained & (made < f.ended) & (f.death_phase == Phase.OPTIMIZER)
+        replaced = self._early_trained & (f.death_phase == Phase.OPTIMIZER)
+        rows = np.flatnonzero(replaced)
+        made = np.flatnonzero(self._trained.gradients & self.in_trace)
+        sizes, first = np.unique(f.size[made], return_index=True)
+        place = np.searchsorted(sizes, f.size[rows])
+        found = np.append(sizes, -1)[place] == f.size[rows]
+        born = np.append(f.born[made[first]], NEVER)[np.where(found, place, len(sizes))]
+        replaced[rows] = born < f.ended[rows]
+        return replaced
 
     @cached_property
     def early_gradients(self) -> Bool:

@@ -173,13 +173,13 @@ class Case:
         count = len(self.timeline)
         if self.is_oom or not count:
             return round(self.live_total(mask) * share)
-        until = np.where(self.facts.died < count, self.facts.died, -1)
+        rows = np.flatnonzero(mask)
+        born, died, size = self.facts.born[rows], self.facts.died[rows], self.size[rows]
+        inside, freed = born >= 0, died < count
         delta = np.zeros(count, dtype=np.int64)
-        born = self.facts.born
-        inside, freed = mask & (born >= 0), mask & (until >= 0)
-        np.add.at(delta, born[inside], self.size[inside])
-        np.subtract.at(delta, until[freed], self.size[freed])
-        part = np.cumsum(delta) + self.total(mask & (born < 0))
+        np.add.at(delta, born[inside], size[inside])
+        np.subtract.at(delta, died[freed], size[freed])
+        part = np.cumsum(delta) + int(size[~inside].sum())
         first, stop = self.timeline.span
         level = self.timeline.requested_bytes[first:stop]
         return max(0, int(level.max()) - round(float((level - share * part[first:stop]).max())))

@@ -30,7 +30,8 @@ def pass_sizes(case: Case) -> list[int]:
     for one in case.passes:
         if one.start > case.at.event and case.is_oom:
             break
-        result.append(int(case.size[rows & (born >= one.start) & (born < one.end)].max(initial=0)))
+        mine = slice(*np.searchsorted(born, [one.start, one.end]).tolist())
+        result.append(int(case.size[mine][rows[mine]].max(initial=0)))
     return [n for n in result if n]
 
 

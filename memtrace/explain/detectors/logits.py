@@ -28,9 +28,10 @@ def _logits_rows(case: Case) -> Bool:
     near = np.zeros(len(case.size), dtype=np.bool_)
     born, died = case.facts.born, case.facts.died
     for one in case.passes:
-        mine = loss & (born >= one.start) & (born < one.end)
-        if mine.any():
-            near |= (born >= born[mine].min()) & (born <= died[mine].max()) & (born < one.end)
+        first, stop = np.searchsorted(born, [one.start, one.end]).tolist()
+        mine = np.flatnonzero(loss[first:stop]) + first
+        if len(mine):
+            near[mine[0] : min(stop, int(np.searchsorted(born, died[mine].max(), side="right")))] = True
     gradients = case.kind(Purpose.BACKWARD) & np.isin(case.size, np.unique(case.size[logits | loss]))
     return logits | loss | (gradients & near)
 
