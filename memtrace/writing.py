@@ -7,11 +7,9 @@ renamed. What a killed process leaves is removed by the next one that writes int
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import platform
 import re
-import secrets
 import stat
 import sys
 from collections.abc import Iterator
@@ -113,7 +111,7 @@ def draft(folder: Path, mode: int = 0o666) -> Iterator[Draft]:
     Raises OSError.
     """
     remove_stale(folder)
-    path = folder / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}{_SUFFIX}"
+    path = folder / f"{_PREFIX}{os.getpid()}-{os.urandom(8).hex()}{_SUFFIX}"
     number = os.open(path, _NEW, mode)
     try:
         with os.fdopen(number, "wb") as out:
@@ -144,7 +142,10 @@ def free_name(path: Path, wanted: Path) -> Path:
 
 def remove_stale(folder: Path) -> None:
     """Remove what processes of this host and user that are gone have left behind."""
-    for path in folder.glob(f"{glob.escape(_PREFIX)}*{_SUFFIX}"):
+    paths: list[Path] = []
+    with contextlib.suppress(OSError):
+        paths += [p for p in folder.iterdir() if p.name.startswith(_PREFIX) and p.name.endswith(_SUFFIX)]
+    for path in paths:
         pid = path.name.removeprefix(_PREFIX).split("-")[0].removesuffix(_SUFFIX)
         with contextlib.suppress(OSError):
             if pid.isdigit() and int(pid) != os.getpid() and is_mine(path.lstat()) and not _alive(int(pid)):

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import networkx as nx
 
 from memtrace.analysis import Analysis
 from memtrace.answers.fragmentation import Place, live_by_site, place_of
@@ -86,6 +85,8 @@ def pins(analysis: Analysis, layout: Layout) -> Pins:
 
 
 def _dominators(held: dict[int, dict[Place, int]], free: Any) -> tuple[PinHolder, ...]:
+    import networkx as nx  # takes long, and most answers ask for no pins
+
     graph = nx.DiGraph()
     for segment, sites in held.items():
         for site in sites:
@@ -111,6 +112,8 @@ def _dominators(held: dict[int, dict[Place, int]], free: Any) -> tuple[PinHolder
 
 def _clearing(layout: Layout, held: dict[int, dict[Place, int]]) -> Clearing:
     """The closure of segments and sites with the highest gain, by minimum cut (project selection)."""
+    import networkx as nx
+
     graph = nx.DiGraph()
     graph.add_nodes_from((_ROOT, _GONE))
     never = int(layout.total_bytes.sum()) + 1

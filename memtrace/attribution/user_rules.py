@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +40,8 @@ class UserRule:
 
 def read_rules(path: str | os.PathLike[str]) -> tuple[UserRule, ...]:
     """Read a rules file. Raises SnapshotError where it can't be read, UsageError with what is wrong in it."""
+    import tomllib
+
     try:
         data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:

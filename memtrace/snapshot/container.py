@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import io
-import lzma
 import os
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +65,8 @@ def _refuse_foreign(head: bytes, name: str, source: BinaryIO) -> None:
     if head.startswith(b"SQLite format 3\x00"):
         raise SnapshotError(f"{name}: a SQLite dump of a snapshot, which memtrace does not read; dump a pickle instead")
     if head.startswith(b"PK\x03\x04"):
+        import zipfile
+
         kind = "a zip archive"
         try:
             with zipfile.ZipFile(source) as archive:
@@ -90,8 +89,12 @@ def _refuse_foreign(head: bytes, name: str, source: BinaryIO) -> None:
 
 def _decompressor(kind: str, raw: BinaryIO) -> IO[bytes]:
     if kind == "gz":
+        import gzip
+
         return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
     if kind == "xz":
+        import lzma
+
         return cast(IO[bytes], lzma.LZMAFile(raw))
     import zstandard
 
