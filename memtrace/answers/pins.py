@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-
 from memtrace.analysis import Analysis
 from memtrace.answers.fragmentation import Place, live_by_site, place_of
 from memtrace.attribution.categories import Category

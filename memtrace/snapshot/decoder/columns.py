@@ -180,7 +180,10 @@ class Decoder:
 
     def load(self) -> Any:
         """The file's object. Raises Unsupported."""
-        raw = self._reader.load()
+        try:
+            raw = self._reader.load()
+        finally:
+            self._reader = None  # its tables are as large as the columns, and it refers to this
         outer = raw.get("device_traces") if type(raw) is dict else []
         if self._traces:
             if type(outer) is not list:
