@@ -6,7 +6,7 @@ reused. It fits the allocation that held the address then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,29 +25,32 @@ def label_rules(timeline: Timeline, trains: bool) -> list[tuple[Rule, Bool]]:
 
     What requires a gradient and never gets one is not trained: without training, parameters are plain weights.
     """
+    found: dict[Purpose, Bool] = {}
+    for _, purpose, rows in labelled_rows(timeline):
+        if purpose is Purpose.PARAMS and not trains:
+            purpose = Purpose.UNQUANTIZED
+        found.setdefault(purpose, np.zeros(len(timeline.allocations), dtype=np.bool_))[rows] = True
+    return [(label_rule(purpose), mask) for purpose, mask in found.items()]
+
+
+def labelled_rows(timeline: Timeline) -> Iterator[tuple[Mapping[str, Any], Purpose, I8]]:
+    """Each recorded label that fits, with its purpose and the allocations it fits."""
     labels = timeline.snapshot.memtrace.get("labels")
-    if not isinstance(labels, list) or not labels or not len(timeline.allocations):
-        return []
     table = timeline.allocations
     order = np.argsort(table.address, kind="stable")
     address = table.address[order]
-    found: dict[Purpose, Bool] = {}
-    for label in labels:
+    for label in labels if isinstance(labels, list) and len(table) else ():
         parsed = _parse(label)
         if parsed is None:
             continue
         purpose, wanted, first_us, last_us = parsed
-        if purpose is Purpose.PARAMS and not trains:
-            purpose = Purpose.UNQUANTIZED
         low, high = np.searchsorted(address, [wanted, wanted + 1]).tolist()
         rows = order[low:high]
         if not len(rows):  # a view into an allocation: take the one that starts last before it
             rows = _holders(timeline, order, address, wanted)
         rows = rows[_overlaps(timeline, rows, first_us, last_us)]
         if len(rows):
-            mask = found.setdefault(purpose, np.zeros(len(table), dtype=np.bool_))
-            mask[rows] = True
-    return [(label_rule(purpose), mask) for purpose, mask in found.items()]
+            yield label, purpose, rows
 
 
 def label_rule(purpose: Purpose) -> Rule:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memtrace.answers.fragmentation import pool_name as segment_pool
+from memtrace.attribution.categories import Evidence
 from memtrace.attribution.reasons import reason
 from memtrace.attribution.sites import frame_label
 from memtrace.history.layout import Layout, State
@@ -14,6 +15,7 @@ from memtrace.history.timeline import Timeline
 from memtrace.render.words import MARKS, clip, pool_name, stream_name
 from memtrace.snapshot.model import I8
 from memtrace.units import counted, format_bytes, format_count, printable
+from memtrace_tui.data.layers import layer_of_rows
 from memtrace_tui.data.lines import BLANK, Goto, Line, Span, indented, line, wrap
 from memtrace_tui.data.query import exactly, site_words
 from memtrace_tui.data.source import is_library, source_lines
@@ -133,6 +135,12 @@ def allocation_lines(provider: Provider, row: int, event: int, width: int, fold:
         if start_s is not None and end_s is not None:
             life += f", {end_s - start_s:.{6 if end_s - start_s < 0.01 else 3}f} s"
         lines.append(field("lived" if gone >= 0 else "age", life))
+    layer = int(layer_of_rows(provider)[row])
+    if layer >= 0:
+        basis = "by its name" if rule.evidence == Evidence.LABEL else "by the order of calls"
+        lines.append(
+            field("layer", str(layer), (f"  {basis}", "dim"), target=Goto("allocations", filter=f"layer:{layer}"))
+        )
     if module:
         lines.append(field("module", module, target=Goto("allocations", filter=f"module:/^{exactly(module)}$/")))
     lines += [BLANK, *stack_lines(provider, stack, width, fold)]

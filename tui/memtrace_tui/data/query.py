@@ -1,9 +1,9 @@
 """The filter language that allocations, stacks, segments and events share.
 
 Words narrow down, all of them must fit: ``lora`` (anywhere in purpose, module, site or stack), ``/regex/``,
-``category:lora`` ``sub:saved`` ``site:modeling`` ``stack:forward`` ``module:mlp`` ``phase:forward`` ``rule:gradient``
-``evidence:shape`` ``step:3`` ``stream:0`` ``pool:small`` ``action:oom`` ``0x7f00`` ``size>1MiB`` ``size<4KiB``
-``block=512`` ``life>1000``, and ``-word`` for what must not fit.
+``category:lora`` ``sub:saved`` ``site:modeling`` ``stack:forward`` ``module:mlp`` ``layer:7`` ``phase:forward``
+``rule:gradient`` ``evidence:shape`` ``step:3`` ``stream:0`` ``pool:small`` ``action:oom`` ``0x7f00`` ``size>1MiB``
+``size<4KiB`` ``block=512`` ``life>1000``, and ``-word`` for what must not fit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KNOWN: dict[str, list[str]] = {  # the words of fields that take no others
     "evidence": [str(evidence) for evidence in Evidence],
     "action": [action.name.lower() for action in Action],
 }
-FIELDS = (*KNOWN, "sub", "site", "stack", "module", "rule", "step", "stream", "pool")
+FIELDS = (*KNOWN, "sub", "site", "stack", "module", "rule", "layer", "step", "stream", "pool")
 _SHORT = {"cat": "category", "subcategory": "sub", "frame": "stack"}
 _NUMBER = re.compile(r"(size|block|life|born|freed)(<=|>=|<|>|=)(.*)")
 _TOKEN = re.compile(r'-?/(?:[^/\\]|\\.)*/|-?(?:\w+:)?"[^"]*"|\S+')
@@ -69,7 +69,7 @@ def _term(token: str) -> FilterTerm:
         return FilterTerm("any", negated, _pattern(word))  # llama.py:12, at::empty
     if not rest:
         raise UsageError(f"{name}: takes a word or a /regular expression/")
-    pattern = _pattern(rest, exact=field in ("step", "stream"))
+    pattern = _pattern(rest, exact=field in ("layer", "step", "stream"))
     known = KNOWN.get(field, [])
     if known and not any(pattern.search(each) for each in known):
         meant = get_close_matches(rest.lower(), known, 1, 0.6)

@@ -16,11 +16,12 @@ from memtrace.attribution.sites import frame_label
 from memtrace.history.timeline import NEVER
 from memtrace.snapshot.model import DEFAULT_POOL, I8, Action, Bool
 from memtrace.units import format_bytes, format_count, printable
+from memtrace_tui.data.layers import layer_of_rows
 from memtrace_tui.data.query import KNOWN, FilterTerm, exactly
 from memtrace_tui.provider import Provider
 
 Cell = tuple[str, str]  # text, role
-GROUPS = ("none", "category", "subcategory", "site", "module", "phase", "step", "size")
+GROUPS = ("none", "category", "subcategory", "site", "module", "layer", "phase", "step", "size")
 _COMPARE: dict[str, Callable[[I8, int], Bool]] = {
     "<": np.less, ">": np.greater, "=": np.equal, "<=": np.less_equal, ">=": np.greater_equal,
 }  # fmt: skip
@@ -90,6 +91,8 @@ class AllocationTable:
             return np.minimum(facts.died, self.provider.count) - np.maximum(table.alloc_event, -1)
         if name == "pool":
             return table.pool * 2 + table.is_small
+        if name == "layer":
+            return layer_of_rows(self.provider)
         columns: dict[str, NDArray[Any]] = {
             "rule": self.rule, "stack": table.stack, "phase": facts.phase, "step": facts.step, "stream": table.stream,
             "size": table.requested_bytes, "block": table.block_bytes, "address": table.address,
@@ -187,8 +190,9 @@ class AllocationTable:
         if by == "phase":
             label = Phase(key).label
             return label, f"phase:{label}", f"phase:{label}"
-        if by == "step":
-            return (f"step {key}" if key >= 0 else "before the first step"), f"step:{key}", "text"
+        if by in ("step", "layer"):
+            none = "before the first step" if by == "step" else "no layer told"
+            return (f"{by} {key}" if key >= 0 else none), f"{by}:{key}", "text"
         return f"{format_bytes(key)}  {format_count(key)} B", f"size={key}", "text"
 
     # -- text
@@ -229,6 +233,7 @@ _CELLS: dict[str, Callable[[AllocationTable, int], Cell]] = {
         format_count(min(int(t.facts.died[row]), t.provider.count) - max(int(t.table.alloc_event[row]), -1)), "text"),
     "address": lambda t, row: (f"{int(t.table.address[row]):#x}", "dim"),
     "step": lambda t, row: (str(int(t.facts.step[row])) if t.facts.step[row] >= 0 else "", "text"),
+    "layer": lambda t, row: (str(layer) if (layer := int(t.column("layer")[row])) >= 0 else "", "text"),
     "phase": AllocationTable._phase,
     "pool": lambda t, row: (t.pool_label(int(t.table.pool[row]), bool(t.table.is_small[row])), "dim"),
     "stream": lambda t, row: (f"{int(t.table.stream[row]):#x}", "dim"),

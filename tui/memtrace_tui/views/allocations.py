@@ -20,6 +20,7 @@ ROWS = (
     TableColumn("purpose", "purpose", 25, rank=1),
     TableColumn("site", "call site", 0, keep_end=True),
     TableColumn("module", "module", 9, rank=8),
+    TableColumn("layer", "layer", 5, right=True, rank=15),
     TableColumn("phase", "born in", 10, rank=4),
     TableColumn("step", "step", 5, right=True, rank=5),
     TableColumn("born", "born", 9, right=True, rank=3),
@@ -46,8 +47,8 @@ class AllocationsView(TableView):
 
     about = (
         "What is live at the cursor, or everything ever allocated. Filter words: category:lora sub:… site:… stack:… "
-        "module:… phase:… step:… rule:… evidence:… pool:… stream:… size>1MiB life>1000 0x7f…, a word or /regex/ for "
-        "purpose and whole stack, -word for what must not fit. Click a title to sort."
+        "module:… layer:7 phase:… step:… rule:… evidence:… pool:… stream:… size>1MiB life>1000 0x7f…, a word or "
+        "/regex/ for purpose and whole stack, -word for what must not fit. Click a title to sort."
     )
     columns = ROWS
     BINDINGS = keys("""
