@@ -207,7 +207,7 @@ WRAPPERS: Mapping[str, Fix] = {
     ),
     "functools": between_functions("py/contextlib.py:inner", "py/functools.py:wrapper"),
     "notebook": both(
-        renamed(r"^/(?!.*site-packages).*\.py$", "/tmp/ipykernel_3141/2718281828.py"),
+        renamed(r"^/(?!.*(site-packages|torchinductor)).*\.py$", "/tmp/ipykernel_3141/2718281828.py"),
         around_program(
             "IPython/core/interactiveshell.py:run_code",
             "ipykernel/zmqshell.py:run_cell",
@@ -261,6 +261,32 @@ WRAPPERS: Mapping[str, Fix] = {
         "transformers/trainer.py:training_step",
         "transformers/trainer.py:_inner_training_loop",
         "accelerate/utils/memory.py:decorator",
+    ),
+    "named-hooks": around_modules("~/quantize/pack.py:quantize", "~/losses/hooks.py:compute_loss"),
+    "named-sharding": around_training(
+        "~/fsdp/unshard.py:unshard", "~/zero/stage3.py:foreach_reduce", "~/grad/bucket.py:post_backward"
+    ),
+    "named-caches": around_training(
+        "~/data/cache_utils.py:update",
+        "~/kv_cache.py:put",
+        "py/contextlib.py:__exit__",
+        "~/head/attention.py:eager_attention",
+    ),
+    "named-decorators": between_functions("~/common/optim/loading.py:from_pretrained", "~/common/loss.py:backward"),
+    "own-copy-of-deepspeed": around_program(
+        "~/deepspeed/runtime/zero/stage3.py:step", "~/torch/distributed/fsdp/_flat_param.py:unshard"
+    ),
+    "server": around_program(
+        "starlette/routing.py:app",
+        "anyio/_backends/_asyncio.py:run",
+        "uvicorn/server.py:serve",
+        "py/asyncio/runners.py:run",
+    ),
+    "precision-plugin": around_training(
+        "lightning/pytorch/plugins/precision/precision.py:_wrap_closure",
+        "lightning/pytorch/plugins/precision/amp.py:optimizer_step",
+        "lightning/pytorch/strategies/strategy.py:optimizer_step",
+        "~/lesson.py:optimizer_step",
     ),
     "other-site-packages": renamed(r"^.*/(site|dist)-packages/", "/opt/conda/envs/x/lib/python3.12/site-packages/"),
     "other-lines": other_lines,

@@ -106,7 +106,8 @@ def stack_facts(table: StackTable) -> StackFacts:
     last_call = _reduce(np.maximum, np.where(is_call, position, -1), table, count, -1)
     implementations = np.array([f.name == "_call_impl" for f in table.frames] or [False], dtype=np.bool_)
     calls = _reduce(np.add, (is_call & implementations[table.frame]).astype(np.int64), table, count, 0)
-    bits = np.where(_speaks(table, position, last_call), frame_bits[table.frame], 0)
+    own = np.array([is_own_code(f.filename, f.name) for f in table.frames] or [False], dtype=np.bool_)[table.frame]
+    bits = np.where(_speaks(table, own, position, last_call), frame_bits[table.frame], 0)
 
     def first(tag: Tag) -> I8:
         return first_positions(table, bits, tag)
@@ -137,7 +138,8 @@ def stack_facts(table: StackTable) -> StackFacts:
     in_model = np.repeat(np.where(last_call >= 0, last_call, FAR), np.diff(table.start)) >= position
     tags = _reduce(np.bitwise_or, np.where(in_model, bits, 0), table, count, 0)
     tags |= all_tags & int(Tag.CHECKPOINT | Tag.CUBLAS | Tag.ENGINE_CPP | Tag.COMM | Tag.EVALUATE | Tag.GENERATE)
-    tags |= all_tags & int(Tag.GATHER | Tag.REDUCE | Tag.SHARDS | Tag.MASTERS)
+    sharding = frame_bits[table.frame] & int(Tag.GATHER | Tag.REDUCE | Tag.SHARDS | Tag.MASTERS)
+    tags |= _reduce(np.bitwise_or, np.where(own, 0, sharding), table, count, 0)
 
     def padded(column: NDArray[np.generic], last: int) -> NDArray[np.generic]:
         return np.append(column, np.array([last], dtype=column.dtype))
@@ -145,7 +147,7 @@ def stack_facts(table: StackTable) -> StackFacts:
     return StackFacts(
         tags=padded(tags, 0),  # type: ignore[arg-type]
         kind=padded(kind, Kind.NONE),  # type: ignore[arg-type]
-        is_loss=padded(loss < call, 0),  # type: ignore[arg-type]
+        is_loss=padded(loss <= np.minimum(_own_forward(table, bits, position, call), first(Tag.COMPILED)), 0),  # type: ignore[arg-type]
         is_bucket=padded(first(Tag.BUCKET) < call, 0),  # type: ignore[arg-type]
         site=padded(_sites(table, last_call), -1),  # type: ignore[arg-type]
         depth=padded(calls, 0),  # type: ignore[arg-type]
@@ -158,12 +160,20 @@ _COMPUTES = {"torch", "triton", "bitsandbytes", "apex", "numpy"}
 _FRAMEWORKS = {"lightning", "pytorch_lightning", "lightning_fabric", "transformers", "accelerate", "trl", "deepspeed"}
 
 
-def _speaks(table: StackTable, position: I8, last_call: I8) -> Bool:
-    """Which stored frames say something: installed code, and of the user's functions the innermost, or any inside a
-    model. Further out, a name may be what they call their training loop."""
-    own = np.array([is_own_code(f.filename, f.name) for f in table.frames] or [False], dtype=np.bool_)[table.frame]
+def _speaks(table: StackTable, own: Bool, position: I8, last_call: I8) -> Bool:
+    """Which stored frames say something: installed code, and of the user's ``own`` functions the innermost, or any
+    inside a model. Further out, a name may be what they call their training loop."""
     first_own = _reduce(np.minimum, np.where(own, position, FAR), table, len(table), int(FAR))
     return ~own | (position <= np.repeat(np.maximum(first_own, last_call), np.diff(table.start)))
+
+
+def _own_forward(table: StackTable, bits: I8, position: I8, call: I8) -> I8:
+    """Position of the function that the innermost module call is about: its outermost ``forward``, within hooks. Where
+    no module is called, or it has none, the last position before the call."""
+    inside = position < np.repeat(call, np.diff(table.start))
+    found = np.where(inside & ((bits & int(Tag.FORWARD_FN)) != 0), position, -1)
+    found = _reduce(np.maximum, found, table, len(table), -1)
+    return np.where((found >= 0) & (call < FAR), found, call - 1)
 
 
 def _calls_back(table: StackTable, bits: I8) -> Bool:

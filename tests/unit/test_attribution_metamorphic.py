@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from scoring import score
-from support import analysis, labels, timeline, trace_path
+from support import FIELD, LABELLED, STACKS, analysis, labels, timeline, trace_path
 from wrappers import WRAPPERS, dumped_late, wrapped
 
 from memtrace.analysis import analyse
 from memtrace.attribution.classify import Attribution, attribute
 from memtrace.explain.explain import explain_snapshot
-from memtrace.history.timeline import build
+from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.load import from_raw
 
@@ -41,11 +41,33 @@ def test_callers_change_nothing(name: str) -> None:
             assert np.array_equal(ours, theirs), (wrapper, column)
 
 
-@pytest.mark.parametrize("wrapper", ["accelerate-hooks", "lightning-closure", "deepspeed-linear", "own-closure"])
-def test_callers_change_neither_verdict_nor_findings(wrapper: str) -> None:
-    made = timeline("llama2-7b_oom-first-step")
+def _pairs(names: list[str], each: int) -> list[tuple[str, str]]:
+    """Every recording with ``each`` wrappers, so that all wrappers come up in turn."""
+    every = list(WRAPPERS)
+    return [(name, every[(each * i + k) % len(every)]) for i, name in enumerate(names) for k in range(each)]
+
+
+def _inside(name: str, wrapper: str) -> tuple[Timeline, Timeline]:
+    made = timeline(name)
     bare = dataclasses.replace(made, snapshot=dataclasses.replace(made.snapshot, memtrace={}))
-    inside = dataclasses.replace(made, snapshot=wrapped(made.snapshot, WRAPPERS[wrapper]))
+    return bare, dataclasses.replace(made, snapshot=wrapped(made.snapshot, WRAPPERS[wrapper]))
+
+
+@pytest.mark.parametrize(("name", "wrapper"), _pairs([*FIELD[::3], *STACKS[::3]], 2))
+def test_callers_change_nothing_of_what_other_people_run(name: str, wrapper: str) -> None:
+    bare, inside = _inside(name, wrapper)
+    ours, theirs = attribute(inside), attribute(bare)
+    assert np.array_equal(_purposes(ours), _purposes(theirs))
+    assert np.array_equal(ours.facts.phases.phase, theirs.facts.phases.phase)
+    assert np.array_equal(ours.facts.phases.start, theirs.facts.phases.start)
+
+
+DIED = [name for name in [*LABELLED, *FIELD, *STACKS] if "oom" in name][1::2]
+
+
+@pytest.mark.parametrize(("name", "wrapper"), _pairs(DIED, 2))
+def test_callers_change_neither_verdict_nor_findings(name: str, wrapper: str) -> None:
+    bare, inside = _inside(name, wrapper)
     ours, theirs = explain_snapshot(analyse(inside)), explain_snapshot(analyse(bare))
     assert ours.verdict == theirs.verdict
     assert [(f.id, f.bytes) for f in ours.findings] == [(f.id, f.bytes) for f in theirs.findings]

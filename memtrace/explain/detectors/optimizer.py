@@ -70,7 +70,7 @@ def zero_on_one_gpu(case: Case) -> Finding | None:
     """Flat buffers of DeepSpeed's ZeRO in a run of one GPU, where there is nothing to share."""
     if case.timeline.snapshot.memtrace.get("world_size", 1) != 1 or case.kind(Purpose.COMMUNICATION).any():
         return None
-    flat = case.made_in("deepspeed/runtime/zero/") & case.live & ~case.kind(Purpose.OPTIMIZER_STATE)
+    flat = case.made_in("packages/deepspeed/runtime/zero/") & case.live & ~case.kind(Purpose.OPTIMIZER_STATE)
     if not case.is_material(case.total(flat)):
         return None
     return finding(
