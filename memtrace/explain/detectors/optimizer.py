@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memtrace.attribution.categories import Purpose
+from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.advice import formula
 from memtrace.explain.answer import Finding
@@ -68,9 +69,11 @@ def gradient_buckets(case: Case) -> Finding | None:
 @detector("DeepSpeed's ZeRO shares nothing on one GPU, and keeps flat copies")
 def zero_on_one_gpu(case: Case) -> Finding | None:
     """Flat buffers of DeepSpeed's ZeRO in a run of one GPU, where there is nothing to share."""
-    if case.timeline.snapshot.memtrace.get("world_size", 1) != 1 or case.kind(Purpose.COMMUNICATION).any():
+    stacks = case.attribution.facts.stacks
+    if case.timeline.snapshot.memtrace.get("world_size", 1) != 1 or stacks.has(Tag.COMM | Tag.GATHER).any():
         return None
-    flat = case.made_in("packages/deepspeed/runtime/zero/") & case.live & ~case.kind(Purpose.OPTIMIZER_STATE)
+    made = case.made_in("packages/deepspeed/runtime/zero/") & ~case.made_in("torch/optim/")
+    flat = made & case.live
     if not case.is_material(case.total(flat)):
         return None
     return finding(
