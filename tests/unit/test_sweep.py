@@ -181,13 +181,16 @@ def test_trials_run_on_real_modules(tmp_path: Path) -> None:
     write_checkpoint(TINY, tmp_path / "model", "cpu")
     target = RunOptions(32, rank=4, optimizer="adamw_torch")
     found = {}
-    for trial in plan(target, [16, 32], [2], ["length", "packing", "reference", "evaluation"]):
+    trials = plan(target, [16, 32], [2], ["length", "packing", "reference", "evaluation"])
+    for trial in trials:
+        if trial.name not in ("smallest", "length 32", "everything"):  # the last does what the others do
+            continue
         small = replace(trial, options=replace(trial.options, optimizer="adamw_torch", targets=("q_proj",)))
         with StandIn() as standin, backend.use(standin):
             found[trial.name] = measure(small, str(tmp_path / "model"), 1)
     assert all(o.status == "ok" and o.peak_requested_bytes > 0 for o in found.values())
     assert found["length 32"].peak_requested_bytes > found["smallest"].peak_requested_bytes
-    assert found["reference model"].peak_requested_bytes > found["smallest"].peak_requested_bytes
+    assert found["everything"].peak_requested_bytes > found["length 32"].peak_requested_bytes  # a second model
     with StandIn(capacity=found["smallest"].peak_requested_bytes * 4 // 5) as standin, backend.use(standin):
         trial = replace(plan(target, [16], [2])[0])
         trial = replace(trial, options=replace(trial.options, optimizer="adamw_torch", targets=("q_proj",)))
