@@ -81,7 +81,11 @@ class LiveView:
             "alarms": list(self.alarms), "outside": list(self.outside), "rank": self.about.get("rank"),
             "ended": self.ended,
         }  # fmt: skip
-        return (asdict(self.report) if self.report is not None else self._from_counters()) | own
+        if self.report is None:
+            return self._from_counters() | own
+        levels = ("requested_bytes", "allocated_bytes", "reserved_bytes")
+        peaks = {name: self.now.get(f"peak_{name}", self.report.peaks[name]) for name in levels}
+        return asdict(self.report) | {"peaks": peaks} | own
 
     def _from_counters(self) -> dict[str, Any]:
         """The keys of ``report`` where nothing was looked at: what is allocated has no category then."""

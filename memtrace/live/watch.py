@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from memtrace.snapshot.load import load
 _ASK_EVERY_S = 10.0
 _PATIENCE_S = 15.0  # with a moment that does not come: a program that only evaluates has no backward pass
 _OWNERS_EVERY_S = 15.0
+_SEEN = "looked at while the program ran: blocks, their labels and stacks, without a history"
 
 
 class Watched(Protocol):
@@ -115,7 +117,8 @@ class Watch:
         except MemtraceError:  # replaced or removed meanwhile
             return
         moment, step = str(message.get("at")), message.get("step")
-        self.state.look(analysis, report(analysis), moment, step if type(step) is int else -1)
+        seen = replace(report(analysis, analysis.at("end")), warnings=(_SEEN,))
+        self.state.look(analysis, seen, moment, step if type(step) is int else -1)
 
 
 def analysed(path: Path, device: int) -> Analysis:

@@ -41,6 +41,7 @@ _TICK_S = 0.25
 _QUEUE_BYTES = 4 * protocol.MAX_LINE_BYTES  # said to a watcher and not taken yet; more is dropped
 _ROWS_AT_ONCE = 2_000
 _JUDGED_ROWS = 20_000
+_JUDGE_EVERY_S = 5.0
 _SHARE = 200  # looking at the blocks takes at most this part of the time
 _LEAST_S, _OWN_S = 2.0, 60.0  # between two looks: asked for, and for the alarms' own use
 
@@ -75,6 +76,7 @@ class LiveServer:
         self._not_before = self._own_at = 0.0
         self._alarms: dict[str, Alarm] = {}
         self._judged = self._written = 0
+        self._judge_at = 0.0
         self._last_second = 0.0
         self._largest = 0
         self._pieces: tuple[int, int, int] | None = None  # the numbers of FreePieces
@@ -296,8 +298,9 @@ class LiveServer:
 
     def _judge(self, capacity: int) -> None:
         rows, following = self.steps.since(max(0, self._judged - _JUDGED_ROWS), _JUDGED_ROWS * 2)
-        if following == self._judged:
+        if following == self._judged or time.monotonic() < self._judge_at:
             return
+        self._judge_at = time.monotonic() + _JUDGE_EVERY_S
         from memtrace.answers.steps import read_series
         from memtrace.live.alarms import FreePieces, judge
 
@@ -347,6 +350,7 @@ class LiveServer:
         self._note_pieces(moment, raw)
         if self._watchers and self.place is not None:
             snapshot = self.recorder.take("live", self._device(), raw=raw)
+            snapshot["device_traces"] = _as_if_recorded(snapshot, self._device())
             file = files.write_snapshot(snapshot, protocol.sample_place(self.place), force=True, mode=0o600)
             self._seen = {"type": "blocks", "file": str(file), "at": moment, "step": step, "time_us": now_us()}
             self._tell(self._seen)
@@ -417,6 +421,25 @@ def let_watchers_in(recorder: Recorder) -> Recorder:
         recorder.live = LiveServer(recorder, recorder.steps)
         recorder.log.on_enter = recorder.live.entered
     return recorder
+
+
+def _as_if_recorded(snapshot: dict[str, Any], device: int) -> list[list[dict[str, Any]]]:
+    """The blocks that have a stack and no label as allocations of the present phase, so that attribution sees them.
+
+    Their order is not known; that of their addresses is used.
+    """
+    now, labels = now_us(), {row["address"] for row in snapshot["memtrace"]["labels"]}
+    events = []
+    for segment in snapshot["segments"]:
+        address = segment["address"]
+        for block in segment["blocks"] if segment.get("device") == device else ():
+            address = block.get("address", address)
+            if block["state"] != "inactive" and block.get("frames") and address not in labels:
+                size = block.get("requested_size") or block["size"]
+                event = {"action": "alloc", "addr": address, "size": size, "stream": segment.get("stream", 0)}
+                events.append(event | {"time_us": now, "frames": block["frames"]})
+            address += block["size"]
+    return [[] for _ in range(device)] + [events]
 
 
 def _as_message(alarm: Alarm) -> dict[str, Any]:

@@ -320,7 +320,7 @@ class Recorder:
         extra = facts.process_facts(self.backend, device)
         snapshot = self.backend.snapshot() if raw is None else raw
         traces = snapshot.get("device_traces", [])
-        since = min((trace[0].get("time_us", 0) for trace in traces if trace), default=0)
+        since = min((trace[0].get("time_us", 0) for trace in traces if trace), default=0 if raw is None else now_us())
         problems: list[str] = []
         if self.stopped_by_program or (self.recording and not self.backend.is_recording()):
             problems.append(_STOPPED)

@@ -24,6 +24,7 @@ from memtrace.answers.steps import (
 )
 from memtrace.cli import main
 from memtrace.errors import NoAnswerError
+from memtrace.record import steplog
 from memtrace.record.steplog import COLUMNS, StepLog
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -150,7 +151,7 @@ def test_step_log_keeps_a_row_a_step_and_never_raises(tmp_path: Path, capsys: py
 def test_steps_too_short_to_read_counters_in_have_no_row_each(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Counters()
     log, every = StepLog(backend, resets=False), StepLog(backend)  # type: ignore[arg-type]
-    monkeypatch.setattr("memtrace.record.steplog._SHARE", 10**9)
+    monkeypatch.setattr(steplog, "_SHARE", 10**9)
     for step in range(20):
         backend.peak = 1000
         log.note(step)
@@ -160,7 +161,7 @@ def test_steps_too_short_to_read_counters_in_have_no_row_each(monkeypatch: pytes
 
 
 def test_the_log_is_bounded_and_read_from_any_row_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memtrace.record.steplog.MAX_ROWS", 12_000)
+    monkeypatch.setattr(steplog, "MAX_ROWS", 12_000)
     log = StepLog(Counters())  # type: ignore[arg-type]
     for step in range(15_000):
         log.note(step)

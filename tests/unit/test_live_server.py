@@ -24,14 +24,15 @@ from torch import nn  # noqa: E402
 
 import memtrace  # noqa: E402
 from memtrace.live import protocol  # noqa: E402
-from memtrace.record import backend, recorder  # noqa: E402
+from memtrace.live.watch import _SEEN, Watch  # noqa: E402
+from memtrace.record import backend, recorder, steplog  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setattr("memtrace.record.steplog._SHARE", 0)  # the steps here are shorter than any real one
+    monkeypatch.setattr(steplog, "_SHARE", 0)  # the steps here are shorter than any real one
 
 
 @pytest.fixture
@@ -137,9 +138,27 @@ def test_blocks_are_looked_at_when_asked(stand_in: StandIn, tmp_path: Path, mome
         told = watcher.of_type("blocks")
         snapshot = memtrace.load(told["file"])
         assert told["at"] == moment and stat.S_IMODE(Path(told["file"]).stat().st_mode) == 0o600
-        assert len(snapshot.device(0).trace) == 0 and snapshot.memtrace["labels"]
+        assert (snapshot.device(0).trace.action == 0).all()  # of blocks that nothing labels; no history
+        assert len(snapshot.device(0).trace) < 20 and snapshot.memtrace["labels"]
         assert watcher.ask(do="blocks", at="now")["wait_s"] > 0  # not twice in a moment
     assert not Path(told["file"]).exists()
+
+
+def test_what_was_seen_has_categories(stand_in: StandIn, tmp_path: Path) -> None:
+    """With stacks on, what the forward pass holds is told from weights, gradients and states."""
+    model, optimizer = net()
+    with live(tmp_path, model=model, optimizer=optimizer, stacks="python"):
+        watch = Watch(protocol.sockets()[0], looks=False)
+        train(model, optimizer, 2)
+        watch.ask_now("backward")
+        wait_for(lambda: watch.poll(0.1) and bool(train(model, optimizer, 1)) and watch.state.report is not None)
+        found = watch.state.report
+        assert found is not None
+        assert found.categories["lora"] == sum(p.nbytes for p in model.parameters())
+        assert found.categories["activations"] >= 8 * 256 * 4
+        assert sum(found.categories.values()) == found.reserved_bytes
+        assert found.warnings == (_SEEN,)
+        watch.close()
 
 
 def test_hanging_shouting_and_dying_watchers_cost_nothing(
