@@ -12,6 +12,7 @@ from support import FIELD, LABELLED, STACKS, analysis, labels, timeline
 from memtrace.answers.report import report
 from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence
 from memtrace.attribution.classify import attribute
+from memtrace.explain.explain import explain_snapshot
 
 
 def _scored(name: str) -> Score:
@@ -105,6 +106,11 @@ def test_labels_of_the_recorder_do_not_make_untrained_weights_trained() -> None:
     result = score(made.timeline, made.attribution, labels("llama_generate_own-recorder"))
     assert result.at_peak >= 0.9999 and result.purpose_at_peak >= 0.9999
     assert not made.attribution.rows_of(Category.LORA).any()
+
+
+@pytest.mark.parametrize("name", [name for name in STACKS if name.startswith("deepspeed")])
+def test_two_ranks_are_not_taken_for_one(name: str) -> None:
+    assert "zero_on_one_gpu" not in [finding.id for finding in explain_snapshot(analysis(name)).findings]
 
 
 @pytest.mark.parametrize("name", LABELLED)

@@ -72,8 +72,13 @@ def zero_on_one_gpu(case: Case) -> Finding | None:
     stacks = case.attribution.facts.stacks
     if case.timeline.snapshot.memtrace.get("world_size", 1) != 1 or stacks.has(Tag.COMM | Tag.GATHER).any():
         return None
-    made = case.made_in("packages/deepspeed/runtime/zero/") & ~case.made_in("torch/optim/")
-    flat = made & case.live
+    largest_state, largest_flat = (
+        int(case.attribution.facts.size[case.kind(purpose) & case.live].max(initial=0))
+        for purpose in (Purpose.OPTIMIZER_STATE, Purpose.PARAMS)
+    )
+    if 0 < largest_state <= largest_flat:  # in 32 bits the whole would be twice the 16-bit weights: these are shards
+        return None
+    flat = case.made_in("packages/deepspeed/runtime/zero/") & ~case.made_in("torch/optim/") & case.live
     if not case.is_material(case.total(flat)):
         return None
     return finding(
