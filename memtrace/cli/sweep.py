@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from memtrace.cli.common import add_shared, print_json, usual_signals
 from memtrace.cli.estimate import add_setup, options_from
-from memtrace.errors import MemtraceError, UsageError
+from memtrace.errors import MemtraceError, NoAnswerError, UsageError
 
 if TYPE_CHECKING:
     from memtrace.estimate.shapes import ModelShape
     from memtrace.estimate.sweep import Outcome, Trial
+
+_MOST_RUNS = 64  # of a measured ladder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--limit", metavar="SIZE", help="limit reserved memory, as a smaller card would, e.g. 22GiB")
     add("--timeout", type=float, default=1800, metavar="S", help="seconds after which a run has failed (default 1800)")
     add("--plot", type=Path, metavar="OUT.svg|.png", help="increments and the fitted line as a picture")
+    add(
+        "--ladder",
+        action="store_true",
+        help="measure every combination instead: each option's fair share, as memtrace fit",
+    )
     add("--plan", action="store_true", help="list the runs and measure nothing")
 
 
@@ -46,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
     if args.train_steps < 1:
         raise UsageError("--train-steps must be at least 1")
     names = [name.strip() for name in args.things.split(",") if name.strip()]
-    trials = plan(options_from(args), _numbers(args.lengths), _numbers(args.batches), names)
+    if args.ladder:
+        trials = _combinations(args)
+    else:
+        trials = plan(options_from(args), _numbers(args.lengths), _numbers(args.batches), names)
     if args.plan:
         print("\n".join(f"{number:>3}  {trial.name}" for number, trial in enumerate(trials, 1)))
         return 0
@@ -54,6 +64,19 @@ def run(args: argparse.Namespace) -> int:
     outcomes = _measure(args, trials, parse_capacity(args.limit) if args.limit is not None else None)
     _show(args, outcomes)
     return 0
+
+
+def _combinations(args: argparse.Namespace) -> list[Trial]:
+    """A trial for every choice of options. Raises UsageError for more than 64."""
+    from memtrace.estimate.ladder import rungs_of
+    from memtrace.estimate.sweep import Trial
+
+    options = options_from(args)
+    combined = rungs_of(options)
+    if len(combined) > _MOST_RUNS:
+        things = ", ".join(sorted(frozenset[str]().union(*combined)))
+        raise UsageError(f"--ladder: {len(combined)} combinations of {things}; at most {_MOST_RUNS} are measured")
+    return [Trial(" + ".join(sorted(chosen)) or "smallest", "ladder", o) for chosen, o in combined.items()]
 
 
 def _numbers(text: str | None) -> list[int]:
@@ -106,6 +129,9 @@ def _show(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
     from memtrace.estimate.presets import gpu_preset
     from memtrace.estimate.sweep import as_json, predicted, render
 
+    if args.ladder:
+        _show_ladder(args, outcomes)
+        return
     shape = _shape(args)
     gpu = gpu_preset(args.gpu) if args.gpu is not None else None
     estimates = [predicted(shape, outcome.trial, gpu) for outcome in outcomes]
@@ -117,6 +143,39 @@ def _show(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
         print_json(as_json(outcomes, estimates))
     else:
         print("\n".join(render(outcomes, estimates)))
+
+
+def _show_ladder(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
+    """Each option's share of the measured peaks of training, beside that of the estimates."""
+    from memtrace.estimate.ladder import shares
+    from memtrace.estimate.presets import gpu_preset
+    from memtrace.estimate.source import ShapeSource
+    from memtrace.render.fit_text import render_ladder
+
+    failed = [outcome for outcome in outcomes if outcome.status != "ok"]
+    if failed:
+        raise NoAnswerError(f"{len(failed)} of {len(outcomes)} runs did not finish, {failed[0].trial.name} say: "
+                            f"{failed[0].status} {failed[0].message}")  # fmt: skip
+    peaks, guessed = dict[frozenset[str], int](), dict[frozenset[str], int]()
+    shape = _shape(args)
+    for outcome in outcomes:
+        chosen = frozenset(outcome.trial.name.split(" + ")) - {"smallest"}
+        trained = [levels["requested_bytes"] for phase, levels in outcome.phases.items() if phase != "load"]
+        peaks[chosen] = max(trained)
+        if shape is not None:
+            from memtrace.estimate.depth import requested_peak
+            from memtrace.estimate.estimate import kernels_of
+
+            card = kernels_of(gpu_preset(args.gpu) if args.gpu is not None else None)
+            guessed[chosen] = requested_peak(ShapeSource(shape), outcome.trial.options, card.device)
+    measured, estimated = shares(peaks), shares(guessed) if guessed else ()
+    if args.json:
+        whole = sum(rung.adds_bytes for rung in measured)
+        print_json({"ladder": measured, "ladder_bytes": whole, "estimated": estimated})
+        return
+    print("\n".join(render_ladder(measured)))
+    for rung in estimated:
+        print(f"  estimated: {rung.option:<24}{rung.adds_bytes:>16,} B")
 
 
 def _shape(args: argparse.Namespace) -> ModelShape | None:

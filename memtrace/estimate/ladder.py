@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import factorial
@@ -40,38 +41,51 @@ class Rung:
     adds_bytes: int
 
 
-def ladder(
-    source: ShapeSource, options: RunOptions, gpu: GpuPreset | None = None, on_progress: Progress | None = None
-) -> tuple[Rung, ...]:
-    """The smallest configuration of a model and each option's fair share of the rest; they sum to the requested peak.
-
-    A share is the mean of what the option adds over all orders of adding the options one by one (Shapley), from exact
-    estimates of every combination, rounded so that nothing is lost. Source: L. S. Shapley, A value for n-person games,
-    1953.
-    """
-    smallest = replace(_LEAST, targets=few_targets(source))
+def rungs_of(options: RunOptions, targets: tuple[str, ...] = _LEAST.targets) -> dict[frozenset[str], RunOptions]:
+    """The options with every choice of things added to the smallest configuration, fewest first; ``targets`` are the
+    fewest layers that get adapters."""
+    smallest = replace(_LEAST, targets=targets)
     least = {name: getattr(smallest, name) for names in _THINGS.values() for name in names}
     bottom = replace(options, **least, accumulation=1)
     things = [name for name, fields in _THINGS.items() if any(getattr(options, f) != least[f] for f in fields)]
-    device = kernels_of(gpu).device
-    peaks: dict[frozenset[str], int] = {}
-    subsets = [frozenset(chosen) for count in range(len(things) + 1) for chosen in combinations(things, count)]
-    for done, chosen in enumerate(subsets):
-        fields = {field: getattr(options, field) for name in chosen for field in _THINGS[name]}
-        peaks[chosen] = requested_peak(source, replace(bottom, **fields), device)
-        if on_progress is not None:
-            on_progress((done + 1) / len(subsets))
+    return {
+        frozenset(chosen): replace(bottom, **{f: getattr(options, f) for name in chosen for f in _THINGS[name]})
+        for count in range(len(things) + 1)
+        for chosen in combinations(things, count)
+    }
+
+
+def shares(peaks: Mapping[frozenset[str], int]) -> tuple[Rung, ...]:
+    """The smallest peak and each thing's fair share of the rest; they sum to the peak of all things.
+
+    A share is the mean of what the thing adds over all orders of adding the things one by one (Shapley), rounded so
+    that nothing is lost. Source: L. S. Shapley, A value for n-person games, 1953.
+    """
+    things = frozenset[str]().union(*peaks)
     count = len(things)
     whole = factorial(count)
-    shares: dict[str, int] = dict.fromkeys(things, 0)  # times count!
+    found = dict.fromkeys(sorted(things), 0)  # times count!
     for chosen, peak in peaks.items():
-        for name in things:
-            if name not in chosen:
-                weight = factorial(len(chosen)) * factorial(count - len(chosen) - 1)
-                shares[name] += weight * (peaks[chosen | {name}] - peak)
-    rungs = {name: share // whole for name, share in shares.items()}
-    short = peaks[frozenset(things)] - peaks[frozenset()] - sum(rungs.values())
-    for name in sorted(things, key=lambda name: -(shares[name] % whole))[:short]:
+        for name in things - chosen:
+            weight = factorial(len(chosen)) * factorial(count - len(chosen) - 1)
+            found[name] += weight * (peaks[chosen | {name}] - peak)
+    rungs = {name: share // whole for name, share in found.items()}
+    short = peaks[things] - peaks[frozenset()] - sum(rungs.values())
+    for name in sorted(found, key=lambda name: -(found[name] % whole))[:short]:
         rungs[name] += 1
-    order = sorted(things, key=lambda name: -rungs[name])
+    order = sorted(rungs, key=lambda name: -rungs[name])
     return (Rung("smallest configuration", peaks[frozenset()]), *(Rung(name, rungs[name]) for name in order))
+
+
+def ladder(
+    source: ShapeSource, options: RunOptions, gpu: GpuPreset | None = None, on_progress: Progress | None = None
+) -> tuple[Rung, ...]:
+    """What each option adds to the requested peak of a training step, from exact estimates of every combination."""
+    device = kernels_of(gpu).device
+    peaks: dict[frozenset[str], int] = {}
+    combined = rungs_of(options, few_targets(source))
+    for chosen, changed in combined.items():
+        peaks[chosen] = requested_peak(source, changed, device)
+        if on_progress is not None:
+            on_progress(len(peaks) / len(combined))
+    return shares(peaks)

@@ -71,7 +71,7 @@ def render_fit(as_is: Forecast, plans: Sequence[FitPlan], rungs: Sequence[Rung],
     for number, plan in enumerate(plans, 1):
         lines += ["", *_plan(number, plan)]
     if rungs:
-        lines += ["", *_ladder(rungs)]
+        lines += ["", *render_ladder(rungs)]
     return [*lines, "", *(f"note: {note}" for note in notes)] if notes else lines
 
 
@@ -90,7 +90,7 @@ def _plan(number: int, plan: FitPlan) -> list[str]:
     return lines
 
 
-def _ladder(rungs: Sequence[Rung]) -> list[str]:
+def render_ladder(rungs: Sequence[Rung]) -> list[str]:
     """A waterfall: each bar begins where the one above it ended."""
     whole = sum(rung.adds_bytes for rung in rungs)
     top = max(whole, 1)

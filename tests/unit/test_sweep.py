@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from memtrace.cli import main
 from memtrace.errors import UsageError
+from memtrace.estimate.depth import requested_peak
 from memtrace.estimate.engine.step import simulate_run
+from memtrace.estimate.ladder import ladder
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.presets import gpu_preset, model_preset
+from memtrace.estimate.source import ShapeSource
 from memtrace.estimate.sweep import THINGS, Outcome, Store, Trial, as_json, fit, increments, plan, predicted, render
 from memtrace.record.sweep import in_fresh_process, sweep
 
@@ -150,6 +153,35 @@ def test_command_line_lists_the_plan_and_refuses_nonsense(capsys: pytest.Capture
     assert "smallest" in capsys.readouterr().out
     assert main(["sweep", "--model", "llama2-7b", "--seq-len", "1024", "--lengths", "a", "--plan"]) == 2
     assert main(["sweep", "--model", "llama2-7b", "--seq-len", "1024", "--things", "x", "--plan"]) == 2
+
+
+def test_the_measured_ladder_is_that_of_the_estimates_where_they_are_right(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Runs that measure what is estimated give the ladder of ``memtrace fit``; one that dies ends it."""
+    source, status = ShapeSource(model_preset("tiny-llama")), ["ok"]
+
+    def measure(args: Any, trials: list[Trial], limit: int | None) -> list[Outcome]:
+        def one(trial: Trial) -> Outcome:
+            peak = requested_peak(source, trial.options, gpu_preset("h200").device)
+            phases = {"load": {"requested_bytes": 10 * peak}, "backward": {"requested_bytes": peak}}
+            return replace(outcome(trial, peak, status[0]), phases=phases)
+
+        return [one(trial) for trial in trials]
+
+    monkeypatch.setattr("memtrace.cli.sweep._measure", measure)
+    args = ["--model", "tiny-llama", "--seq-len", "512", "--no-checkpointing", "--attn", "eager", "--gpu", "h200"]
+    args += ["--rank", "8", "--targets", "q_proj,v_proj", "--adapter-dtype", "bf16"]
+    assert main(["sweep", *args, "--ladder", "--json"]) == 0
+    said = json.loads(capsysbinary.readouterr().out)
+    assert said["ladder"] == said["estimated"] and sum(r["adds_bytes"] for r in said["ladder"]) == said["ladder_bytes"]
+    few = {"rank": 8, "targets": ("q_proj", "v_proj"), "adapter_dtype": "bf16"}
+    options = RunOptions(512, checkpointing=False, attention="eager", **few)
+    assert [r["adds_bytes"] for r in said["ladder"]] == [rung.adds_bytes for rung in ladder(source, options)]
+    status[0] = "oom"
+    assert main(["sweep", *args, "--ladder"]) == 4
+    every = ["--batch", "2", "--quant", "none", "--rank", "64", "--keep-logits"]
+    assert main(["sweep", *args, "--ladder", "--plan", *every]) == 2
 
 
 def test_plot(tmp_path: Path) -> None:
