@@ -180,7 +180,8 @@ class Investigation:
         from memtrace.render.why_text import render_why
 
         answer = explain_decision(self.analysis, self.at(when), what)
-        return _shown(ShownWhy, answer, lambda: render_why(answer))
+        meaning = self.analysis.attribution.lora_meaning
+        return _shown(ShownWhy, answer, lambda: render_why(answer, meaning))
 
     def diff(self, other: Investigation | str | os.PathLike[str]) -> ShownDifference:
         """What changed from this recording to ``other``, as ``memtrace diff``."""

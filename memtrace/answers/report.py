@@ -138,7 +138,7 @@ def report(analysis: Analysis, at: At | None = None) -> Report:
         reserved_bytes=reserved,
         categories=categories,
         subcategories=dict(sorted(by_sub.items(), key=_definition_order)),
-        lora={"meaning": "adapters" if attribution.trains_adapters else "trained"},
+        lora={"meaning": attribution.lora_meaning},
         outside_allocator=outside_allocator(timeline, reserved),
         peaks={f"{peak_of}_bytes": peak.size_bytes for peak_of, peak in zip(LEVELS, timeline.peaks(), strict=True)},
         window=timeline.window and (timeline.window.first, timeline.window.stop),

@@ -53,6 +53,11 @@ class Attribution:
         found = np.array([rule.id == "early-adapter" for rule in self.rules], dtype=np.bool_)[self.rule]
         return adapted or bool(found.any())
 
+    @property
+    def lora_meaning(self) -> str:
+        """What the category ``lora`` holds: ``adapters``, or ``trained`` where none are in play."""
+        return "adapters" if self.trains_adapters else "trained"
+
     def categories(self) -> NDArray[np.object_]:
         """Category of each row."""
         return np.array([rule.category for rule in self.rules], dtype=object)[self.rule]

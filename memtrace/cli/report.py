@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
             return print_json(answer)
         from memtrace.render.why_text import render_why
 
-        return print_text(lambda _: render_why(answer))
+        return print_text(lambda _: render_why(answer, analysis.attribution.lora_meaning))
     from memtrace.answers.report import report
 
     budget = report(analysis, at)

@@ -18,7 +18,7 @@ from memtrace.attribution.phases import Phase
 from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.estimate.forecast import Forecast
 from memtrace.estimate.sweep import Outcome, fit, increments
-from memtrace.render.words import COLOUR, plain_name
+from memtrace.render.words import COLOUR, category_name, plain_name
 from memtrace.units import GIB, format_delta, printable
 from memtrace.writing import whole_file
 
@@ -50,15 +50,16 @@ def _name(analysis: Analysis) -> str:
     return printable(PurePath(analysis.timeline.snapshot.source).name).replace("$", r"\$")
 
 
-def _stack(axes: Any, curves: Curves, events: NDArray[np.int64]) -> None:
+def _stack(axes: Any, analysis: Analysis, curves: Curves, events: NDArray[np.int64]) -> None:
     """The categories, one on the other; a recording of a refusal at the start holds nothing."""
     present = [(number, category) for number, category in enumerate(Category) if curves.categories[number].any()]
     place = events - curves.first
+    meaning = analysis.attribution.lora_meaning
     if present:
         axes.stackplot(
             events,
             [curves.categories[number, place] / GIB for number, _ in present],
-            labels=[plain_name(category) for _, category in present],
+            labels=[plain_name(category_name(category, meaning)) for _, category in present],
             colors=[COLOUR[category] for _, category in present],
             step="post",
         )
@@ -72,7 +73,7 @@ def plot_timeline(analysis: Analysis, curves: Curves, target: Path) -> None:
     events = pick_events(curves, _POINTS)
     with _picture(target, analysis.timeline.snapshot.source, size=(11, 5), dpi=130) as figure:
         axes = figure.subplots()
-        _stack(axes, curves, events)
+        _stack(axes, analysis, curves, events)
         reserved = curves.reserved_bytes[events - curves.first] / GIB
         axes.plot(events, reserved, color="black", linewidth=0.9, label="reserved", drawstyle="steps-post")
         axes.set_ylim(0, max(float(curves.reserved_bytes.max()) / GIB * 1.08, 0.01))
@@ -110,7 +111,7 @@ def plot_difference(before: Analysis, after: Analysis, answer: Difference, targe
                 axis.text(0.5, 0.5, "no trace was recorded", ha="center", transform=axis.transAxes)
                 continue
             events = pick_events(curves, _DIFF_POINTS)
-            _stack(axis, curves, events)
+            _stack(axis, analysis, curves, events)
             axis.plot(events, curves.reserved_bytes[events] / GIB, color="black", linewidth=0.8, label="reserved")
             axis.plot(events, curves.allocated_bytes[events] / GIB, color="black", linewidth=0.4, label="allocated")
             axis.axvline(event, color="black", linestyle=":", linewidth=1)

@@ -11,7 +11,7 @@ from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
 from memtrace.attribution.sites import NO_STACK
 from memtrace.render.text import heading, more_line, warning_lines
-from memtrace.render.words import STYLE, bar, clip, moment_name
+from memtrace.render.words import STYLE, bar, category_name, clip, moment_name
 from memtrace.units import counted, format_bytes, format_count
 
 _SMALL_SHARE = 0.001
@@ -63,11 +63,6 @@ def _head(report: Report) -> list[Text]:
     return [head, Text(total)]
 
 
-def _title(report: Report, category: str) -> str:
-    """What people call a category: without adapters, the key ``lora`` holds whatever is trained."""
-    return report.lora["meaning"] if category == Category.LORA and report.lora["meaning"] == "trained" else category
-
-
 def _budget(report: Report, width: int) -> Iterator[Text]:
     reserved = max(report.reserved_bytes, 1)
     room = max(10, min(40, width - 40))
@@ -76,7 +71,7 @@ def _budget(report: Report, width: int) -> Iterator[Text]:
         if name == Category.UNATTRIBUTED and not size:
             continue
         yield Text.assemble(
-            (f"  {_title(report, name):<16}", f"bold {STYLE[name]}"),
+            (f"  {category_name(name, report.lora['meaning']):<16}", f"bold {STYLE[name]}"),
             f"{format_bytes(size):>11}  {size / reserved:6.1%}  ",
             (bar(size / largest, room), STYLE[name]),
         )
@@ -120,7 +115,7 @@ def _sites(report: Report, width: int, count: int) -> Iterator[Text]:
         return
     yield heading("biggest call sites")
     for site in report.top[:count]:
-        kind = f"{_title(report, site.category)}/{site.subcategory}"
+        kind = f"{category_name(site.category, report.lora['meaning'])}/{site.subcategory}"
         head = f"  {format_bytes(site.bytes):>10} {site.count:>6}×  "
         module = f"{site.module}: " if site.module else ""
         room = max(20, width - len(head) - 30) - len(module)

@@ -8,21 +8,22 @@ from typing import Any
 from rich.text import Text
 
 from memtrace.answers.why import Why
-from memtrace.render.words import STYLE, moment_name
+from memtrace.render.words import STYLE, category_name, moment_name
 from memtrace.units import format_bytes, format_count
 
 _STACK_LINES = 6
 
 
-def render_why(answer: Why) -> Iterator[Text]:
-    """What was asked, then each rule with its sentence and its largest examples."""
+def render_why(answer: Why, lora_meaning: str) -> Iterator[Text]:
+    """What was asked, then each rule with its sentence and its largest examples. For ``lora_meaning`` see the report's
+    ``lora``."""
     yield Text.assemble((answer.asked, "bold"), f": {answer.meaning} ({moment_name(answer.at)})")
     for decision in answer.decisions:
         yield Text()
         yield Text.assemble(
             (f"{format_bytes(decision.bytes)} in {format_count(decision.count)}", "bold"),
             " → ",
-            (f"{decision.category}/{decision.subcategory}", STYLE[decision.category]),
+            (f"{category_name(decision.category, lora_meaning)}/{decision.subcategory}", STYLE[decision.category]),
             f"  [{decision.evidence}: rule {decision.rule}]",
         )
         yield Text(f"  {decision.why}")

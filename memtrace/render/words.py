@@ -60,6 +60,11 @@ def plain_name(identifier: str) -> str:
     return identifier.replace("_", " ")
 
 
+def category_name(category: str, meaning: str) -> str:
+    """What people call a category: without adapters (``meaning`` of the report's ``lora``), *trained* for that key."""
+    return "trained" if category == Category.LORA and meaning == "trained" else category
+
+
 def verdict_name(verdict: str) -> str:
     """``no OOM`` for ``no_oom``."""
     return _VERDICTS[verdict][0] if verdict in _VERDICTS else plain_name(verdict)

@@ -10,9 +10,14 @@ from scoring import Score, score
 from support import FIELD, LABELLED, STACKS, analysis, labels, timeline
 
 from memtrace.answers.report import report
+from memtrace.answers.why import explain_decision
 from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence
 from memtrace.attribution.classify import attribute
 from memtrace.explain.explain import explain_snapshot
+from memtrace.export.html.page import html_report
+from memtrace.history.timeline import choose_event
+from memtrace.render.report_text import render_report
+from memtrace.render.why_text import render_why
 
 
 def _scored(name: str) -> Score:
@@ -111,6 +116,17 @@ def test_labels_of_the_recorder_do_not_make_untrained_weights_trained() -> None:
 @pytest.mark.parametrize("name", [name for name in STACKS if name.startswith("deepspeed")])
 def test_two_ranks_are_not_taken_for_one(name: str) -> None:
     assert "zero_on_one_gpu" not in [finding.id for finding in explain_snapshot(analysis(name)).findings]
+
+
+@pytest.mark.parametrize(("name", "word"), [("tinyllama_full", "trained"), ("tiny-llama_3-steps", "lora")])
+def test_people_read_trained_where_no_adapters_are_in_play(name: str, word: str) -> None:
+    made = analysis(name)
+    at = choose_event(made.timeline, "peak")
+    budget = report(made, at)
+    texts = [*render_report(budget, 100), *render_why(explain_decision(made, at, "lora"), budget.lora["meaning"])]
+    shown = "\n".join(text.plain for text in texts)
+    assert f"  {word} " in shown and f"→ {word}/params" in shown
+    assert f"</i>{word}</span>" in html_report(made, at)
 
 
 @pytest.mark.parametrize("name", LABELLED)

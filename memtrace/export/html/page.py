@@ -18,7 +18,7 @@ from memtrace.explain.explain import explain_snapshot
 from memtrace.export.html.charts import segments_svg, timeline_data, timeline_svg
 from memtrace.export.html.style import SCRIPT, STYLE
 from memtrace.history.timeline import At
-from memtrace.render.words import moment_name, verdict_meaning, verdict_name
+from memtrace.render.words import category_name, moment_name, plain_name, verdict_meaning, verdict_name
 from memtrace.units import format_bytes, format_count
 
 # The page may run what is written in it and load nothing at all.
@@ -87,14 +87,15 @@ def _map(side: _Side) -> Iterable[str]:
         "blank is free. Point at a block to see what it is for.</p>"
     )
     sizes = side.budget.categories  # holes are blank on the map
-    yield _legend(c for c in Category if c != Category.FRAGMENTATION and sizes[c])
+    shown = (c for c in Category if c != Category.FRAGMENTATION and sizes[c])
+    yield _legend(shown, side.budget.lora["meaning"])
     yield blocks or '<p class="soft">Nothing is reserved at this event.</p>'
 
 
 def _memory(side: _Side) -> Iterable[str]:
     chart = timeline_svg(side.analysis, side.at, side.top_bytes)
     chart = chart or '<p class="soft">No trace was recorded, only the final state.</p>'
-    yield f'<h2>Memory over time</h2>{_legend(Category)}<div class="chart">{chart}</div>'
+    yield f'<h2>Memory over time</h2>{_legend(Category, side.budget.lora["meaning"])}<div class="chart">{chart}</div>'
 
 
 def _head(budget: Report, name: str) -> Iterable[str]:
@@ -117,8 +118,8 @@ def _verdict(explanation: Explanation) -> Iterable[str]:
     yield f'<div class="verdict"><strong>{head}</strong> ({escape(explanation.confidence)})<ul>{lines}</ul></div>'
 
 
-def _legend(categories: Iterable[Category]) -> str:
-    chips = (f'<span><i class="chip {c}"></i>{c.replace("_", " ")}</span>' for c in categories)
+def _legend(categories: Iterable[Category], meaning: str) -> str:
+    chips = (f'<span><i class="chip {c}"></i>{plain_name(category_name(c, meaning))}</span>' for c in categories)
     return f'<p class="legend">{"".join(chips)}</p>'
 
 
@@ -130,8 +131,9 @@ def _budget(side: _Side) -> Iterable[str]:
         if name == Category.UNATTRIBUTED and not size:
             continue
         share = size / max(1, budget.reserved_bytes)
+        called = plain_name(category_name(name, budget.lora["meaning"]))
         yield (
-            f'<tr title="{escape(MEANING[Category(name)])}"><td>{name.replace("_", " ")}</td>'
+            f'<tr title="{escape(MEANING[Category(name)])}"><td>{called}</td>'
             f'<td class="n" data-value="{size}">{format_bytes(size)}</td><td class="n">{share:.1%}</td>'
             f'<td class="bars"><div class="bar {name}" style="width:{max(0.0, size / largest):.1%}"></div></td></tr>'
         )

@@ -9,7 +9,7 @@ from rich.segment import Segment
 from textual.strip import Strip
 
 from memtrace.attribution.categories import Category
-from memtrace.render.words import MARKS, clip, plain_name
+from memtrace.render.words import MARKS, category_name, clip, plain_name
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.buckets import EMPTY, FADED, LAYERS, UNUSED, Columns, Raster, columns, overlay, raster, ticks
 from memtrace_tui.data.lines import Goto, Span
@@ -215,12 +215,13 @@ class Chart(Wheeled, Dragged):
     def _legend(self, width: int) -> Strip:
         """The categories with their bytes at the cursor, from the same report as everywhere."""
         is_short, plain = width < 132, self.look.plain
+        meaning = self.session.report.lora["meaning"]
         parts: list[list[Span]] = []
         for category, size in self.session.report.categories.items():
             if category == Category.UNATTRIBUTED and not size:
                 continue
             mark = (MARKS[category].letter if plain else "■") + ("" if is_short and not plain else " ")
-            name = MARKS[category].short if is_short else plain_name(category)
+            name = MARKS[category].short if is_short else plain_name(category_name(category, meaning))
             text = _compact(size) if is_short else format_bytes(size)
             parts.append([(mark, f"cat:{category}"), (f"{name} ", "text"), (text, "strong")])
         used = sum(len(text) for part in parts for text, _ in part)
