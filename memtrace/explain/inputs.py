@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ _OLD_PICKLE = re.compile(rb"^(\(dp|\(lp|\}q|\]q|\(d|\(l)[\x00-\xff]")
 _JSON_KEYS = re.compile(rb'"(segments|device_traces|blocks|total_size|allocator_settings)"')
 _BINARY = (b"PK\x03\x04", b"SQLite format 3\x00", b"\x89HDF", b"GGUF", b"\x7fELF")
 _HEAD_BYTES = 4096
+_ENDING_DEVICES = (Path(os.devnull), Path("/dev/stdin"), Path("/dev/tty"))
 _TWICE_BYTES = 64 << 20
 _SNAPSHOT_NAMES = (".pickle", ".pkl", ".pickle.gz", ".pickle.xz", ".pickle.zst")
 
@@ -52,6 +54,8 @@ def _unpacked(source: str) -> Iterator[BinaryIO]:
     try:
         if path.is_dir():
             raise SnapshotError(f"{path}: a folder, neither a snapshot nor a log")
+        if path.is_char_device() and path not in _ENDING_DEVICES:
+            raise SnapshotError(f"{path}: a device that never ends, neither a snapshot nor a log")
         raw = path.open("rb")
     except FileNotFoundError:
         raise SnapshotError(f"{path}: no such file") from None

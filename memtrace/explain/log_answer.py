@@ -203,7 +203,8 @@ def _pieces(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
         elif message.tried_bytes == 20 * MIB:
             yield "20.00 MiB is what PyTorch asks the driver for when a tensor of 1 to 10 MiB finds no room."
     if message.private_pools_bytes:
-        yield f"{format_bytes(message.private_pools_bytes)} sits in private pools (CUDA graphs) alone."
+        graphs = "HIP" if message.backend == "hip" else "CUDA"
+        yield f"{format_bytes(message.private_pools_bytes)} sits in private pools ({graphs} graphs) alone."
     if f.slack is None or f.asked is None or f.capacity is None or f.allocated is None:
         return
     if verdict == "fragmentation":

@@ -86,6 +86,20 @@ CAUSES = (
         anywhere=r"save_pretrained|save_model|save_checkpoint|_save\b|:save$|state_dict",
     ),
     TracebackCause(
+        "gathered_weights", "The weights of a sharded unit are gathered whole",
+        r"unshard|foreach_all_gather|all_gather_(?:flat_param|copy_out)|fetch_sub_module|partition\w*\.py:\w*gather",
+        "the whole weights of one sharded unit, gathered before it computes",
+        ("smaller units: fully_shard (FSDP1: auto_wrap_policy) on every decoder layer, embedding and head alone",
+         "free them after use: reshard_after_forward=True (FSDP1: FULL_SHARD with limit_all_gathers=True); ZeRO-3: "
+         "smaller stage3_prefetch_bucket_size and stage3_max_live_parameters"),
+    ),
+    TracebackCause(
+        "optimizer_on_first_step", "Optimizer states appear with the first step",
+        r"optim\w*/\w+\.py:(?:_?init_\w+|_init_group|initialize_optimizer_states)|:initialize_optimizer_states$",
+        "an optimizer state, made when the first step is taken",
+        ("8-bit or paged states: optim=\"paged_adamw_8bit\"; sharded or offloaded states where several GPUs train",),
+    ),
+    TracebackCause(
         "eval_peak", "Generation runs out of memory",
         r".", "part of a generation: keys and values of every token so far, or the logits of the prompt",
         ("fewer sequences at once, a shorter prompt or a smaller max_new_tokens", "model.eval() and torch.no_grad() "

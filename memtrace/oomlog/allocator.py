@@ -178,7 +178,7 @@ def _read(head: re.Match[str], body: str, exception: str | None) -> MessageDraft
         place = _read_sentences(draft, body, sentences)
     else:
         draft.cut_short = True
-        if body[:4].upper() == ".GPU":
+        if re.match(r"\.GPU(?!ha[ds])", body, re.IGNORECASE):
             draft.implies(("2.1", None))
             draft.note("the text ends at the device number: PyTorch 2.3 writes it as a raw byte, and GPU 0 ends it")
         return draft

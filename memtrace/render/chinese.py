@@ -57,6 +57,8 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "词嵌入和输出层是 32 位", "不调用 prepare_model_for_kbit_training，改用 bf16"),
     "gradient_buckets": (
         "梯度保存了两份：通信桶一份，梯度本身一份", "设置 gradient_as_bucket_view=True"),
+    "gathered_weights": (
+        "分片单元的权重被整体收集", "按解码层分片（fully_shard 或 auto_wrap_policy），用后立即释放"),
     "growth_across_steps": (
         "每一步都有显存没有释放", "不要把带计算图的张量存进列表；记录损失时用 loss.item()"),
     "kept_logits": (

@@ -89,6 +89,13 @@ def test_an_error_that_was_caught_is_not_the_end() -> None:
          "saving_gathers_weights"),
         (["train.py:main", "transformers/generation/utils.py:generate", "transformers/models/llama/m.py:forward"],
          "eval_peak"),
+        (["torch/distributed/fsdp/_fully_shard/_fsdp_state.py:_pre_forward", "x/_fsdp_param_group.py:wait_for_unshard"],
+         "gathered_weights"),
+        (["deepspeed/runtime/zero/partitioned_param_coordinator.py:fetch_sub_module",
+          "deepspeed/runtime/zero/partition_parameters.py:_allgather_params_coalesced"], "gathered_weights"),
+        (["deepspeed/runtime/engine.py:_take_model_step", "torch/optim/adamw.py:_init_group"],
+         "optimizer_on_first_step"),
+        (["train.py:main", "torch/optim/adamw.py:adamw"], None),
         (["torch/utils/data/_utils/fetch.py:fetch", "data.py:__getitem__"], "data_on_gpu"),
         (["train.py:main", "trl/models/utils.py:create_reference_model", "copy.py:deepcopy"], "reference_model_copy"),
         (["transformers/trainer.py:evaluate", "transformers/trainer.py:evaluation_loop", "m.py:forward"], "eval_peak"),
@@ -108,3 +115,25 @@ def test_a_log_that_says_nothing_of_memory(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "run.log").write_text("epoch 1 loss 2.0\n" * 50)
     assert main(["explain", str(tmp_path / "run.log")]) == 4
     assert "nothing here says that memory ran out" in capsys.readouterr().err
+
+
+def test_a_retold_text_does_not_end_at_its_device_number() -> None:
+    retold = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.60 GiB. GPU had 12.44 GiB free of 79.19"
+    cut = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.60 GiB. GPU "
+    assert not any("raw byte" in sentence for sentence in explained(retold).worth_saying)
+    assert any("raw byte" in sentence for sentence in explained(cut).worth_saying)
+
+
+def test_private_pools_are_named_after_their_back_end() -> None:
+    text = (
+        "HIP out of memory. Tried to allocate 1.63 GiB. GPU 0 has a total capacity of 63.98 GiB of which 1.18 GiB is "
+        "free. Of the allocated memory 57.09 GiB is allocated by PyTorch, with 26.00 MiB allocated in private pools "
+        "(e.g., HIP Graphs), and 1.23 GiB is reserved by PyTorch but unallocated."
+    )
+    assert "26.0 MiB sits in private pools (HIP graphs) alone." in explained(text).worth_saying
+
+
+def test_a_device_without_an_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "/dev/zero"]) == 3
+    assert capsys.readouterr().err == "memtrace: /dev/zero: a device that never ends, neither a snapshot nor a log\n"
+    assert main(["explain", "/dev/null"]) == 4
