@@ -92,6 +92,8 @@ CASES = [
     ("phi3-mini", {"prepare_kbit": False}),
     ("llama2-7b", {"attention": "eager", "batch": 2, "accumulation": 2}),
     ("mistral-7b", {"prepare_kbit": False, "autocast": True, "adapter_dtype": "bf16", "checkpointing": False}),
+    ("llama2-7b", {"prepare_kbit": False, "quant": "none"}),
+    ("llama2-7b", {"prepare_kbit": False, "quant": "none", "checkpointing": False}),
     ("llama2-7b", {"quant": "int8"}),
     ("llama2-7b", {"quant": "none", "prepare_kbit": False, "adapter_dtype": "bf16"}),
     ("llama2-7b", {"loss": "chunked", "chunk_tokens": 128, "prepare_kbit": False}),
@@ -108,9 +110,10 @@ def test_peaks_equal_those_of_the_shape_engine(model: str, changes: dict[str, An
     assert mine.managed_bytes == engine.managed_bytes
 
 
-def test_fused_loss_equals_the_shape_engine() -> None:
+@pytest.mark.parametrize("quant", ["nf4-dq", "none"])
+def test_fused_loss_equals_the_shape_engine(quant: str) -> None:
     pytest.importorskip("trl")
-    options = RunOptions(256, loss="fused", prepare_kbit=False)
+    options = RunOptions(256, loss="fused", prepare_kbit=False, quant=quant)
     mine = dry_run(with_layers(preset_config("llama2-7b"), 2), options, DEVICE).stream
     assert step_peak(mine, 1) == step_peak(
         simulate_run(replace(model_preset("llama2-7b"), layers=2), options, DEVICE), 1

@@ -152,15 +152,17 @@ def lora_linear(ops: Ops, layer: LoraLinear, device: KernelDevice, dropout: bool
     if layer.a is not None and layer.b is not None:
         if layer.base.scheme.startswith("nf4"):
             result = ops.clone(result)  # "for 4bit, we need to defensively clone here"
-        converts = not ops.autocast
         expected_width = result.width
         tape.site = f"{layer.name}.lora"
-        if converts:
+        if layer.base.scheme == "none":  # peft/tuners/lora/layer.py casts under autocast too, and the sum last
             x = ops.to(x, layer.a.width)
-        output = ops.scale(_adapter(ops, layer.a, layer.b, layer.base.outputs, dropout, x), "mul_scaling")
-        if converts:
-            output = ops.to(output, expected_width)
-        result = ops.add(result, output, "add_adapter")
+            output = ops.scale(_adapter(ops, layer.a, layer.b, layer.base.outputs, dropout, x), "mul_scaling")
+            result = ops.to(ops.add(result, output, "add_adapter"), expected_width)
+        else:  # bnb.py
+            x = x if ops.autocast else ops.to(x, layer.a.width)
+            output = ops.scale(_adapter(ops, layer.a, layer.b, layer.base.outputs, dropout, x), "mul_scaling")
+            output = output if ops.autocast else ops.to(output, expected_width)
+            result = ops.add(result, output, "add_adapter")
         del output, x
     tape.site = outer
     return result
