@@ -37,6 +37,7 @@ QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "what does my run do?": {
         "run": ("run", "run an unchanged training script with recording on"),
         "live": ("live", "watch the memory of a program that runs, sound alarms before it dies"),
+        "attach": ("attach", "let memtrace live watch a program that was started without memtrace"),
         "ranks": ("ranks", "one row a GPU of a multi-GPU run, the imbalance, the odd one out"),
     },
     "more": {

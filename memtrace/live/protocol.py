@@ -71,9 +71,9 @@ def _at(place: Path) -> Iterator[tuple[socket.socket, str]]:
             os.close(number)
 
 
-def listen(pid: int) -> tuple[socket.socket, Path]:
+def listen(pid: int, where: Path | None = None) -> tuple[socket.socket, Path]:
     """A socket that listens, and its place. What programs that are gone left behind is removed. Raises OSError."""
-    where = folder(make=True)
+    where = where or folder(make=True)
     remove_stale(where)
     place, early = where / f"{pid}{_SUFFIX}", where / f".{pid}-{os.urandom(6).hex()}"
     with _at(early) as (made, address):

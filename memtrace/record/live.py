@@ -65,6 +65,8 @@ class LiveServer:
     def __init__(self, recorder: Recorder, steps: StepLog) -> None:
         self.recorder, self.steps = recorder, steps
         self.place: Path | None = None
+        self.folder: Path | None = None  # for the socket, if not the usual one
+        self.on_detach: Callable[[], None] | None = None  # ends a recording that was begun by memtrace attach
         self._sinks: list[Sink] = []
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
@@ -89,7 +91,7 @@ class LiveServer:
         if self._thread is not None:
             return
         try:
-            self._socket, self.place = protocol.listen(os.getpid())
+            self._socket, self.place = protocol.listen(os.getpid(), self.folder)
         except (OSError, MemtraceError) as error:
             messages.say(f"not live: {getattr(error, 'strerror', None) or error}")
         for spec in self.recorder.options.metrics:
@@ -245,7 +247,9 @@ class LiveServer:
         return {}
 
     def _detach(self, order: dict[str, Any]) -> dict[str, Any]:
-        threading.Thread(target=self.recorder.conclude, args=(None,), name="memtrace-detach", daemon=True).start()
+        if self.on_detach is None:
+            return {"error": "the program records itself; it was not attached to"}
+        threading.Thread(target=self.on_detach, name="memtrace-detach", daemon=True).start()
         return {}
 
     # what is said
