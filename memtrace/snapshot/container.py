@@ -41,21 +41,20 @@ class _Bounded(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         try:
-            data = self._inner.read(len(buffer))
+            count: int = self._inner.readinto(buffer)  # type: ignore[attr-defined]
         except EOFError:
             raise SnapshotError("ends in the middle; the file was cut short") from None
         except Exception as error:  # each format has an error class of its own
             detail = " ".join(str(error).split())[:100]
             raise SnapshotError(f"can't be unpacked ({detail})") from None
-        buffer[: len(data)] = data
-        self.count_bytes += len(data)
+        self.count_bytes += count
         if self.count_bytes > self._limit_bytes:
             raise SnapshotError(
                 f"unpacks to more than {self._limit_bytes >> 20} MiB, far beyond what a snapshot of this size can hold"
             )
         if self._on_bytes is not None:
             self._on_bytes(self.count_bytes)
-        return len(data)
+        return count
 
 
 def _refuse_foreign(head: bytes, name: str, source: BinaryIO) -> None:

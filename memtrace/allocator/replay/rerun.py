@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memtrace.allocator.flat import run, tabulate
+from memtrace.allocator import flat
+from memtrace.allocator.flat import tabulate
 from memtrace.allocator.replay.initial import fill
 from memtrace.allocator.replay.recorded import Divergence, RecordedDriver
 from memtrace.allocator.simulator import Allocator
@@ -188,7 +189,7 @@ class _Run:
                 on_progress(low / len(self.ops))
             ops = self.ops[low:high]
             try:
-                run(self.state, ops, self.requests, self.address_of, self.size_of, self._miss, self._step)
+                flat.run(self.state, ops, self.requests, self.address_of, self.size_of, self._miss, self._step)
             except Divergence as parting:
                 at, why = parting.event, parting.why
             except (KeyError, IndexError, OverflowError):
@@ -262,7 +263,11 @@ def rerun(evidence: TraceEvidence, on_progress: Callable[[float], None] | None =
     if contradictions:
         why = "the trace does not fit the final segments, so what was there before it began is not known"
         return Rerun(start, 0, impossible or why)
-    outcome = _Run(evidence).go(on_progress)
+    run = _Run(evidence)
+    try:
+        outcome = run.go(on_progress)
+    finally:
+        vars(run).clear()  # it and its driver refer to each other, and the collector would come late
     if impossible is not None and outcome.diverged_at is None:
         return replace(outcome, diverged_at=len(evidence.device.trace) - 1, why=impossible)
     return outcome

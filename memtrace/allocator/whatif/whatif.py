@@ -9,8 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
+from memtrace.allocator import flat
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.flat import run, tabulate
+from memtrace.allocator.flat import tabulate
 from memtrace.allocator.replay.initial import fill
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, round_sizes
 from memtrace.allocator.simulator import Allocator
@@ -198,7 +199,11 @@ def simulate(
     Before the first event the allocator holds what the recording found there: in the recorded layout where the
     settings place blocks as the recorded ones do, else put in afresh in order of address.
     """
-    return _Run(program, config, policy, state).go(until)
+    run = _Run(program, config, policy, state)
+    try:
+        return run.go(until)
+    finally:
+        vars(run).clear()  # it and its world refer to each other, and the collector would come late
 
 
 def _hints(program: Program) -> Hints:
@@ -336,7 +341,7 @@ class _Run:
             self._begin()
             for low in range(0, last, _CHUNK):
                 ops = self._operations(low, min(low + _CHUNK, last))
-                run(self.state, ops, self.requests, self.address_of, self.size_of, self._miss, self._step)
+                flat.run(self.state, ops, self.requests, self.address_of, self.size_of, self._miss, self._step)
         except _OutOfMemory:
             stopped_at = self.refused[-1].event
             executed = self._operation_of(stopped_at)

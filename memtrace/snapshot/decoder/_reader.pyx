@@ -2,7 +2,7 @@
 """A pickle machine that reads a snapshot's traces straight into columns, without a Python object an event.
 
 Everything else becomes the containers, texts and numbers that it stands for. Files come from strangers: before an opcode
-is looked at, ``peek`` makes sure that it and its operands are in sight (``_PADDING`` zeros follow the end), longer operands
+is looked at, ``peek`` makes sure that it and its operands are in sight (``PADDING`` zeros follow the end), longer operands
 ask ``need``, and what is written to a column is within ``room``. What is not certainly a snapshot raises Unsupported, and
 the plain decoder, which knows what is wrong, reads the file.
 """
@@ -10,7 +10,7 @@ the plain decoder, which knows what is wrong, reads the file.
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 from struct import unpack
 
@@ -18,6 +18,7 @@ from memtrace.snapshot.bounds import Unsupported
 from memtrace.snapshot.intern import ListRef
 
 cdef enum:
+    PADDING = 32  # zeros behind the window
     IN_SIGHT = 16  # more than any opcode with operands of fixed size
     EDGE = 200  # events at either end of a trace whose keys tell the release
     NOT_ASKED = -2
@@ -47,7 +48,6 @@ cdef enum:  # of memo entries, in the lowest two bits; the number is above. A ne
     LIST = 2  # a list of frames, by its context
     PAIR = 3  # a pool id
 
-_PADDING = bytes(32)
 cdef int64_t MAX_ADDRESS = <int64_t>1 << 62, MAX_SIZE = <int64_t>1 << 60
 
 
@@ -152,10 +152,10 @@ cdef class Reader:
     """Reads one file. ``owner`` is the :class:`columns.Decoder` that is asked what the bytes alone don't tell."""
 
     cdef object owner, stream
-    cdef Py_ssize_t window_bytes
+    cdef Py_ssize_t room_bytes
     # The window: data[at:end] is in sight. Nothing behind ``keep`` (unless -1) is let go.
-    cdef bytes window
-    cdef const uint8_t* data
+    cdef bytearray window
+    cdef uint8_t* data
     cdef Py_ssize_t at, end, keep
     cdef uint64_t base, frames_end  # where the window begins in the file, and where the frames claim to end
     cdef bint at_end
@@ -189,9 +189,9 @@ cdef class Reader:
     cdef int32_t last_stream_code, pool_code, context, stack_number
 
     def __cinit__(self, owner, stream, Py_ssize_t window_bytes):
-        self.owner, self.stream, self.window_bytes = owner, stream, window_bytes
-        self.window, self.keep = _PADDING, -1
-        self.data = self.window
+        self.owner, self.stream = owner, stream
+        self.keep = -1
+        self.make_window(window_bytes)
         self.stack, self.marks, self.objects, self.texts = [], [], [], []
         self.text_table, self.list_table = Bodies(), Bodies()
         self.no_text = self.interned(self.data, 0)
@@ -209,24 +209,28 @@ cdef class Reader:
         if self.at_end:
             return 0
         cdef Py_ssize_t start = self.keep if self.keep >= 0 else self.at
-        cdef Py_ssize_t have = self.end - start
-        parts = [self.window[start : self.end]]
-        wanted = max(self.at - start + wanted, self.window_bytes)
-        while have < wanted:
-            part = self.stream.read(self.window_bytes)  # never as much as a stranger's length claims
-            if not part:
-                self.at_end = True
-                break
-            parts.append(part)
-            have += len(part)
-        parts.append(_PADDING)
-        self.window = b"".join(parts)
-        self.data = self.window
+        memmove(self.data, self.data + start, self.end - start)
         self.base += start
         self.at -= start
-        self.end = have
+        self.end -= start
         if self.keep >= 0:
             self.keep = 0
+        while self.end < self.at + wanted and not self.at_end:
+            if self.end == self.room_bytes:  # twice as much, never as much as a stranger's length claims
+                self.make_window(2 * self.room_bytes)
+            got = self.stream.readinto(memoryview(self.window)[self.end : self.room_bytes])
+            self.at_end = not got
+            self.end += got
+        memset(self.data + self.end, 0, PADDING)
+        return 0
+
+    cdef int make_window(self, Py_ssize_t size) except -1:
+        """Room for ``size`` bytes and the padding; what is in sight stays."""
+        cdef bytearray window = bytearray(size + PADDING)
+        cdef uint8_t* data = <uint8_t*><char*>window
+        if self.end:
+            memcpy(data, self.data, self.end)
+        self.window, self.data, self.room_bytes = window, data, size
         return 0
 
     cdef inline int need(self, Py_ssize_t size) except -1:
