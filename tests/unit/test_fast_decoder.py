@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,17 @@ def test_a_skipped_list_used_elsewhere_is_left_to_the_other_loader() -> None:
     fast, other = both(pickle.dumps(raw, 4))
     assert fast is None
     assert other.memtrace["stolen"] is not None
+
+
+@pytest.mark.parametrize("key", ["allocator_settings", "memtrace"])
+@pytest.mark.parametrize("place", [lambda entry: entry, lambda entry: {"deep": [1, (entry,)]}], ids=["itself", "deep"])
+def test_an_event_used_elsewhere_is_read_the_same(key: str, place: Callable[[Any], Any]) -> None:
+    raw = long(modern())
+    raw["device_traces"][0][40]["pool_id"] = 1 << 60  # an odd value: such an event is kept as it is
+    raw[key] = place(raw["device_traces"][0][40])
+    fast, other = both(pickle.dumps(raw, 4))
+    if fast is not None:
+        assert_same(fast, other)
 
 
 def test_a_trace_used_twice_is_left_to_the_other_loader() -> None:
