@@ -145,7 +145,7 @@ def test_steps_end_the_run_and_what_can_not_be_done_is_named(cache: Path, tmp_pa
     assert (mine["exit_code"], mine["steps"], done.stdout.count("step ")) == (0, 2, 1)
     mine, done = dry(cache, "-o", str(tmp_path / "b.pickle"), train)
     assert mine["steps"] == 5 and mine["exit_code"] == 1
-    assert mine["impossible"].startswith("aten::_cudnn_rnn can't run without data, at ")
+    assert mine["impossible"].startswith("cuDNN's recurrent layer can't run without data, at ")
     assert mine["impossible"].endswith("train.py:8")
 
 

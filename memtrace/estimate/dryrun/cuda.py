@@ -35,6 +35,8 @@ def install(memory: DryMemory) -> None:
     cuda._exchange_device = cuda._maybe_exchange_device = lambda _device: 0
     cuda.default_generators = (torch.Generator("cuda"),)
     cuda._check_capability = cuda._check_cubins = _nothing
+    cuda.graphs._cuda_isCurrentStreamCapturing = cuda.is_current_stream_capturing = lambda: False
+    cuda.device_count = lambda: 1
     cuda.current_stream = cuda.default_stream = lambda _device=None: Stream()
     cuda.set_stream = _nothing
     cuda.current_blas_handle = lambda: 0

@@ -10,6 +10,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/ReduceOpsUtils.h>
+#include <ATen/native/RNN.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -667,6 +668,13 @@ int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& v
   return answers.attention(facts);
 }
 
+template <class... A>
+void no_recurrent_layer(A...) {
+  answers.failed("cuDNN's recurrent layer");
+  TORCH_CHECK(false, "cuDNN alone knows the buffers of its recurrent layers; ",
+              "torch.backends.cudnn.enabled = False takes PyTorch's own");
+}
+
 torch::Library& library(const char* space, c10::DispatchKey key) {  // kept for good
   return *new torch::Library(torch::Library::IMPL, space, key, __FILE__, __LINE__);
 }
@@ -728,6 +736,12 @@ void memtrace_open(const Answers* given) {
   static Guard guard;
   c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::kCUDA)].store(&guard);
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_attention);
+  at::native::lstm_cudnn_stub.set_cuda_dispatch_ptr(&no_recurrent_layer);
+  at::native::gru_cudnn_stub.set_cuda_dispatch_ptr(&no_recurrent_layer);
+  at::native::rnn_tanh_cudnn_stub.set_cuda_dispatch_ptr(&no_recurrent_layer);
+  at::native::rnn_relu_cudnn_stub.set_cuda_dispatch_ptr(&no_recurrent_layer);
+  at::native::lstm_packed_cudnn_stub.set_cuda_dispatch_ptr(&no_recurrent_layer);
+  at::native::gru_packed_cudnn_stub.set_cuda_dispatch_ptr(&no_recurrent_layer);
   own_kernels();
 }
 

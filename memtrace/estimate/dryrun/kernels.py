@@ -52,7 +52,7 @@ class Kernels:
                 self.helper.memtrace_own(space.encode(), short.encode(), int(handler is not None))
                 if handler is not None:
                     library = torch.library.Library(space, "FRAGMENT" if space != "aten" else "IMPL")
-                    library.impl(short, self._bound(name, handler), "CUDA")
+                    library.impl(short, self._bound(name, handler), "CUDA", allow_override=True)
                     self._libraries.append(library)
 
     def _bound(self, name: str, handler: Handler) -> Handler:
@@ -125,6 +125,7 @@ class Kernels:
             "aten::repeat_interleave.Tensor": self._repeat_interleave,
             "aten::bincount": self._bincount,
             "aten::_grouped_mm": self._grouped_product,
+            "aten::addmm.dtype_out": self._add_product,
             "aten::_thnn_fused_lstm_cell": lambda _default, gates, _hidden, cell, *_: (
                 torch.empty_like(cell),
                 torch.empty_like(cell),
@@ -177,13 +178,16 @@ class Kernels:
 
     def _efficient_backward(self, default: Handler, grad: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
         """An fp32 product, two vectors of one number a row, then the kernel's workspace of dQ tiles."""
-        result = default(grad, query, *args, **kwargs)
         batch, heads, sequence, head_dim = query.shape
+        copy = None if grad.transpose(1, 2).is_contiguous() else self._buffers(grad.numel() * grad.element_size())
+        result = default(grad, query, *args, **kwargs)
         rows = batch * heads * sequence * 4
         product, sums, delta = self._buffers(query.numel() * 4, rows, rows)
         del sums, product
-        self._buffers(efficient_backward_workspace(self.device, batch * heads, sequence, head_dim))
+        workspace = self._buffers(efficient_backward_workspace(self.device, batch * heads, sequence, head_dim))
         del delta
+        del workspace
+        del copy
         return result
 
     def _fused_backward(self, default: Handler, grad: Any, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,6 +210,12 @@ class Kernels:
         grain = 16 // dtype.itemsize
         width = -(-shape[-1] // grain) * grain
         return a.new_empty((*shape[:-1], width), dtype=dtype)[..., : shape[-1]]
+
+    def _add_product(self, default: Handler, *_: Any, out: Any, **__: Any) -> Any:
+        """Some releases can't tell its shape, which is that of ``out``."""
+        self.helper.memtrace_product(0)
+        self.forget(out)
+        return out
 
     def _gru_backward(self, default: Handler, grad: Any, workspace: Any, biased: bool) -> Any:
         gates = (len(workspace), 3 * workspace.shape[1] // 5)
