@@ -46,7 +46,20 @@ def install(memory: DryMemory) -> None:
     torch.backends.cuda.is_built = lambda: True
     torch.backends.cudnn.is_available = lambda: True
     torch.backends.cudnn.version = lambda: 91501
-    torch.UntypedStorage.clone = _clone_storage
+    _storages_on_the_device(torch)
+
+
+def page_states() -> None:
+    """bitsandbytes' paged states lie in managed memory, outside PyTorch's allocator: here in the host's."""
+    import torch
+    from bitsandbytes import functional
+
+    def get_paged(*shape: int, dtype: Any = torch.float32, **_: Any) -> Any:
+        made = torch.empty(shape, dtype=dtype)
+        made.is_paged, made.page_deviceid = True, 0
+        return made
+
+    functional.get_paged, functional.fill, functional.prefetch_tensor = get_paged, _nothing, _nothing
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
@@ -134,5 +147,22 @@ class Event:
         return 1.0
 
 
-def _clone_storage(storage: Any) -> Any:
-    return type(storage)(storage.nbytes(), device=storage.device).copy_(storage)
+def _storages_on_the_device(torch: Any) -> None:
+    """``torch.UntypedStorage(size, device="cuda")``, which a CPU build refuses."""
+    storage = torch.UntypedStorage
+    original, read_file, write_file = storage.__new__, storage._set_from_file, storage._write_file
+
+    def read(self: Any, *args: Any) -> Any:
+        on_host = storage(self.nbytes())
+        read_file(on_host, *args)
+        return self.copy_(on_host)
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") is None or torch.device(kwargs["device"]).type != "cuda":
+            return original(cls, *args, **kwargs)
+        return torch.empty(args[0] if args else 0, dtype=torch.uint8, device="cuda").untyped_storage()
+
+    storage.__new__ = new
+    storage._set_from_file = lambda self, *args: (read if self.is_cuda else read_file)(self, *args)
+    storage._write_file = lambda self, *args: write_file(self.cpu() if self.is_cuda else self, *args)
+    storage.clone = lambda self: type(self)(self.nbytes(), device=self.device).copy_(self)

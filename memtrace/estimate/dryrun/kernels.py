@@ -237,9 +237,9 @@ class Kernels:
         return x.new_empty((max(x.dim(), 1), self._taken(x.numel(), x)), dtype=torch.long).t()
 
     def _masked_select(self, default: Handler, x: Any, mask: Any) -> Any:
-        if self.is_known(x) and self.is_known(mask):
-            return default(x, mask)
-        return x.new_empty((self._taken(torch.broadcast_shapes(x.shape, mask.shape).numel(), mask),))
+        """As the device does it: an index."""
+        wide, chosen = torch.broadcast_tensors(x, mask)
+        return torch.ops.aten.index.Tensor(wide, [chosen])
 
     def _index(self, default: Handler, x: Any, indices: Any) -> Any:
         """Selection by masks goes through the positions of what is true, as on the device."""

@@ -16,7 +16,7 @@ from memtrace.allocator.conf_text import parse_conf
 from memtrace.allocator.config import CONF_VARIABLES
 from memtrace.estimate.dryrun import helper, triton
 from memtrace.estimate.dryrun.assumed import Assumptions
-from memtrace.estimate.dryrun.cuda import install
+from memtrace.estimate.dryrun.cuda import install, page_states
 from memtrace.estimate.dryrun.machine import DryMemory
 from memtrace.estimate.dryrun.outcome import DryScript
 from memtrace.estimate.dryrun.stacks import caller
@@ -54,7 +54,7 @@ class DryDevice:
         self.memory = DryMemory(gpu, capacity_bytes, config)
         self.memory.drain = library.memtrace_drain
         with contextlib.suppress(ImportError):
-            import bitsandbytes  # noqa: F401  while there is no GPU: else it looks for CUDA's libraries
+            page_states()  # imports bitsandbytes while there is no GPU: else it looks for CUDA's libraries
         from memtrace.estimate.dryrun.kernels import Kernels
 
         self.kernels = Kernels(library, gpu.device, assumed)
