@@ -29,8 +29,10 @@ TRUTH: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent.parent / "truth" / "dryrun_scripts.json").read_text()
 )
 EACH_KIND = ("mlp_amp", "gpt", "trainer_bert", "qlora_loop", "sft", "moe", "masks", "compiled", "oom_growing")
-#: cuDNN's workspaces of convolutions, whose sizes only cuDNN knows; sums over routed tokens; other releases' code.
-LOOSE = {"gan": 0.2, "resnet": 0.08, "unet": 0.03, "moe": 0.01, "mixtral": 0.01}
+#: cuDNN's workspaces of convolutions, whose sizes only cuDNN knows.
+LOOSE = {"gan": 0.2, "unet": 0.03, "lightning_mlp": 0.005}
+#: Other releases allocate small things in another order: segments of 2 and 20 MiB more or less.
+RESERVED = {"masks": 0.15, "recommender": 0.07, "resnet": 0.05, "unet": 0.05, "vit": 0.04, "moe": 0.03, "gan": 0.04}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def test_a_script_takes_what_it_took_on_a_gpu(name: str, cache: Path, model: Pat
     assert mine["exit_code"] == real["exit_code"], done.stderr[-2000:]
     share = mine["peak_requested_bytes"] / real["requested_bytes"]
     assert abs(share - 1) <= LOOSE.get(name, 0.001)
-    assert abs(mine["peak_reserved_bytes"] / real["reserved_bytes"] - 1) <= max(0.03, LOOSE.get(name, 0))
+    assert abs(mine["peak_reserved_bytes"] / real["reserved_bytes"] - 1) <= RESERVED.get(name, 0.02)
     assert (mine["refused_bytes"], mine["refused_bytes"] and mine["steps"]) == (
         real.get("oom_bytes"),
         real.get("oom_step"),
@@ -157,7 +159,6 @@ def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--assume", "float=x", train], "no number"),
         (["--gpu", "no-such", train], "no GPU preset"),
         (["--model", "llama2-7b", train], "give one of them"),
-        (["--no-such", train], "--no-such"),
     ):
         assert main(["dryrun", *words]) == 2
         error = capsys.readouterr().err
