@@ -177,7 +177,7 @@ class Investigation:
 
     def why(self, what: str, when: str | int | None = None) -> ShownWhy:
         """The rules behind a category, ``category/subcategory`` or address, as ``memtrace report --why``."""
-        from memtrace.render.why_text import render_why
+        from memtrace.render.report_text import render_why
 
         answer = explain_decision(self.analysis, self.at(when), what)
         meaning = self.analysis.attribution.lora_meaning

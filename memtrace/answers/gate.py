@@ -32,17 +32,14 @@ _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*")
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A limit on growth: ``share`` of the baseline, or ``size_bytes``; exactly one is given."""
+    """A limit on growth: a share of the baseline and a size, one of which is 0."""
 
-    text: str
-    share: float | None
-    size_bytes: int | None
+    share: float = 0.0
+    size_bytes: int = 0
 
     def allowed_bytes(self, baseline_bytes: int) -> int:
         """Bytes that a value may grow by from this baseline."""
-        if self.size_bytes is not None:
-            return self.size_bytes
-        return int((self.share or 0.0) * baseline_bytes)
+        return self.size_bytes + int(self.share * baseline_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ def parse_growth(text: str) -> Growth:
     """A limit from ``2%`` or ``200MiB``. Raises UsageError on anything else, and for a number that lacks its unit."""
     share = _SHARE.fullmatch(text)
     if share:
-        return Growth(text.strip(), float(share[1]) / 100, None)
+        return Growth(share=float(share[1]) / 100)
     try:
         size_bytes = parse_size(text)
     except UsageError:
@@ -101,7 +98,7 @@ def parse_growth(text: str) -> Growth:
     if 0 < size_bytes < MIB and not text.strip()[-1].isalpha():
         number = text.strip()
         raise UsageError(f"{number} is {format_bytes(size_bytes)}: did you mean {number}%, {number}MiB or {number}B?")
-    return Growth(text.strip(), None, size_bytes)
+    return Growth(size_bytes=size_bytes)
 
 
 def judge(what: str, baseline_bytes: int, current_bytes: int, growth: Growth) -> GateResult:
@@ -214,25 +211,19 @@ def read_baseline(data: bytes, name: str) -> Baseline:
     known = [str(category) for category in Category]
     categories = _sizes(raw.get("categories"), (), name, "categories", known)
     conditions, device, at = (raw.get(key) for key in ("conditions", "device", "at"))
-    return Baseline(
-        peaks,
-        categories,
-        conditions if isinstance(conditions, dict) else None,
-        device if isinstance(device, int) else None,
-        at.get("kind") if isinstance(at, dict) else None,
-    )
+    under = conditions if isinstance(conditions, dict) else None
+    event = at.get("kind") if isinstance(at, dict) else None
+    return Baseline(peaks, categories, under, device if isinstance(device, int) else None, event)
 
 
 def _sizes(value: Any, needed: Sequence[str], name: str, what: str, known: Sequence[str] = ()) -> dict[str, int]:
     if not isinstance(value, dict):
         raise SnapshotError(f"{name}: has no {what!r}, so it is not a memtrace report")
     sizes = {key: size for key, size in value.items() if not known or key in known}
-    for key in needed:
-        if key not in sizes:
-            raise SnapshotError(f"{name}: {what!r} has no {key!r}")
-    for key, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise SnapshotError(f"{name}: {what}[{key!r}] is not a size in bytes")
+    for key in [key for key in needed if key not in sizes]:
+        raise SnapshotError(f"{name}: {what!r} has no {key!r}")
+    for key in [key for key, size in sizes.items() if type(size) is not int or size < 0]:
+        raise SnapshotError(f"{name}: {what}[{key!r}] is not a size in bytes")
     return sizes
 
 

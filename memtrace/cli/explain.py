@@ -56,7 +56,7 @@ def _answer(args: argparse.Namespace) -> Explanation:
 def _overheads(args: argparse.Namespace) -> int:
     from memtrace.explain.inputs import is_snapshot
     from memtrace.explain.overheads import overheads
-    from memtrace.render.overheads_text import render_overheads
+    from memtrace.render.explain_text import render_overheads
 
     if len(args.files) > 1 or not is_snapshot(args.files[0]):
         raise UsageError("--overheads takes one snapshot")

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         answer = explain_decision(analysis, at, args.why)
         if args.json:
             return print_json(answer)
-        from memtrace.render.why_text import render_why
+        from memtrace.render.report_text import render_why
 
         return print_text(lambda _: render_why(answer, analysis.attribution.lora_meaning))
     from memtrace.answers.report import report

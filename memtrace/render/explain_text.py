@@ -6,7 +6,8 @@ from pathlib import PurePath
 
 from memtrace._version import __version__
 from memtrace.explain.answer import Advice, Explanation, Finding, When
-from memtrace.render.words import verdict_meaning, verdict_name
+from memtrace.explain.overheads import Overheads
+from memtrace.render.words import moment_name, verdict_meaning, verdict_name
 from memtrace.units import format_bytes, format_delta
 
 WIDTH = 80
@@ -227,4 +228,15 @@ def render_markdown(answer: Explanation) -> list[str]:
         lines += ["", " ".join(_together(answer)).replace("together:", "**Together:**")]
     if answer.warnings:
         lines += ["", *[f"> {warning}" for warning in answer.warnings]]
+    return lines
+
+
+def render_overheads(found: Overheads) -> list[str]:
+    """One line an overhead: its bytes, what would be left without it and those above it, and what it is."""
+    lines = [f"{format_bytes(found.reserved_bytes)} reserved at the {moment_name(found.at)}", ""]
+    lines.append(f"{'overhead':>12}  {'left without':>12}  what it is")
+    for row in found.overheads:
+        line = f"{format_bytes(row.bytes):>12}  {format_bytes(row.left_bytes):>12}  {row.purpose}: {row.meaning}"
+        lines.append(line if len(line) <= 118 else f"{line[:117]}…")
+    lines.append(f"{format_bytes(found.naive_bytes):>12}  {'':>12}  parameters × bytes: the naive figure")
     return lines

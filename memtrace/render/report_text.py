@@ -1,19 +1,22 @@
-"""The budget as text."""
+"""The budget as text, and the decisions behind it (``--why``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
+from typing import Any
 
 from rich.text import Text
 
 from memtrace.answers.report import Report
+from memtrace.answers.why import Why
 from memtrace.attribution.categories import Category
 from memtrace.attribution.sites import NO_STACK
 from memtrace.render.text import heading, more_line, warning_lines
 from memtrace.render.words import STYLE, bar, category_name, clip, moment_name
 from memtrace.units import counted, format_bytes, format_count
 
+_STACK_LINES = 6
 _SMALL_SHARE = 0.001
 _SMALL_REST = 0.005  # what is left of a category is named where its parts would not seem to add up
 
@@ -124,3 +127,33 @@ def _sites(report: Report, width: int, count: int) -> Iterator[Text]:
     rest = report.top[count:]
     if rest:
         yield more_line(sum(site.bytes for site in rest), len(rest), gap=" " * 10)
+
+
+def render_why(answer: Why, lora_meaning: str) -> Iterator[Text]:
+    """What was asked, then each rule with its sentence and its largest examples. For ``lora_meaning`` see the report's
+    ``lora``."""
+    yield Text.assemble((answer.asked, "bold"), f": {answer.meaning} ({moment_name(answer.at)})")
+    for decision in answer.decisions:
+        yield Text()
+        yield Text.assemble(
+            (f"{format_bytes(decision.bytes)} in {format_count(decision.count)}", "bold"),
+            " → ",
+            (f"{category_name(decision.category, lora_meaning)}/{decision.subcategory}", STYLE[decision.category]),
+            f"  [{decision.evidence}: rule {decision.rule}]",
+        )
+        yield Text(f"  {decision.why}")
+        for example in decision.examples:
+            yield from (Text(line, style="dim") for line in _example(example))
+
+
+def _example(example: Mapping[str, Any]) -> Iterator[str]:
+    made = "before the recording" if example["alloc_event"] is None else f"event {example['alloc_event']}"
+    if example["made_in"] not in (None, "unknown"):
+        made += f" ({example['made_in']}" + (f", step {example['step']})" if example["step"] is not None else ")")
+    freed = "never" if example["free_event"] is None else f"event {example['free_event']} ({example['freed_in']})"
+    size = format_bytes(example["requested_bytes"])
+    yield f"  e.g. 0x{example['address']:x}, {size}: made {made}, freed {freed}"
+    stack = example["stack"]
+    yield from (f"       {frame}" for frame in stack[:_STACK_LINES])
+    if len(stack) > _STACK_LINES:
+        yield f"       … {len(stack) - _STACK_LINES} more frames"

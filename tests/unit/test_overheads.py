@@ -8,7 +8,7 @@ from toy_run import MIB, Run, Toy, root, trained
 
 from memtrace.explain.explain import explain_snapshot
 from memtrace.explain.overheads import overheads
-from memtrace.render.overheads_text import render_overheads
+from memtrace.render.explain_text import render_overheads
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES, *LABELLED}))
