@@ -249,8 +249,9 @@ def test_a_skipped_list_used_elsewhere_is_left_to_the_other_loader() -> None:
 @pytest.mark.parametrize("place", [lambda entry: entry, lambda entry: {"deep": [1, (entry,)]}], ids=["itself", "deep"])
 def test_an_event_used_elsewhere_is_read_the_same(key: str, place: Callable[[Any], Any]) -> None:
     raw = long(modern())
-    raw["device_traces"][0][40]["pool_id"] = 1 << 60  # an odd value: such an event is kept as it is
-    raw[key] = place(raw["device_traces"][0][40])
+    before, entry = raw["device_traces"][0][39:41]
+    entry |= {"pool_id": 1 << 60, "frames": before["frames"]}  # an odd value: such an event is kept as it is
+    raw[key] = place(entry)
     fast, other = both(pickle.dumps(raw, 4))
     if fast is not None:
         assert_same(fast, other)
