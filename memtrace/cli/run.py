@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--out DIR", "folder for recordings (default: .)", type=Path, default=Path())
     option(parser, "--steps A:B", steps, type=steps_window)
     option(parser, "--step-log", log)
+    option(parser, "--forecast", "say before step 0 whether the run will fit, where model and data tell enough")
     option(parser, "--live", "let memtrace live watch, and sound alarms")
     option(parser, "--on-alarm HOW", "print (default), warn, or a command that gets it as JSON", default="print")
     each = "each step's numbers to tensorboard:DIR, prometheus:FILE, wandb, mlflow or otel, too"
@@ -73,4 +74,8 @@ def run(args: argparse.Namespace) -> int:
         metrics=tuple(args.metrics),
     )
     usual_signals(and_path=True)
+    if args.forecast:
+        from memtrace.record.ahead import watch
+
+        watch()
     return launch(program, args.module is not None, options)

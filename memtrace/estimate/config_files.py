@@ -18,7 +18,7 @@ from memtrace.estimate.options import ALL_LINEAR, OPTIMIZERS
 from memtrace.estimate.presets import model_names
 
 _LARGEST_BYTES = 1 << 20
-_OPTIMIZERS = {
+OPTIMIZER_NAMES = {
     **{name: name for name in OPTIMIZERS}, "adamw_bnb_8bit": "adamw_8bit", "paged_adamw": "paged_adamw_32bit",
     "AdamW8bit": "adamw_8bit", "PagedAdamW8bit": "paged_adamw_8bit", "PagedAdamW": "paged_adamw_32bit", "SGD": "sgd",
     "AdamW": "adamw_torch",
@@ -145,7 +145,7 @@ def _targets(value: Any) -> tuple[str, ...]:
 
 
 def _optimizer(value: Any) -> str:
-    return _OPTIMIZERS[str(value).rpartition(".")[2]]
+    return OPTIMIZER_NAMES[str(value).rpartition(".")[2]]
 
 
 def _checkpoints(reading: _Reading, on: bool) -> None:

@@ -90,6 +90,10 @@ class Search:
             self._cells[key] = prepare(plan)
         return forecast(plan if steps is None else replace(plan, steps=steps), run.config, self._cells[key])
 
+    def single(self) -> FitPlan | None:
+        """The cheapest single change that suffices."""
+        return next((self._plan((i,)) for i, _ in enumerate(self._moves) if self._fits((i,))), None)
+
     def plans(self) -> tuple[FitPlan, ...]:
         """Plans that fit, cheapest first."""
         found: dict[tuple[int, ...], None] = {}

@@ -116,6 +116,27 @@ def _of_prediction(config: Mapping[str, Any]) -> Setup:
 
 def _of_objects(analysis: Analysis, model: Mapping[str, Any], config: Mapping[str, Any]) -> Setup | None:
     """Written by the recorder: what the model, adapter and optimizer objects told, and the run if memtrace built it."""
+    shape, values = told_by_objects(model, config)
+    if "attention" not in values:
+        stacks = analysis.timeline.snapshot.stacks
+        eager = any(frame.name == "eager_attention_forward" for frame in stacks.frames)
+        values["attention"] = "eager" if eager else "sdpa"
+    run = _mapping(config.get("run"))
+    notes: list[str] = []
+    values |= _widths(analysis, shape, int(values["rank"])) | {"autocast": _autocast(analysis, config)}
+    values |= {option: run[key] for key, option in _RUN_KEYS.items() if key in run}
+    if "sequence" not in values:
+        tokens = _tokens(analysis, shape, 4 if values["prepare_kbit"] else 2)
+        if tokens is None:
+            return None
+        values["sequence"] = tokens
+        notes.append(f"batch and length aren't recorded: {tokens:,} tokens by the embedding's output, as one sequence")
+    return Setup(shape, RunOptions(**values), tuple(notes))
+
+
+def told_by_objects(model: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[ModelShape, dict[str, Any]]:
+    """Shape and options that a model with adapters (as the recorder describes it) and the optimizers tell. Raises
+    UsageError for a model that isn't covered."""
     settings = _mapping(model["config"])
     shape = shape_from_config(settings, str(settings.get("_name_or_path") or "recorded"))
     adapter = _mapping(next(iter(model["peft"].values())))
@@ -129,8 +150,6 @@ def _of_objects(analysis: Analysis, model: Mapping[str, Any], config: Mapping[st
         "embeddings_require_grad": bool(model.get("gradient_checkpointing")),
     }
     attention = settings.get("_attn_implementation") or settings.get("attn_implementation")
-    if attention is None and any(f.name == "eager_attention_forward" for f in analysis.timeline.snapshot.stacks.frames):
-        attention = "eager"
     if attention in ("sdpa", "eager"):
         values["attention"] = attention
     for optimizer in config.get("optimizers") or []:
@@ -138,17 +157,7 @@ def _of_objects(analysis: Analysis, model: Mapping[str, Any], config: Mapping[st
         if name is not None:
             fused = bool(_mapping(_mapping(optimizer).get("defaults")).get("fused"))
             values["optimizer"] = "adamw_torch_fused" if name == "adamw_torch" and fused else name
-    run = _mapping(config.get("run"))
-    notes: list[str] = []
-    values |= _widths(analysis, shape, int(values["rank"])) | {"autocast": _autocast(analysis, config)}
-    values |= {option: run[key] for key, option in _RUN_KEYS.items() if key in run}
-    if "sequence" not in values:
-        tokens = _tokens(analysis, shape, 4 if values["prepare_kbit"] else 2)
-        if tokens is None:
-            return None
-        values["sequence"] = tokens
-        notes.append(f"batch and length aren't recorded: {tokens:,} tokens by the embedding's output, as one sequence")
-    return Setup(shape, RunOptions(**values), tuple(notes))
+    return shape, values
 
 
 def _targets(recorded: Any, shape: ModelShape) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ import sys
 from typing import Any
 
 from memtrace.errors import MissingDependencyError
+from memtrace.record import messages
+from memtrace.record.ahead import say_forecast
 from memtrace.record.api import Recording, record
 
 try:
@@ -23,21 +25,27 @@ class MemtraceCallback(TrainerCallback):  # type: ignore[misc]
 
     Steps are the trainer's own (one an update, whatever the accumulation). The file is written when training ends;
     after an out-of-memory error it holds the state at the error, and the verdict is printed when the program ends.
+    ``forecast`` prints one line before the first step: whether the run will fit, by the lengths of the data set.
     Raises MissingDependencyError where Transformers isn't installed.
     """
 
-    def __init__(self, path: str | os.PathLike[str] = "memtrace.pickle", **options: Any) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] = "memtrace.pickle", *, forecast: bool = False, **options: Any
+    ) -> None:
         if _missing:
             raise MissingDependencyError.of_extra(
                 f"MemtraceCallback needs transformers, which cannot be imported here ({_missing})", "capture"
             )
-        self.path = path
+        self.path, self.forecast = path, forecast
         self.options = options
         self.recording: Recording | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to record."""
         found = {key: kwargs[key] for key in ("model", "optimizer") if kwargs.get(key) is not None}
+        if self.forecast:
+            with messages.guarded("forecasting the run"):
+                say_forecast(kwargs["model"], kwargs.get("optimizer"), args, kwargs.get("train_dataloader"))
         self.recording = record(self.path, **(found | self.options)).__enter__()
         self.recording.count_steps_by_hand()
         atexit.register(self._at_exit)

@@ -1,0 +1,83 @@
+"""The line before step 0: what a live model, a Trainer's arguments and a data set tell is forecast as from flags."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+from memtrace.allocator.config import AllocatorConfig  # noqa: E402
+from memtrace.estimate.forecast import RunPlan, forecast  # noqa: E402
+from memtrace.estimate.options import RunOptions  # noqa: E402
+from memtrace.estimate.presets import preset_config  # noqa: E402
+from memtrace.estimate.schedule import steps_of  # noqa: E402
+from memtrace.estimate.shapes import shape_from_config  # noqa: E402
+from memtrace.estimate.source import ShapeSource  # noqa: E402
+from memtrace.record.ahead import forecast_line  # noqa: E402
+
+KEYS = preset_config("tiny-llama") | {"num_hidden_layers": 2, "vocab_size": 8000}
+LENGTHS = [300, 900, 1500, 200, 1800, 400]
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    keys = dict(KEYS)
+    config = transformers.AutoConfig.for_model(keys.pop("model_type"), **keys)
+    plain = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return peft.get_peft_model(plain, peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"], lora_dropout=0.0))
+
+
+def line(model: Any, limit: int, rows: Any, **args: Any) -> str:
+    arguments = SimpleNamespace(per_device_train_batch_size=1, optim="sgd", max_grad_norm=1.0, **args)
+    facts = {"gpu": "NVIDIA H200", "device_total_bytes": 140 * GIB, "limit_bytes": limit}
+    return forecast_line(model, None, arguments, SimpleNamespace(dataset=rows, batch_size=1), facts)
+
+
+def rows_of(lengths: list[int]) -> list[dict[str, list[int]]]:
+    return [{"input_ids": [0] * length} for length in lengths]
+
+
+def expected(limit: int, **more: Any) -> Any:
+    options = RunOptions(
+        2, rank=8, targets=("q_proj", "v_proj"), dropout=0.0, optimizer="sgd", quant="none", prepare_kbit=False,
+        checkpointing=False, embeddings_require_grad=False, clips=True, **more,
+    )  # fmt: skip
+    plan = RunPlan(ShapeSource(shape_from_config(KEYS, "tiny")), options, steps_of(LENGTHS))
+    return forecast(plan, AllocatorConfig(limit_bytes=limit))
+
+
+def test_the_line_is_the_forecast_of_the_same_run(model: Any) -> None:
+    assert line(model, GIB * 2, rows_of(LENGTHS)).startswith("fits, ")
+    limit = expected(GIB * 8).peaks.allocated_bytes * 9 // 10
+    found, said = expected(limit), line(model, limit, rows_of(LENGTHS))
+    assert found.oom is not None
+    match = re.match(r"dies in step (\d+), (\w+): ", said)
+    assert match is not None and (int(match[1]), match[2]) == (found.oom.step, found.oom.phase)
+    assert "helps" in said
+
+
+def test_what_is_not_there_is_said(model: Any) -> None:
+    assert "does not tell its lengths" in line(model, GIB, None)
+    assert "does not tell its lengths" in line(model, GIB, [{"text": "a"}])
+    keys = dict(KEYS)
+    plain = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(keys.pop("model_type"), **keys)
+    )
+    assert "no adapters" in line(plain, GIB, rows_of([4, 5]))
+
+
+def test_a_column_of_lengths_is_enough(model: Any) -> None:
+    class Table:
+        column_names = ("length",)
+
+        def __getitem__(self, part: slice) -> dict[str, list[int]]:
+            return {"length": LENGTHS[part]}
+
+    assert line(model, GIB * 2, Table()) == line(model, GIB * 2, rows_of(LENGTHS))
