@@ -18,6 +18,7 @@ from memtrace.record import messages
 from memtrace.record.backend import import_torch
 from memtrace.record.phases import BACKWARD, BETWEEN, EVALUATION, FORWARD, OPTIMIZER, PhaseLog
 
+_MOST_SEQUENCES = 1024  # of a batch, whose lengths are kept
 _DISCOVERY_CALLS = 16  # outermost calls after which discovery ends where no optimizer ever steps
 
 
@@ -121,12 +122,14 @@ class AutoHooks:
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
             if hooks._compiling() or not hooks._begins():
                 return plain_call(module, *args, **kwargs)
+            with messages.guarded("looking at a call"):
+                hooks._note_input(args, kwargs)
             try:
                 result = plain_call(module, *args, **kwargs)
             finally:
                 hooks._local.inside = False
             with messages.guarded("looking at a call"):
-                hooks._note_call(args, kwargs, result)
+                hooks._note_output(result)
             hooks._ends()
             return result
 
@@ -166,6 +169,7 @@ class AutoHooks:
                 self.log.enter(FORWARD)
             elif next(module.parameters(), None) is not None and self._begins():
                 self._local.module = module
+                self._note_input(_args, {})
                 self.watch(module)
 
     def _first_call_ends(self, module: Any, _args: Any, output: Any) -> None:
@@ -174,18 +178,31 @@ class AutoHooks:
             self._local.inside = False
             if output is not None:  # None after an error, too: hooks are called all the same
                 with messages.guarded("looking at a call"):
-                    self._note_call(_args, {}, output)
+                    self._note_output(output)
                 self._ends()
 
     # what the run is like
-    def _note_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        """Batch and length of the training call with the most tokens, and whether the model made loss and logits."""
-        if self.log.name != FORWARD:
-            return
+    def _note_input(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Batch and length of the training call with the most tokens, and the lengths of its sequences by its mask.
+
+        The mask is read on the CPU: nothing is allocated on the GPU, and only a new largest batch waits for it.
+        """
         run, given = self.log.run, kwargs.get("input_ids", kwargs.get("inputs_embeds", next(iter(args), None)))
         shape = tuple(getattr(given, "shape", ()))
-        if len(shape) > 1 and shape[0] * shape[1] > run.get("batch", 0) * run.get("seq_len", 0):
+        if self.log.name != FORWARD or len(shape) < 2:
+            return
+        if shape[0] * shape[1] > run.get("batch", 0) * run.get("seq_len", 0):
             run |= {"batch": int(shape[0]), "seq_len": int(shape[1])}
+            run.pop("lengths", None)
+            mask: Any = kwargs.get("attention_mask")
+            if tuple(getattr(mask, "shape", ())) == shape[:2]:
+                run["lengths"] = [int(length) for length in mask.cpu().sum(-1).tolist()][:_MOST_SEQUENCES]
+
+    def _note_output(self, output: Any) -> None:
+        """Whether the model made loss and logits in a training call."""
+        if self.log.name != FORWARD:
+            return
+        run = self.log.run
         logits = getattr(output, "logits", None)
         if getattr(output, "loss", None) is not None:
             run["loss"] = "full" if logits is not None else "fused"

@@ -83,6 +83,10 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "保留了所有层的隐藏状态", "设置 output_hidden_states=False"),
     "outside_allocator": (
         "PyTorch 分配器之外的显存", "检查 CUDA 上下文、NCCL 和其他库占用的显存"),
+    "padding_by_one_outlier": (
+        "一个长序列使同批的其他序列被填充", "按长度分组（group_by_length），或不用填充（padding_free、packing）"),
+    "metrics_on_gpu": (
+        "指标把以前各步的张量留在 GPU 上", "compute_on_cpu=True，或用 preds.detach().cpu() 更新指标"),
     "padding_or_packing": (
         "这一批的 token 比平时多", "按长度分组、截断，或限制每批的 token 数"),
     "process_limit": (

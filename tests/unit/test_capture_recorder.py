@@ -240,7 +240,7 @@ class Causal(nn.Module):
         super().__init__()
         self.table, self.tiles = nn.Embedding(16, 8), tiles
 
-    def forward(self, input_ids: torch.Tensor) -> Answer:
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Answer:
         logits = self.table(input_ids) @ self.table.weight.T
         return Answer(logits.logsumexp(-1).sum(), None if self.tiles else logits)
 
@@ -273,6 +273,17 @@ def test_batch_loss_and_held_logits_are_recorded(
         with torch.no_grad():
             model(input_ids=torch.zeros(9, 9, dtype=torch.long))
     assert read(recording.file)["memtrace"]["config"]["run"] == {"batch": 4, "seq_len": 7, "accumulate": 2, **told}
+
+
+def test_lengths_of_the_largest_batch_are_read_from_its_mask(stand_in: StandIn, tmp_path: Path) -> None:
+    model = Causal(tiles=False)
+    with memtrace.record(tmp_path / "run.pickle") as recording:
+        for lengths in ([2, 2], [7, 3], [5, 5]):
+            ids = torch.zeros(2, max(lengths), dtype=torch.long)
+            mask = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]
+            model(input_ids=ids, attention_mask=mask).loss.backward()
+    run = read(recording.file)["memtrace"]["config"]["run"]
+    assert (run["batch"], run["seq_len"], run["lengths"]) == (2, 7, [7, 3])
 
 
 def test_window_of_steps(stand_in: StandIn, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_run import ADAM, COPY, EVALUATE, LOADER, MIB, PACK, TRAIN, Run, Toy, root, trained
+from toy_run import ADAM, CALL, COPY, EVALUATE, LOADER, MIB, MODEL, PACK, TRAIN, Run, Toy, root, trained
 
+from memtrace.attribution.categories import Purpose
 from memtrace.explain.answer import Basis, Finding
 from memtrace.explain.case import Case
 from memtrace.explain.detectors import DETECTORS
@@ -113,7 +114,7 @@ def loading(pack: bool) -> Run:
         for _ in range(4):
             run.alloc(32 * MIB, COPY, LOADER, *root(5))
             if pack:
-                run.alloc(8 * MIB, PACK, LOADER, *root(5))
+                run.alloc(8 * MIB, MODEL, PACK, LOADER, *root(5))
     return run
 
 
@@ -123,6 +124,45 @@ def experts(size: int = 160 * MIB) -> Toy:
         toy.run.alloc(size, COPY, LOADER, *root(5))
     toy.adapters()
     return toy.step().step()
+
+
+def padded(*lengths: int) -> Toy:
+    """A run whose largest batch, the last one, had sequences of these lengths."""
+    toy = longer_batch()
+    toy.run.extra = {"version": 1, "config": {"run": {"batch": len(lengths), "lengths": list(lengths)}}}
+    return toy
+
+
+def metrics(kept: int) -> Toy:
+    """A metric that collects what it was given in ``kept`` of four steps."""
+    toy = trained(checkpointing=True)
+    for step in range(4):
+        toy.step()
+        made = toy.run.alloc(8 * MIB, "/x/site-packages/torchmetrics/metric.py:500 update", *root(15))
+        if step >= kept:
+            toy.run.free(made, at=root(16))
+    return toy.step()
+
+
+class Caching(Toy):
+    """The model fills a cache of keys and values; the program holds it until it has the next pass's."""
+
+    def forward(self, scale: float = 1.0, inner: tuple[str, ...] = ()) -> tuple[list[int], list[int], int]:
+        found = super().forward(scale, inner)
+        cache = ("/x/site-packages/transformers/cache_utils.py:100 update", f"{MODEL}:250 forward", *CALL)
+        old, self.kept = self.kept, [self.run.alloc(8 * MIB, *cache, *inner, *root()) for _ in range(6)]
+        self.run.free(*old, at=root())
+        return found
+
+
+def cached(trains: bool) -> Toy:
+    toy = Caching(checkpointing=True).load()
+    if trains:
+        return toy.adapters().step().step().step()
+    for _ in range(3):
+        held, loss, logits = toy.forward()
+        toy.run.free(logits, *loss, *held, at=root())
+    return toy
 
 
 # finding -> (its run, the share of what is allocated from which it is worth a line, the bytes that count)
@@ -147,6 +187,8 @@ SHARES: dict[str, tuple[Callable[[], Toy | Run], float]] = {
     "optimizer_full_precision": (lambda: trained(**PLAIN), 0.02),
     "optimizer_on_first_step": (first_states, 0.01),
     "load_time_copies": (lambda: loading(pack=True), 0.05),
+    "padding_by_one_outlier": (lambda: padded(400, 500, 2000), 0.05),
+    "metrics_on_gpu": (lambda: metrics(4), 0.02),
 }
 
 
@@ -422,3 +464,26 @@ def test_a_tenth_of_the_card_outside_is_worth_a_sentence(held: float, told: bool
     answer = verdict_from_log(parse_log(log))
     assert any("is in use outside PyTorch's allocator" in line for line in answer.worth_saying) is told
     assert ("outside_allocator" in {finding.id for finding in findings_of_log(answer)}) is told
+
+
+def test_one_outlier_is_a_fifth_of_its_batch_or_more() -> None:
+    limits_of(
+        "padding_by_one_outlier",
+        (padded(100, 790, 1000), True), (padded(100, 810, 1000), False), (padded(1000), False), (longer_batch(), False),
+    )  # fmt: skip
+    found = look("padding_by_one_outlier", case_of(padded(400, 500, 2000)))
+    assert found is not None and "75% of the batch" in found.evidence
+
+
+def test_metrics_that_are_let_go_of_are_no_finding() -> None:
+    limits_of("metrics_on_gpu", (metrics(2), True), (metrics(0), False), (trained(steps=5), False))
+
+
+def test_a_cache_is_a_finding_only_where_something_is_trained() -> None:
+    for trains in (True, False):
+        toy = cached(trains)
+        stacks = [event["frames"] for event in toy.run.events]
+        last = max(i for i, stack in enumerate(stacks) if stack and "cache_utils" in stack[0]["filename"])
+        case = case_of(toy, last)
+        assert case.phase.label == "forward" and (case.kind(Purpose.KV_CACHE) & case.live).any()
+        assert (look("kv_cache_in_training", case) is not None) is trains

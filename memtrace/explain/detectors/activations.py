@@ -95,7 +95,13 @@ def _attention_backends(case: Case) -> str:
 def kv_cache_in_training(case: Case) -> Finding | None:
     """Keys and values kept by a cache during a training pass, which has no use for them."""
     cached = case.kind(Purpose.KV_CACHE) & case.live
-    if case.phase not in (Phase.FORWARD, Phase.BACKWARD) or not case.is_material(case.total(cached)):
+    trains = Phase.BACKWARD in case.facts.phases.phase or case.kind(Purpose.PARAMS).any()
+    if (
+        not trains
+        or case.in_evaluation
+        or case.phase not in (Phase.FORWARD, Phase.BACKWARD)
+        or not case.is_material(case.total(cached))
+    ):
         return None
     return finding(
         case, cached, f"{int(cached.sum())} tensors made by the cache are live in a training pass.",

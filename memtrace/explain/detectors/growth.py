@@ -21,6 +21,7 @@ _CONSISTENT_SHARE = 0.8
 _SMALLEST_STEP_BYTES = MIB // 4
 _UNDER_SHARE = 0.95  # of the bytes, made under one line: it is named
 _WHOLE_SHARE = 0.5  # of what a pass saved: a graph is kept whole, a module's state is a small part of it
+_METRICS = ("torchmetrics/", "torcheval/", "/metrics/", "/metrics.py", "/metric.py")
 _LIBRARY = ("site-packages/", "dist-packages/", "/torch/", "lib/python", "<frozen", "<string>")
 
 
@@ -125,4 +126,19 @@ def retained_graph(case: Case) -> Finding | None:
         f"{int(old.sum())} tensors that earlier forward passes saved for their backward pass are live in this pass.",
         formula(case, "drop what holds it before the next forward pass: del loss, outputs; loss.item() for logs; no "
                 "backward(retain_graph=True)", old),
+    )  # fmt: skip
+
+
+@detector("Metrics keep tensors of earlier passes on the GPU")
+def metrics_on_gpu(case: Case) -> Finding | None:
+    """What the code of metrics made and keeps from one pass to the next: predictions, targets, lists of states."""
+    since = case.here.start if case.here is not None else int(case.facts.phases.start[max(case.span, 0)])
+    made = np.logical_or.reduce([case.made_in(part) for part in _METRICS])
+    kept = made & case.live & (case.facts.born >= 0) & (case.facts.born < since)
+    if not case.is_material(case.total(kept)):
+        return None
+    return finding(
+        case, kept, f"{int(kept.sum())} tensors that metrics made in earlier passes are live.",
+        formula(case, "keep metrics off the GPU: compute_on_cpu=True (torchmetrics), or update them with "
+                "preds.detach().cpu(); reset() after each epoch", kept),
     )  # fmt: skip

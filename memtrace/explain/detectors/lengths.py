@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from memtrace.answers.fragmentation import measure
@@ -17,6 +19,7 @@ from memtrace.units import format_bytes as size
 _LEAST_PASSES = 3
 _LEAST_LENGTHS = 3
 _LONGER = 1.25
+_PADDING_SHARE = 0.2
 
 
 def pass_sizes(case: Case) -> list[int]:
@@ -105,3 +108,31 @@ def padding_or_packing(case: Case) -> Finding | None:
         f"{size(extra)} more activations."
     )
     return Finding("", "", extra, evidence, (formula(case, "length", of_pass, 1 - usual / now, **cut),))
+
+
+@detector("One long sequence pads the others of its batch")
+def padding_by_one_outlier(case: Case) -> Finding | None:
+    """The recorder's lengths of the largest batch: without its longest sequence all would be clearly shorter."""
+    config = case.timeline.snapshot.memtrace.get("config")
+    run = config.get("run") if isinstance(config, Mapping) else None
+    lengths = run.get("lengths") if isinstance(run, Mapping) else None
+    sizes = pass_sizes(case)
+    if not isinstance(lengths, list) or len(lengths) < 2 or case.here is None or len(sizes) != len(case.passes):
+        return None
+    *_, second, longest = sorted(int(length) for length in lengths)
+    share = 1 - second / max(longest, 1)
+    if share < _PADDING_SHARE or sizes[case.passes.index(case.here)] < max(sizes):
+        return None
+    of_pass = case.kind(Category.ACTIVATIONS, Category.TEMPORARY) & case.live & (case.facts.born >= case.here.start)
+    extra = round(case.total(of_pass) * share)
+    if not case.is_material(extra, 0.05):
+        return None
+    evidence = (
+        f"one of {len(lengths)} sequences has {longest:,} tokens, the next longest {second:,}: {share:.0%} of the "
+        "batch is there for it alone."
+    )
+    change = (
+        "batches of like lengths (group_by_length), sequences joined without padding (padding_free or packing), or the "
+        "longest samples cut"
+    )
+    return Finding("", "", extra, evidence, (formula(case, change, of_pass, share),))
