@@ -114,7 +114,7 @@ def loading(pack: bool) -> Run:
         for _ in range(4):
             run.alloc(32 * MIB, COPY, LOADER, *root(5))
             if pack:
-                run.alloc(8 * MIB, MODEL, PACK, LOADER, *root(5))
+                run.alloc(8 * MIB, PACK, LOADER, *root(5))
     return run
 
 
