@@ -53,7 +53,7 @@ class MainScreen(Screen[None]):
         /                   filter                  Filter                          /        Filter all screens
         space               play(1)                 Play                            space    Play forward, or stop
         backspace           play(-1)                -Play back
-        ( )                 speed(±1)               -Slower / Play faster or slower
+        ( )                 speed(±1)               -Play slower or faster / Faster    ( )
         d                   device                  -Next GPU
         y                   copy                    -Copy
         x                   export_csv              -Save CSV

@@ -84,7 +84,7 @@ def _map(side: _Side) -> Iterable[str]:
     blocks = segments_svg(segment_map(side.analysis, side.at))
     yield (
         '<h2>Segments and blocks</h2><p class="soft">Every reserved byte at this event, segment by segment; '
-        "blank is free. Point at a block to see what it is for.</p>"
+        'blank is free. <span class="point">Point at a block to see what it is for.</span></p>'
     )
     sizes = side.budget.categories  # holes are blank on the map
     shown = (c for c in Category if c != Category.FRAGMENTATION and sizes[c])

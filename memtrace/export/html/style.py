@@ -27,7 +27,7 @@ ul + p { margin-top: 14px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th, td { text-align: left; padding: 3px 8px; border-bottom: 1px solid var(--line); vertical-align: top; }
 th, table.budget td { overflow-wrap: normal; }
-table.budget td:first-child, .kind { white-space: nowrap; }
+table.budget td:first-child, table.pinned td:first-child, .kind { white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; }
 th[data-sort] { cursor: pointer; }
 td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
@@ -63,7 +63,7 @@ svg text { fill: var(--soft); font-size: 11px; font-family: system-ui, sans-seri
 :focus-visible { outline: 2px solid #0072B2; outline-offset: 1px; }
 @media (max-width: 760px) { body { padding: 12px; } .pair { display: block; } td.bars { width: 25%; }
   table.sites td:nth-child(5), table.sites th:nth-child(5) { display: none; } }
-@media print { body { max-width: none; padding: 0; font-size: 11px; } .tools, #readout { display: none; }
+@media print { body { max-width: none; padding: 0; font-size: 11px; } .tools, #readout, .point { display: none; }
   svg, tr { break-inside: avoid; } .chart svg { min-width: 0; } * { print-color-adjust: exact; } }
 #readout { position: sticky; bottom: 0; background: var(--panel); border-top: 1px solid var(--line); padding: 6px 10px;
   font-family: ui-monospace, monospace; font-size: 13px; min-height: 33px; }
