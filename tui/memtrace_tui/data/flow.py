@@ -236,12 +236,10 @@ def _cut(layout: Layout, codes: U1, number: I8, low: I8, high: I8, width: float,
 
     # Most bytes by code, then most bytes by block; live blocks outweigh free ones wherever there are any.
     weight = np.where(in_use, overlap + width, overlap)
-    code = np.zeros(count, dtype=np.uint8)
     kinds = int(codes.max(initial=0)) + 1
-    sums = np.bincount(
-        cell * kinds + codes[number][owner], weights=np.where(in_use, overlap, overlap * 1e-9), minlength=count * kinds
-    )
-    code[:] = sums.reshape(count, kinds).argmax(axis=1)
+    place, light = cell * kinds + codes[number][owner], np.where(in_use, overlap, overlap * 1e-9)
+    sums = np.bincount(place, weights=light, minlength=count * kinds)
+    code = sums.reshape(count, kinds).argmax(axis=1).astype(np.uint8)
     block = np.full(count, -1, dtype=np.int64)
     order = np.argsort(weight, kind="stable")
     block[cell[order]] = number[owner[order]]

@@ -6,6 +6,7 @@ A *role* is a name the palette turns into a style: ``text``, ``dim``, ``strong``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -57,34 +58,18 @@ def stacked(parts: Sequence[tuple[int, str]], total: int, width: int) -> list[Sp
     if total <= 0 or width <= 0:
         return []
     exact = [size / total * width for size, _ in parts]
-    cells = [int(x) for x in exact]
-    for i, (size, _) in enumerate(parts):
-        if size > 0 and cells[i] == 0:
-            cells[i] = 1
+    cells = [max(int(part), 1) if size > 0 else 0 for part, (size, _) in zip(exact, parts, strict=True)]
     goal = min(width, round(sum(exact)))
-    while sum(cells) > max(goal, 0):
-        largest = max(range(len(cells)), key=cells.__getitem__)
-        if cells[largest] <= 1:
-            break
-        cells[largest] -= 1
-    order = sorted(range(len(parts)), key=lambda i: exact[i] - int(exact[i]), reverse=True)
-    for i in order:
-        if sum(cells) >= goal:
-            break
-        if parts[i][0] > 0:
-            cells[i] += 1
+    while sum(cells) > goal and max(cells) > 1:
+        cells[cells.index(max(cells))] -= 1
+    for i in sorted(range(len(parts)), key=lambda i: int(exact[i]) - exact[i]):
+        cells[i] += sum(cells) < goal and parts[i][0] > 0
     return [("█" * n, role) for n, (_, role) in zip(cells, parts, strict=True) if n]
 
 
 def wrap(spans: Iterable[Span], width: int, indent: int = 0) -> list[Line]:
     """Break at spaces into lines of at most ``width``; later lines are indented. Roles are kept."""
-    words: list[Span] = []
-    for text, role in spans:
-        for number, word in enumerate(text.split(" ")):
-            if number:
-                words.append((" ", role))
-            if word:
-                words.append((word, role))
+    words = [(word, role) for text, role in spans for word in re.findall(" |[^ ]+", text)]
     lines: list[Line] = []
     now: list[Span] = []
     used = 0
@@ -96,16 +81,13 @@ def wrap(spans: Iterable[Span], width: int, indent: int = 0) -> list[Line]:
                 continue
         if word == " " and used == indent and lines:
             continue
-        while len(word) > max(width - used, 1):
-            piece = max(width - used, 1)
+        while len(word) > (piece := max(width - used, 1)):
             now.append((word[:piece], role))
             lines.append(Line(tuple(now)))
             word, now, used = word[piece:], [(" " * indent, "text")], indent
         now.append((word, role))
         used += len(word)
-    if now:
-        lines.append(Line(tuple(now)))
-    return lines
+    return [*lines, Line(tuple(now))] if now else lines
 
 
 def indented(lines: Iterable[Line], by: int) -> list[Line]:

@@ -13,28 +13,29 @@ from memtrace_tui.data.lines import BLANK, Goto, Line, Span, line, stacked, wrap
 from memtrace_tui.data.query import site_words
 from memtrace_tui.provider import Provider
 
-_NAMES = {"oom": "Out of memory", "peak": "Peak of allocated memory", "reserved-peak": "Peak of reserved memory"}
+_NAMES = {"oom": "Out of memory", "peak": "Peak of allocated memory", "reserved-peak": "Peak of reserved memory",
+          "end": "End of the recording"}  # fmt: skip
 
 
 def banner_lines(provider: Provider, report: Report, width: int, answer: Explanation | None = None) -> list[Line]:
     """What this moment is, in two or three lines of facts; with the verdict, where it is about this moment."""
     at, unused = report.at, report.fragmentation
     where = event_text(provider, at.event)
+    spans: list[Span] = [(_NAMES.get(at.kind, "State after"), "title"), ("  event ", "dim"), (where, "text")]
     if at.kind == "oom" and unused.asked_bytes is not None:
-        spans: list[Span] = [
-            (" OUT OF MEMORY ", "alarm"), ("  ", "text"), (format_bytes(unused.asked_bytes), "strong"),
-            (" refused at event ", "text"), (where, "text"),
-        ]  # fmt: skip
-    else:
-        title = _NAMES.get(at.kind, "End of the recording" if at.kind == "end" else "State after")
-        spans = [(title, "title"), ("  event ", "dim"), (where, "text")]
+        asked = format_bytes(unused.asked_bytes)
+        spans = [
+            (" OUT OF MEMORY ", "alarm"),
+            ("  ", "text"),
+            (asked, "strong"),
+            (f" refused at event {where}", "text"),
+        ]
     lines = wrap(spans, width, 2)
     free = unused.holes_bytes + unused.cached_segments_bytes
     if free:
-        fact: list[Span] = [
-            (format_bytes(free), "strong"), (f" of reserved memory is free, in {format_count(unused.free_block_count)} "
-             f"pieces, the largest ", "text"), (format_bytes(unused.largest_free_block_bytes), "strong"),
-        ]  # fmt: skip
+        pieces = f" of reserved memory is free, in {format_count(unused.free_block_count)} pieces, the largest "
+        fact: list[Span] = [(format_bytes(free), "strong"), (pieces, "text"),
+                            (format_bytes(unused.largest_free_block_bytes), "strong")]  # fmt: skip
         if unused.asked_bytes is not None and unused.asked_bytes > unused.largest_free_block_bytes:
             fact.append((": too small for the request", "bad"))
         lines += wrap(fact, width, 2)

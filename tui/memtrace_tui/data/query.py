@@ -54,10 +54,9 @@ def _term(token: str) -> FilterTerm:
     if number is not None:
         return FilterTerm(number[1], negated, None, number[2], _number(number[1], number[3]))
     if word.lower().startswith("0x"):
-        try:
-            return FilterTerm("address", negated, None, "", int(word, 16))
-        except ValueError:
-            raise UsageError(f"not an address: {word}") from None
+        if not re.fullmatch("0[xX][0-9a-fA-F]+", word):
+            raise UsageError(f"not an address: {word}")
+        return FilterTerm("address", negated, None, "", int(word, 16))
     name, colon, rest = word.partition(":")
     field = _SHORT.get(name, name)
     if not colon or word.startswith(('"', "/")):
@@ -81,10 +80,9 @@ def _term(token: str) -> FilterTerm:
 def _number(field: str, text: str) -> int:
     if field in ("size", "block"):
         return parse_size(text)
-    try:
-        return int(text.replace(",", ""))
-    except ValueError:
-        raise UsageError(f"{field} takes a number of events, not {text!r}") from None
+    if not re.fullmatch(r"-?[\d,]+", text):
+        raise UsageError(f"{field} takes a number of events, not {text!r}")
+    return int(text.replace(",", ""))
 
 
 def _pattern(word: str, exact: bool = False) -> re.Pattern[str]:

@@ -16,10 +16,7 @@ _LARGEST_BYTES = 4 << 20
 _SUFFIXES = {".py", ".pyx", ".pyi", ".ipynb", ".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh"}
 
 
-@lru_cache(maxsize=1 << 14)
-def is_library(frame: Frame) -> bool:
-    """Whether a frame only passes the call on (module dispatch, autograd, decorators, C++)."""
-    return is_plumbing(frame)
+is_library = lru_cache(1 << 14)(is_plumbing)
 
 
 @lru_cache(maxsize=64)

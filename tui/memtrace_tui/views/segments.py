@@ -13,7 +13,7 @@ from memtrace.render.words import clip
 from memtrace_tui.data.coloring import MODES, Coloring
 from memtrace_tui.data.details import block_lines, segment_lines
 from memtrace_tui.data.flow import SORTS
-from memtrace_tui.data.lines import Goto, Span
+from memtrace_tui.data.lines import Goto, Line, Span
 from memtrace_tui.views import View
 from memtrace_tui.widgets.base import Cursored, Lines, keys
 from memtrace_tui.widgets.segmap import BlockMap, SegMap
@@ -97,30 +97,25 @@ class SegmentsView(View):
     def show(self) -> None:
         segments, blocks = self.query_one(SegMap), self.query_one(BlockMap)
         if segments.address < 0 and len(segments.layout_now):
-            segments.address = self._worst()
+            pinned = self.session.report.fragmentation.pinned_segments  # begin with that of most free bytes
+            segments.address = pinned[0].address if pinned else int(segments.layout_now.address[0])
         if self.is_inside:
             blocks.show()
         segments.refresh()
         self.query_one(Legend).show()
         self._details()
 
-    def _worst(self) -> int:
-        """Address of the segment to begin with: the one with most free bytes that something pins, else the first."""
-        pinned = self.session.report.fragmentation.pinned_segments
-        return pinned[0].address if pinned else int(self.query_one(SegMap).layout_now.address[0])
-
     def _details(self) -> None:
         details = self.query_one("#details", Lines)
         segments, blocks = self.query_one(SegMap), self.query_one(BlockMap)
         layout, provider = segments.layout_now, self.session.provider
         width = max((min(self.app.size.width * 2 // 5, 64) - 1 if self.wide else self.app.size.width) - 3, 20)
+        lines: list[Line] = []
         if self.is_inside and blocks.block >= 0:
-            fold = self.session.settings.fold
-            details.show(block_lines(provider, layout, blocks.block, width, fold), keep=False)
+            lines = block_lines(provider, layout, blocks.block, width, self.session.settings.fold)
         elif not self.is_inside and segments.segment >= 0:
-            details.show(segment_lines(provider, layout, segments.segment, width), keep=False)
-        else:
-            details.show([])
+            lines = segment_lines(provider, layout, segments.segment, width)
+        details.show(lines, keep=False)
 
     # -- actions
 
@@ -140,10 +135,10 @@ class SegmentsView(View):
         self.show()
 
     def action_sort(self) -> None:
-        session = self.session
+        session, segments = self.session, self.query_one(SegMap)
         session.segment_sort = session.settings.segment_sort = _after(session.segment_sort, tuple(SORTS))
         self.show()
-        self.query_one(SegMap).choose(self.query_one(SegMap).segment)
+        segments.choose(segments.segment)
 
     def _look_inside(self, address: int | None = None) -> None:
         segments, blocks = self.query_one(SegMap), self.query_one(BlockMap)
@@ -181,21 +176,16 @@ class SegmentsView(View):
         return self.query_one(BlockMap).address if self.is_inside else None
 
     def addresses(self) -> tuple[int, int] | None:
-        segments, blocks = self.query_one(SegMap), self.query_one(BlockMap)
-        layout = segments.layout_now
-        if self.is_inside and blocks.block >= 0:
-            start, size = int(layout.block_address[blocks.block]), int(layout.block_bytes[blocks.block])
-        elif segments.segment >= 0:
-            start, size = int(layout.address[segments.segment]), int(layout.total_bytes[segments.segment])
-        else:
-            return None
-        return start, start + size
+        segments, block = self.query_one(SegMap), self.query_one(BlockMap).block
+        layout, segment = segments.layout_now, segments.segment
+        address, size, at = layout.address, layout.total_bytes, segment
+        if self.is_inside and block >= 0:
+            address, size, at = layout.block_address, layout.block_bytes, block
+        return (int(address[at]), int(address[at] + size[at])) if at >= 0 else None
 
     def csv(self) -> Iterable[Sequence[str]]:
-        provider = self.session.provider
-        layout = provider.layout(self.session.event)
+        layout, table = self.query_one(SegMap).layout_now, self.session.table
         yield "segment", "stream", "pool", "address", "bytes", "state", "category", "subcategory", "frame"
-        table = self.session.table
         for block in range(len(layout.block_address)):
             segment, row = int(layout.segment[block]), int(layout.row[block])
             purpose = table.purposes[int(table.rule[row])].split("/") if row >= 0 else ["", ""]

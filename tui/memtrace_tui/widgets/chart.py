@@ -103,8 +103,7 @@ class Chart(Wheeled, Dragged):
     def top_bytes(self) -> int:
         """Upper edge of the scale: room for the highest reserved bytes, and for the capacity if that is near."""
         provider = self.session.provider
-        peak = max(provider.peaks[2].size_bytes, 1)
-        capacity = provider.capacity_bytes or 0
+        peak, capacity = max(provider.peaks[2].size_bytes, 1), provider.capacity_bytes or 0
         return round((capacity if peak < capacity <= peak * 1.6 else peak) * 1.03)
 
     def _prepare(self) -> tuple[Columns, Raster]:
@@ -140,18 +139,13 @@ class Chart(Wheeled, Dragged):
         """The cursor to the highest point of the next column."""
         if not self.session.provider.count:
             return
-        data, _ = self._prepare()
-        here = data.column_of(max(self.session.event, 0))
+        data, event = self._prepare()[0], self.session.event
+        here = data.column_of(max(event, 0))
         at = len(data) // 2 if here is None else here
-        event = self.session.event
-        while 0 <= at + by < len(data):
-            at += by
-            target = int(data.high_event[at])
-            if (target > event) == (by > 0) and target != event:
-                self.post_message(MoveCursor(target))
-                return
-        edge = self.session.provider.clamp(self.stop if by > 0 else self.start - 1)
-        self.post_message(MoveCursor(max(edge, 0)))
+        beyond = data.high_event[at + 1 :] if by > 0 else data.high_event[:at][::-1]
+        beyond = beyond[(beyond > event) if by > 0 else (beyond < event)]
+        edge = max(self.session.provider.clamp(self.stop if by > 0 else self.start - 1), 0)
+        self.post_message(MoveCursor(int(beyond[0]) if len(beyond) else edge))
 
     def action_zoom(self, factor: float) -> None:
         """Show fewer or more events, the cursor staying where it is."""
@@ -172,19 +166,19 @@ class Chart(Wheeled, Dragged):
         self._window(0, self.session.provider.count)
 
     def action_zoom_step(self) -> None:
-        event = max(self.session.event, 0)
-        spans = self.session.provider.spans
-        inside = next((span for span in spans if span.start <= event < span.stop), None)
-        if inside is not None:
-            step = [span for span in spans if span.step == inside.step]
+        event, spans = max(self.session.event, 0), self.session.provider.spans
+        number = next((span.step for span in spans if span.start <= event < span.stop), None)
+        step = [span for span in spans if span.step == number]
+        if step:
             self._window(step[0].start, step[-1].stop)
 
     def action_axis(self) -> None:
         """Columns of equal time, or of equal numbers of events."""
+        settings = self.session.settings
         if self.session.provider.timeline.trace.time_us is None:
             self.notify("This file has no times.", severity="warning")
-            return
-        self.session.settings.axis = "event" if self.session.settings.axis == "time" else "time"
+        else:
+            settings.axis = "event" if settings.axis == "time" else "time"
         self.refresh()
 
     def action_live_set(self) -> None:
