@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memtrace_tui.data.coloring import FIRST, HOLE, MODES, coloring
 from memtrace_tui.data.details import allocation_lines, block_lines, segment_lines
-from memtrace_tui.data.flow import SORTS, Heading, flow, packed_cells, range_cells, row_count, scales
+from memtrace_tui.data.flow import SORTS, Heading, flow, packed_cells, range_cells, scales
 
 from memtrace.history.layout import State
 
@@ -37,21 +37,6 @@ def test_segments_flow_like_words(event: int, width: int, height: int, sort: str
             placed[piece.segment] = piece.first + piece.count
             at = piece.x + piece.count + 1  # a gap
     assert placed == geometry.cells
-
-
-@given(st.lists(st.integers(512, 1 << 24), min_size=1, max_size=80), st.integers(4, 100))
-def test_rows_are_counted_as_they_are_placed(sizes: list[int], width: int) -> None:
-    cell = 1 << 18
-    rows, x = 1, 0
-    for size in sizes:
-        count = -(-size // cell)
-        if x and x + count > width:
-            rows, x = rows + 1, 0
-        while count > width - x:
-            count -= width - x
-            rows, x = rows + 1, 0
-        x += count + 1 if count else 0
-    assert row_count(sizes, width, cell) == rows
 
 
 @given(events, st.sampled_from(MODES))

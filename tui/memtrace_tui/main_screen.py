@@ -215,11 +215,9 @@ class MainScreen(Screen[None]):
         await self.open(behind.pop(), is_new=False)
 
     async def action_mark_place(self) -> None:
-        def mark(key: str | None) -> None:
-            if key:
-                self._places[key] = self.place()
-
-        await self.app.push_screen(OneKey("mark this place: a letter"), mark)
+        place = self.place()
+        mark = OneKey("mark this place: a letter")
+        await self.app.push_screen(mark, lambda key: self._places.update({str(key): place}))
 
     async def action_return_to(self) -> None:
         def back(key: str | None) -> None:

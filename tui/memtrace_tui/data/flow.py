@@ -3,6 +3,7 @@ full each is, with what, and which block it stands for."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -86,24 +87,6 @@ def sorted_segments(layout: Layout, segments: list[int], sort: str, born: I8) ->
     return sorted(segments, key=lambda segment: (bool(empty[segment]), int(key[segment])))
 
 
-def row_count(sizes: Sequence[int], width: int, cell: int) -> int:
-    """Rows that segments of these sizes take."""
-    rows, x = 1, 0
-    for size in sizes:
-        count = -(-size // cell)
-        if x and x + count > width:
-            rows, x = rows + 1, 0
-        if count > width - x:
-            rest = count - (width - x)
-            full = (rest - 1) // width
-            rows += 1 + full
-            x = rest - full * width
-        else:
-            x += count
-        x += 1
-    return rows
-
-
 def scales(layout: Layout, width: int, height: int) -> dict[PoolKey, int]:
     """Bytes a cell for each pool, so that this layout fills a screen of ``width`` by ``height``.
 
@@ -111,28 +94,33 @@ def scales(layout: Layout, width: int, height: int) -> dict[PoolKey, int]:
     must scroll then. Ask once, for the layout with most reserved bytes: a scale that changed while the cursor moves
     would make the map jump.
     """
-    pools = {key: [int(layout.total_bytes[s]) for s in members] for key, members in groups(layout)}
-    medians = {key: sorted(sizes)[len(sizes) // 2] for key, sizes in pools.items()}
-    cells = {
-        key: 512 if size < 1024 else max(512, 1 << ((size // 2).bit_length() - 1)) for key, size in medians.items()
-    }
-    space = height - 2 * len(pools) + 1
-
-    def rows() -> int:
-        return sum(row_count(sizes, width, cells[key]) for key, sizes in pools.items())
-
-    while pools:
+    cells = {}
+    for key, members in groups(layout):
+        median = int(np.sort(layout.total_bytes[members])[len(members) // 2])
+        cells[key] = 512 if median < 1024 else max(512, 1 << ((median // 2).bit_length() - 1))
+    rows = _rows(layout, width, cells)
+    while cells:
         # Halve the cells of the pool that has the fewest rows, as long as everything still fits.
-        candidates = sorted(pools, key=lambda key: row_count(pools[key], width, cells[key]))
-        for key in candidates:
-            if cells[key] > 512:
-                cells[key] //= 2
-                if rows() <= space:
-                    break
-                cells[key] *= 2
+        for key in sorted((key for key in cells if cells[key] > 512), key=rows.__getitem__):
+            finer = {**cells, key: cells[key] // 2}
+            more = _rows(layout, width, finer)
+            if more.total() <= height - 2 * len(cells) + 1:
+                cells, rows = finer, more
+                break
         else:
             break
     return cells
+
+
+def _rows(layout: Layout, width: int, cells: dict[PoolKey, int]) -> Counter[PoolKey]:
+    """Rows that the segments of each pool take."""
+    rows: Counter[PoolKey] = Counter()
+    for row in flow(layout, width, cells, np.zeros(0, np.int64)).rows:
+        if isinstance(row, Heading):
+            key = row.pool, row.stream, row.kind
+        elif row:
+            rows[key] += 1
+    return rows
 
 
 def flow(
