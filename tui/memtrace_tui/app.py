@@ -26,7 +26,7 @@ from memtrace.attribution.user_rules import UserRule
 from memtrace.errors import MemtraceError
 from memtrace.units import printable
 from memtrace_tui.data.lines import BLANK, line, wrap
-from memtrace_tui.dialogs import Details, LoadingScreen, text_width
+from memtrace_tui.dialogs import Details, LoadingScreen
 from memtrace_tui.look import THEMES, ScreenLook
 from memtrace_tui.main_screen import MainScreen
 from memtrace_tui.palette import DARK, PALETTES, SIXTEEN
@@ -255,18 +255,16 @@ class BrowseApp(App[int]):
         self.push_screen(self._error_dialog(error, where))
 
     def _error_dialog(self, error: Exception, where: str) -> Details:
-        width = text_width(self.size.width, 80)
+        text = printable(str(error))
         if isinstance(error, MemtraceError):
-            return Details("Error", wrap([(printable(str(error)), "text")], width), "error")
-        trail = traceback.extract_tb(error.__traceback__)
-        lines = [
-            *wrap([(f"{type(error).__name__} in {where}: {printable(str(error))}", "strong")], width),
-            BLANK,
-            *wrap([("This is a fault of memtrace, not of the recording. Other screens go on working. "
-                    "A report should name these places:", "text")], width),
-            *[line((f"  {Path(f.filename).name}:{f.lineno} {f.name}", "dim")) for f in trail[-6:]],
-        ]  # fmt: skip
-        return Details("Something went wrong", lines, "error")
+            return Details("Error", lambda width, _: wrap([(text, "text")], width), "error")
+        trail = traceback.extract_tb(error.__traceback__)[-6:]
+        about = "This is a fault of memtrace, not of the recording. Other screens go on working. A report should name:"
+        return Details("Something went wrong", lambda width, _: [
+            *wrap([(f"{type(error).__name__} in {where}: {text}", "strong")], width), BLANK,
+            *wrap([(about, "text")], width),
+            *(line((f"  {Path(f.filename).name}:{f.lineno} {f.name}", "dim")) for f in trail),
+        ], "error")  # fmt: skip
 
     async def run_action(self, *args: object, **kwargs: object) -> bool:
         """Every key passes here: what an action raises becomes a dialog."""

@@ -17,11 +17,6 @@ from memtrace_tui.data.lines import BLANK, Line, line
 from memtrace_tui.widgets.base import Lines, Open, keys
 
 
-def text_width(screen_width: int, most: int = 100) -> int:
-    """Cells for the text of a :class:`Details` box: without border, padding and scroll bar."""
-    return max(min(screen_width * 94 // 100 - 5, most), 20)
-
-
 class Dialog(ModalScreen[str | None]):
     """A box in the middle; Escape, q and a click outside close it."""
 
@@ -43,7 +38,8 @@ def boxed(title: str, hint: str, role: str) -> Vertical:
 
 
 class Details(Dialog):
-    """Lines to read; those that lead somewhere can be opened. ``make`` may give them; True folds library frames."""
+    """Lines to read; those that lead somewhere can be opened. ``make`` gives them for a width, library frames folded or
+    not."""
 
     BINDINGS = keys("""
         question_mark,f1  dismiss_none  -Close
@@ -51,7 +47,7 @@ class Details(Dialog):
         y                 copy          -Copy
     """)
 
-    def __init__(self, title: str, make: Callable[[bool], Sequence[Line]] | Sequence[Line], role: str = "") -> None:
+    def __init__(self, title: str, make: Callable[[int, bool], Sequence[Line]], role: str = "") -> None:
         super().__init__()
         self.heading, self._make, self.role = title, make, role
         self._fold = True
@@ -66,8 +62,8 @@ class Details(Dialog):
 
     def _show(self) -> None:
         """As high as the text, as far as there is room."""
-        lines, content = self.query_one("#dialog-lines", Lines), self._make
-        content = content(self._fold) if callable(content) else content
+        width = min(self.app.size.width * 94 // 100 - 5, 80 if self.role == "error" else 100)
+        lines, content = self.query_one("#dialog-lines", Lines), self._make(max(width, 20), self._fold)
         lines.styles.height = max(min(len(content), max(self.app.size.height - 4, 3)), 1)
         lines.show(content)
 

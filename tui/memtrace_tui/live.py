@@ -111,7 +111,7 @@ class LiveScreen(Screen[None]):
 
     def action_help(self) -> None:
         lines = [line((f" {key:<8}", "key"), f" {text}") for key, text in _HELP]
-        self.app.push_screen(Details("Keys", lambda _: lines))
+        self.app.push_screen(Details("Keys", lambda *_: lines))
 
 
 class LiveApp(BrowseApp):

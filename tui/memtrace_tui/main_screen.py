@@ -6,7 +6,8 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from textual import events
@@ -21,8 +22,8 @@ from memtrace.ranges import PLACES
 from memtrace.units import counted, format_count, spreadsheet_text
 from memtrace.writing import check_target, whole_file
 from memtrace_tui.data.details import frame_lines, history_lines
-from memtrace_tui.data.lines import Goto
-from memtrace_tui.dialogs import Ask, Details, OneKey, text_width
+from memtrace_tui.data.lines import Goto, Line
+from memtrace_tui.dialogs import Ask, Details, OneKey
 from memtrace_tui.session import Session
 from memtrace_tui.settings import is_served
 from memtrace_tui.views import Entry, View, help_lines
@@ -180,13 +181,11 @@ class MainScreen(Screen[None]):
     async def open(self, goto: Goto, is_new: bool = True) -> None:
         """A jump: the cursor, then the view, then what to show there. A new one can be gone back from."""
         session = self.session
-        width = text_width(self.app.size.width)
         if goto.frame is not None:
-            lines = frame_lines(session.provider, goto.frame, session.live(), width)
-            self.app.push_screen(Details("Frame", lines))
+            self._details("Frame", partial(frame_lines, session.provider, goto.frame, session.live()))
             return
         if goto.history is not None:
-            self.app.push_screen(Details("Who was here", history_lines(session.provider, *goto.history, width)))
+            self._details("Who was here", partial(history_lines, session.provider, *goto.history))
             return
         if is_new:
             self._trail.append(self.place())
@@ -397,7 +396,10 @@ class MainScreen(Screen[None]):
         await self.app.push_screen(Ask("Save as SVG", "file to write", f"memtrace-{self.view.view}.svg", accept))
 
     def action_help(self) -> None:
-        self.app.push_screen(Details("Help", help_lines(self, self.view, text_width(self.app.size.width))))
+        self._details("Help", partial(help_lines, self, self.view))
+
+    def _details(self, title: str, make: Callable[[int], Sequence[Line]]) -> None:
+        self.app.push_screen(Details(title, lambda width, _: make(width)))
 
 
 def _write(text: str, content: str) -> Path:

@@ -16,7 +16,7 @@ from textual.widget import Widget
 from memtrace.attribution.categories import MEANING
 from memtrace.render.words import MARKS, plain_name
 from memtrace_tui.data.lines import BLANK, Goto, Line, Span, line, wrap
-from memtrace_tui.dialogs import Details, text_width
+from memtrace_tui.dialogs import Details
 from memtrace_tui.session import Session
 from memtrace_tui.widgets.base import Lines, Looking, keys
 from memtrace_tui.widgets.table import Table, TableColumn
@@ -115,8 +115,7 @@ class TableView(View):
 
     def opened(self, row: int) -> None:
         """Enter: everything about the row."""
-        width = text_width(self.app.size.width)
-        self.app.push_screen(Details(self.title.removesuffix("s"), lambda fold: self.details(width, fold)))
+        self.app.push_screen(Details(self.title.removesuffix("s"), self.details))
 
     def copy_text(self) -> str:
         return "\n".join(each.plain.rstrip() for each in self.details(120))
