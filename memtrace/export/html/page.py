@@ -95,7 +95,8 @@ def _map(side: _Side) -> Iterable[str]:
 def _memory(side: _Side) -> Iterable[str]:
     chart = timeline_svg(side.analysis, side.at, side.top_bytes)
     chart = chart or '<p class="soft">No trace was recorded, only the final state.</p>'
-    yield f'<h2>Memory over time</h2>{_legend(Category, side.budget.lora["meaning"])}<div class="chart">{chart}</div>'
+    drawn = _legend((c for c in Category if f'<path class="{c}"' in chart), side.budget.lora["meaning"])
+    yield f'<h2>Memory over time</h2>{drawn}<div class="chart">{chart}</div>'
 
 
 def _head(budget: Report, name: str) -> Iterable[str]:
