@@ -85,6 +85,16 @@ class Facts:
         return bool(refused) and not self.stacks.has(Tag.GENERATE).any()
 
     @property
+    def blind(self) -> bool:
+        """Whether phases were told by lifetimes alone."""
+        return self.phases.basis == "lifetimes"
+
+    @property
+    def guessed(self) -> bool:
+        """Whether not even recorded optimizer steps confirm them."""
+        return self.blind and not (self.phases.phase == Phase.OPTIMIZER).any()
+
+    @property
     def before_trace(self) -> Bool:
         """Rows that were there before the first event."""
         return self.born < 0

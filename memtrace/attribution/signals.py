@@ -462,7 +462,13 @@ class Signals:
 
     @cached_property
     def short_lived(self) -> Bool:
-        return self.in_trace & ~self.persistent
+        """Freed again, and outside the phases, which lifetimes alone don't tell for sure."""
+        return self.in_trace & ~self.persistent & (not self.facts.blind)
+
+    @cached_property
+    def in_known_pass(self) -> Bool:
+        """Where neither stacks nor recorded steps confirm phases, they are as often wrong as right about long lives."""
+        return np.full(len(self.facts.size), not self.facts.guessed)
 
     @cached_property
     def _known_weights(self) -> Bool:
