@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from memtrace.analysis import Analysis
 from memtrace.answers.curves import Curves, category_curves, pick_events
 from memtrace.answers.diff.comparison import Difference
+from memtrace.answers.steps import StepSeries
 from memtrace.attribution.categories import Category
 from memtrace.attribution.phases import Phase
 from memtrace.errors import MissingDependencyError, UsageError
@@ -136,6 +137,19 @@ def plot_forecast(found: Forecast, target: Path) -> None:
             axes.plot([found.oom.step], [needed / GIB], "x", color=_RED, markersize=10, label="out of memory")
         axes.set_xlabel("step")
         axes.set_ylabel("highest bytes of the step, GiB")
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False)
+
+
+def plot_steps(series: StepSeries, target: Path) -> None:
+    """What is allocated after each step, its peak, and what is reserved. Raises like :func:`_picture`."""
+    with _picture(target, size=(10, 4.5)) as figure:
+        axes = figure.subplots()
+        axes.plot(series.step, series.reserved_bytes / GIB, color=_BLUE, label="reserved")
+        axes.plot(series.step, series.peak_allocated_bytes / GIB, color=_LIGHT, label="peak of the step")
+        axes.plot(series.step, series.allocated_bytes / GIB, color=_RED, label="allocated after the step")
+        axes.set_xlabel("step")
+        axes.set_ylabel("GiB")
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False)
 

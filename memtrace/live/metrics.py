@@ -16,6 +16,7 @@ from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.writing import whole_file
 
 GAUGES: Mapping[str, str] = {
+    "step": "optimizer steps so far",
     "allocated_bytes": "bytes allocated after the step",
     "reserved_bytes": "bytes reserved after the step",
     "peak_allocated_bytes": "highest allocated bytes",
@@ -66,7 +67,7 @@ def _prometheus(where: str) -> Sink:
     def write(rows: Sequence[Row], now: Row) -> None:
         latest = dict(rows[-1]) if rows else dict(now)
         with whole_file(Path(where)) as out:
-            out.write(prometheus_text(latest, {"step": latest.get("step", 0), "device": now.get("device", 0)}).encode())
+            out.write(prometheus_text(latest, {"device": now.get("device", 0)}).encode())
 
     return Sink(write)
 
@@ -98,7 +99,7 @@ def _wandb(where: str) -> Sink:
     def write(rows: Sequence[Row], now: Row) -> None:
         for row in rows[-1:]:  # goes out with the program's own next log: W&B has one row a call
             said = {f"memtrace/{name}": value for name, value in _values(row)}
-            run.log(said | {"memtrace/step": row["step"]}, commit=False)
+            run.log(said, commit=False)
 
     return Sink(write)
 

@@ -179,6 +179,15 @@ def test_three_days_of_one_step_a_second_fit_in_fifty_megabytes() -> None:
     assert sum(map(len, log.as_json_lines())) < 50 << 20
 
 
+def test_steps_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "steps.svg"
+    args = ["steps", str(trace_path("llama2-7b_variable-length")), "--plot", str(out)]
+    assert main(args) == 0
+    assert b"<svg" in out.read_bytes()
+    assert main(args) == 2 and "--force" in capsys.readouterr().err
+
+
 def test_step_log_follows_a_model() -> None:
     torch = pytest.importorskip("torch")
     backend = Counters()

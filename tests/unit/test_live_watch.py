@@ -261,6 +261,8 @@ def test_replays_in_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_prometheus_text_is_in_the_format() -> None:
     text = prometheus_text({"allocated_bytes": 5, "step": 3}, {"device": 0})
     assert text == (
+        "# HELP memtrace_step optimizer steps so far\n# TYPE memtrace_step gauge\n"
+        'memtrace_step{device="0"} 3\n'
         "# HELP memtrace_allocated_bytes bytes allocated after the step\n# TYPE memtrace_allocated_bytes gauge\n"
         'memtrace_allocated_bytes{device="0"} 5\n'
     )
@@ -270,7 +272,8 @@ def test_metrics_of_a_replay_go_to_a_file(tmp_path: Path) -> None:
     out = tmp_path / "memtrace.prom"
     leak = str(trace_path("llama2-7b_kept-graphs"))
     assert main(["live", "--replay", leak, "--speed", "10000", "--metrics", f"prometheus:{out}"]) == 0
-    assert 'memtrace_peak_allocated_bytes{step="11",device="0"}' in out.read_text()
+    assert 'memtrace_peak_allocated_bytes{device="0"} 5' in out.read_text()
+    assert 'memtrace_step{device="0"} 11\n' in out.read_text()
     with pytest.raises(UsageError, match="known: tensorboard"):
         open_sink("smoke:signals")
     with pytest.raises(UsageError, match="needs a file"):
