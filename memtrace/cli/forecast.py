@@ -20,6 +20,7 @@ from memtrace.writing import check_target
 
 if TYPE_CHECKING:
     from memtrace.allocator.config import AllocatorConfig
+    from memtrace.analysis import Analysis
     from memtrace.estimate.forecast import OrderOutcome, RunPlan
     from memtrace.estimate.options import RunOptions
     from memtrace.estimate.presets import GpuPreset
@@ -183,7 +184,7 @@ def _like(args: argparse.Namespace, lengths: list[int] | None) -> Asked:
     analysis = analysed(args.like)
     setup = setup_of(analysis)
     if setup is None:
-        raise NoAnswerError(f"{args.like}: the recording carries no configuration of a run; describe it with --model …")
+        raise NoAnswerError(f"{args.like}: {_what_is_missing(analysis)}")
     options, notes = setup.options, list(setup.notes)
     if lengths is None:
         found = recorded_tokens(analysis, setup.shape, options.hidden_bytes)
@@ -205,6 +206,25 @@ def _like(args: argparse.Namespace, lengths: list[int] | None) -> Asked:
         settings,
         limit if isinstance(limit, int) else None,
     )
+
+
+_DECISIVE = (
+    "checkpointing", "attention matrices", "tokens of the peak's pass", "trained parameters", "optimizer states",
+    "quantised weights", "allocator settings", "limit",
+)  # fmt: skip
+
+
+def _what_is_missing(analysis: Analysis) -> str:
+    """Why a recording's run can't be forecast, and what its tensors tell of it all the same."""
+    from memtrace.explain.traits import RunSide
+
+    why = "the recording carries no configuration of a run, since it was not memtrace that recorded it"
+    if analysis.timeline.snapshot.memtrace:
+        why = "the recording names no model with adapters: the run had none yet, or trains all weights"
+    traits = RunSide(analysis).traits() if len(analysis.timeline) else {}
+    known = ", ".join(f"{name} {traits[name]}" for name in _DECISIVE if name in traits)
+    told = f" (its tensors tell: {known})" if known else ""
+    return f"{why}; model, batch and lengths are missing: describe the run with --model, --batch, --lengths …{told}"
 
 
 def source_of(model: str, dry: bool = False) -> StreamSource:

@@ -143,3 +143,14 @@ def test_a_model_whose_projections_are_one_weight_gets_plans_and_a_ladder() -> N
     needed = forecast(plan, AllocatorConfig()).peak_reserved_bytes
     found = Search(FitRun(plan, AllocatorConfig(limit_bytes=needed * 3 // 5))).plans()
     assert found and all(plan.forecast.fits for plan in found)
+
+
+@pytest.mark.parametrize("name", ["oom-fragmentation", "oom-first-step", "oom-at-load"])
+def test_a_recording_without_a_configuration_says_what_is_missing_and_what_its_tensors_tell(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(__file__).parents[2] / "sample_traces" / f"llama2-7b_{name}.pickle.xz"
+    assert main(["fit", "--like", str(file), "--limit", "20GiB"]) == 4
+    said = capsys.readouterr().err
+    assert "no configuration" in said and "--model, --batch, --lengths" in said
+    assert ("checkpointing off" in said) == (name != "oom-at-load")
