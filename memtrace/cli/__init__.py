@@ -37,11 +37,11 @@ QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "what does my run do?": {
         "run": ("run", "run an unchanged training script with recording on"),
         "live": ("live", "watch the memory of a program that runs, sound alarms before it dies"),
-        "attach": ("attach", "let memtrace live watch a program that was started without memtrace"),
         "ranks": ("ranks", "one row a GPU of a multi-GPU run, the imbalance, the odd one out"),
     },
     "more": {
         "demo": ("demo", "the main job on a bundled recording of a real OOM"),
+        "attach": ("attach", "let memtrace live watch a program that was started without memtrace"),
         "simulate": ("simulate", "would it have fit? the same program under other settings, limits, edits"),
         "steps": ("steps", "memory over the steps of a long run: growth, or only varying lengths"),
         "fragmentation": ("fragmentation", "reserved but unusable bytes: why, where, pinned by what"),
