@@ -70,8 +70,8 @@ def _process(source: str) -> str | None:
         pass
     except OSError:
         return None
-    started = "where it was started with memtrace run --live"
-    return f"{source} is a running process: memtrace live {source} watches it {started}, else after memtrace attach {source}"
+    watches = f"memtrace live {source} watches it where it was started with memtrace run --live"
+    return f"{source} is a running process: {watches}, else after memtrace attach {source}"
 
 
 def _is_log(path: Path, head: bytes) -> bool:
