@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from browser_cases import TINY, recording
+from browser_cases import TINY, hit, open_app, recording, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memtrace_tui.data.details import block_lines, freed_at, history_lines, origin, span_of, tenants
@@ -16,6 +16,7 @@ from memtrace_tui.terminal import ASCII, Terminal, speaks_utf8
 from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
+from textual.app import App
 from textual.strip import Strip
 
 from memtrace.errors import MemtraceError
@@ -176,6 +177,19 @@ def test_only_changes_are_sent_and_they_make_the_picture(
         sent = terminal.changes(pieces(one)[2:], console)  # what did not change need not be handed on
         grid.feed(sent)
         assert len(sent) < 30 and grid.rows[2][-1] == "!"
+
+
+async def test_the_terminal_shows_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through all screens: what was sent, change by change, is the picture."""
+    grid = Grid(120, 40)
+    async with open_app("llama2-7b_oom-first-step", (120, 40)) as pilot:
+        monkeypatch.setattr(App, "is_headless", False)
+        monkeypatch.setattr(type(pilot.app._driver), "write", lambda self, data: grid.feed(data))
+        keys = "2 left 3 right comma enter n escape 4 down down g escape 5 down i 6 down 8 up comma 1 question_mark"
+        for key in (*keys.split(), "escape", "4", "slash", *"lora", "enter", "p", "1"):
+            await hit(pilot, key)
+            assert ["".join(row) for row in grid.rows] == text_of(pilot).split("\n"), key
+        monkeypatch.undo()
 
 
 def test_a_terminal_without_utf8_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,8 +115,10 @@ class Changes(CompositorUpdate):
             for y, line in enumerate(self._update.strips, self._update.region.y):
                 yield y, self._update.region.x, Strip.join(line)
         elif isinstance(self._update, ChopsUpdate):
-            for y in dict.fromkeys(y for y, _, _ in self._update.spans):
-                yield from ((y, x, strip) for x, strip in self._update.chops[y].items() if strip is not None)
+            for y, first, stop in self._update.spans:  # beside these it has what lies behind, not what is to be seen
+                for x, strip in self._update.chops[y].items():
+                    if strip is not None and x < stop and x + strip.cell_length > first:
+                        yield y, max(x, first), strip.crop(max(first - x, 0), stop - x)
 
     def render_segments(self, console: Console) -> str:
         return self._terminal.changes(self._pieces(), console)
