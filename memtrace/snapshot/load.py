@@ -71,7 +71,7 @@ def load_fast(opened: Source, window_bytes: int = WINDOW_BYTES) -> Snapshot | No
     decoder = Decoder(opened.stream, window_bytes)
     try:
         raw = decoder.load()
-        if isinstance(raw, dict) and _holds_a_stack(raw):
+        if decoder.lent and isinstance(raw, dict) and _holds_a_stack(raw):
             return None
         snapshot = from_raw(raw, opened.name, stacks=decoder.stacks)
     except (Unsupported, UnicodeDecodeError, SnapshotError):

@@ -257,6 +257,34 @@ def test_an_event_used_elsewhere_is_read_the_same(key: str, place: Callable[[Any
         assert_same(fast, other)
 
 
+@pytest.mark.parametrize("key", ["stream", "frames", "user_metadata"])
+def test_a_key_set_twice_counts_as_it_was_set_last(key: str) -> None:
+    raw = long(modern())
+    other = [dict(FRAME, line=99)] if key == "frames" else 77 if key == "stream" else "x"
+    odd = key[:-1] + "_"
+    raw["device_traces"][0][40] = {odd: other} | raw["device_traces"][0][40]
+    data = pickle.dumps(raw, 4)
+    assert data.count(odd.encode()) == 1
+    fast, plain = both(data.replace(odd.encode(), key.encode()))
+    if fast is not None:
+        assert_same(fast, plain)
+
+
+def test_a_frame_that_ends_within_an_opcode_is_read_the_same() -> None:
+    raw = modern() | {"allocator_settings": {"much": 1 << 75}}  # more bytes than the quick look knows
+    data = pickle.dumps(raw, 4)
+    size = int.from_bytes(data[3:11], "little")
+    for less in range(-3, 90):
+        changed = data[:3] + (size - less).to_bytes(8, "little") + data[11:]
+        fast = load_fast(source(changed))
+        try:
+            plain = from_raw(decode(io.BytesIO(changed), changed[:4096], "x"), "x")
+        except SnapshotError:
+            assert fast is None and less < 0
+        else:
+            assert fast is None or assert_same(fast, plain) is None
+
+
 def test_a_trace_used_twice_is_left_to_the_other_loader() -> None:
     raw = long(modern())
     raw["device_traces"] *= 2

@@ -499,6 +499,8 @@ cdef class Reader:
         for i in range(0, len(items), 2):
             if type(items[i]) is not str and type(items[i]) is not int:
                 raise Unsupported("a key that is neither text nor number")
+            if items[i] in <dict>target:  # what it was before may have been counted already
+                raise Unsupported("a key set twice")
             (<dict>target)[items[i]] = items[i + 1]
         return 0
 

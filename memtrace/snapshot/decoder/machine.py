@@ -61,7 +61,8 @@ class Machine(_Base):  # type: ignore[misc]
     def __init__(self, data: bytes) -> None:
         self._size = len(data)
         self._weights: dict[int, tuple[int, Any]] = {}  # of tuples that hold tuples; keeps them alive
-        super().__init__(_Whole(data), encoding="ASCII")
+        self._data = _Whole(data)
+        super().__init__(self._data, encoding="ASCII")
 
     def load(self) -> Any:
         """The pickled object."""
@@ -88,6 +89,11 @@ class Machine(_Base):  # type: ignore[misc]
 
     def _never(self) -> None:
         raise Hostile("a set or a byte array, which no snapshot holds")
+
+    def _frame(self) -> None:
+        """Pass over a frame's head, as the C machine does for bytes: where frames end says nothing of opcodes."""
+        if self._data.tell() + int.from_bytes(self.read(8), "little") + 8 > self._size:
+            raise CutShort
 
     def _tuple(self, make: Callable[[Machine], None]) -> None:
         make(self)
@@ -143,6 +149,7 @@ def _checked(check: Callable[[Machine, Callable[[Machine], None]], None], *names
 for _name in _OBJECTS:
     if _name not in _NAMED:
         Machine.dispatch[_CODES[_name]] = Machine._unnamed
+Machine.dispatch[_CODES["FRAME"]] = Machine._frame
 for _name in _NEVER:
     Machine.dispatch[_CODES[_name]] = Machine._never
 _checked(Machine._tuple, "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3")
