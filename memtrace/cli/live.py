@@ -69,15 +69,15 @@ def _open(args: argparse.Namespace) -> Watched:
 
 
 def _replay(args: argparse.Namespace) -> Watched:
-    from memtrace.live.replay import Replay
+    from memtrace.live.replay import PlayedRun
 
     capacity = parse_capacity(args.limit) if args.limit else None
     if Path(args.replay).suffix == ".jsonl":
-        return Replay(None, Path(args.replay), capacity)
+        return PlayedRun(None, Path(args.replay), capacity)
     from memtrace.cli.common import open_analysis
 
     args.file, args.at, args.no_index = args.replay, None, False
-    return Replay(open_analysis(args)[0], None, capacity)
+    return PlayedRun(open_analysis(args)[0], None, capacity)
 
 
 def _choose(places: Sequence[Path], args: argparse.Namespace) -> Path:

@@ -26,7 +26,7 @@ from memtrace.snapshot.model import Action
 _COLUMNS = ("step", "time_us", "allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "tokens", "holes_bytes")
 
 
-class Replay:
+class PlayedRun:
     """Plays one step a ``poll``. ``capacity_bytes`` overrides the limit that the recording tells, if any."""
 
     def __init__(self, analysis: Analysis | None, log: Path | None = None, capacity_bytes: int | None = None) -> None:

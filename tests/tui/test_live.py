@@ -10,7 +10,7 @@ from memtrace_tui.widgets.base import Lines
 from support import analysis, trace_path
 from textual.pilot import Pilot
 
-from memtrace.live.replay import Replay
+from memtrace.live.replay import PlayedRun
 from memtrace.live.state import LiveView
 
 LEAK = "llama2-7b_kept-graphs"
@@ -21,7 +21,7 @@ class Played(LiveApp):
     """Plays at full speed; notifications are kept."""
 
     def __init__(self, name: str = LEAK) -> None:
-        super().__init__(Replay(analysis(name), None, 6 * GIB), 0.0, 0.0, dies=40)
+        super().__init__(PlayedRun(analysis(name), None, 6 * GIB), 0.0, 0.0, dies=40)
         self.watched.state.name = str(trace_path(name))
         self.said: list[str] = []
 

@@ -11,7 +11,7 @@ from support import analysis
 
 from memtrace.answers.steps import StepSeries, read_series
 from memtrace.live.alarms import SOON_STEPS, Alarm, FreePieces, headroom_bytes, judge, steady_rise
-from memtrace.live.replay import Replay
+from memtrace.live.replay import PlayedRun
 
 MIB, GIB = 1 << 20, 1 << 30
 AHEAD, EVERY = 50, 10
@@ -146,8 +146,8 @@ def test_too_little_says_nothing() -> None:
     assert judge(series(np.arange(12.0) * GIB, steps=12), 200 * GIB) == ()
 
 
-def played(name: str, capacity_bytes: int | None = None) -> Replay:
-    replay = Replay(analysis(name), None, capacity_bytes)
+def played(name: str, capacity_bytes: int | None = None) -> PlayedRun:
+    replay = PlayedRun(analysis(name), None, capacity_bytes)
     while replay.poll(0):
         continue
     return replay
