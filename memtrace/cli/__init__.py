@@ -53,7 +53,7 @@ QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "info": ("info", "what a snapshot file holds"),
         "scrub": ("scrub", "remove paths, user names and the like before a snapshot is shared"),
         "estimate": ("estimate", "the memory of a QLoRA run before it runs: fits or not, and why"),
-        "dryrun": ("dryrun", "an unchanged script, or any architecture, without a GPU: the real code on tensors without data"),
+        "dryrun": ("dryrun", "an unchanged script, or any architecture, without a GPU and without data"),
         "sweep": ("sweep", "measure on a GPU what each option adds, one thing at a time"),
         "capture": ("capture", "build a QLoRA run and record it"),
         "completion": ("completion", "print the shell completion script for bash, zsh or fish"),

@@ -37,8 +37,12 @@ RESERVED = {"masks": 0.15, "recommender": 0.07, "resnet": 0.05, "unet": 0.05, "v
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all: the helper is compiled once."""
-    return tmp_path_factory.mktemp("cache")
+    """One cache for all, with the helper in it."""
+    folder = tmp_path_factory.mktemp("cache")
+    train = folder / "nothing.py"
+    train.touch()
+    dry(folder, "-o", str(folder / "nothing.pickle"), str(train))
+    return folder
 
 
 @pytest.fixture(scope="module")
