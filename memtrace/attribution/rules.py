@@ -131,7 +131,7 @@ RULES: tuple[Rule, ...] = (
     # What was there before the recording began
     Rule("early-state", P.OPTIMIZER_STATE, E.SHAPE, lambda s: s.early_replaced_states,
          "{there}, of a trained weight's size, and freed by an optimizer step whose pass had made its own gradients"),
-    Rule("early-gradient", P.GRADS, E.SHAPE, lambda s: s.early_gradients,
+    Rule("early-gradient", P.GRADS, E.SHAPE, lambda s: s.early_trained,
          "{there}, freed where gradients are, and of a trainable parameter's size"),
     Rule("early-bucket", P.GRADS, E.FRAME, lambda s: s.early_buckets,
          "{there}, and given up where data-parallel training lays out its buckets anew"),

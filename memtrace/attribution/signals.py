@@ -56,17 +56,12 @@ class Signals:
         count = np.bincount(stack[alive] + 1, minlength=len(f.stacks.kind))[stack + 1]
         if kept.any():
             return kept | (alive & np.isin(stack, np.unique(stack[kept])))
-        if (self.in_optimizer & self.state_frames).any():
-            return alive & self.state_frames
-        return alive & (count > 1)
+        makes_states = f.has(Tag.OPTIMIZER_STATE)
+        return alive & makes_states if (self.in_optimizer & makes_states).any() else alive & (count > 1)
 
     @cached_property
     def replaced_weights(self) -> Bool:
         return self._trained.weights & self.in_optimizer
-
-    @cached_property
-    def state_frames(self) -> Bool:
-        return self.facts.has(Tag.OPTIMIZER_STATE)
 
     @cached_property
     def _frameless(self) -> Bool:
@@ -370,7 +365,7 @@ class Signals:
         return np.full(len(self.facts.size), worked)
 
     @cached_property
-    def _early_trained(self) -> Bool:
+    def early_trained(self) -> Bool:
         """Of a trained weight's size, and freed where gradients and replaced states are: after a backward pass."""
         f = self.facts
         fits = np.isin(f.size, self._trained_sizes)
@@ -381,7 +376,7 @@ class Signals:
     def early_replaced_states(self) -> Bool:
         """The pass had made its own gradients of that size before."""
         f = self.facts
-        replaced = self._early_trained & (f.death_phase == Phase.OPTIMIZER)
+        replaced = self.early_trained & (f.death_phase == Phase.OPTIMIZER)
         rows = np.flatnonzero(replaced)
         made = np.flatnonzero(self._trained.gradients & self.in_trace)
         sizes, first = np.unique(f.size[made], return_index=True)
@@ -390,10 +385,6 @@ class Signals:
         born = np.append(f.born[made[first]], NEVER)[np.where(found, place, len(sizes))]
         replaced[rows] = born < f.ended[rows]
         return replaced
-
-    @cached_property
-    def early_gradients(self) -> Bool:
-        return self._early_trained
 
     @cached_property
     def early_buckets(self) -> Bool:
