@@ -98,8 +98,13 @@ def formula(case: Case, change: str, rows: Bool, share: float = 1.0, less_bytes:
 
 
 def words(case: Case, change: str) -> str:
-    """A change as the run's trainer spells it, or else its base, or plain PyTorch; as it is where no table has it."""
-    table, trainer = _SPELLINGS.get(change, {"plain": change}), case.setting.trainer
+    """A change as the run's trainer spells it, see :func:`spelled`."""
+    return spelled(change, case.setting.trainer)
+
+
+def spelled(change: str, trainer: str) -> str:
+    """A change as a trainer spells it, or else its base, or plain PyTorch; as it is where no table has it."""
+    table = _SPELLINGS.get(change, {"plain": change})
     return table.get(trainer) or table.get(_LIKE.get(trainer, "plain")) or table["plain"]
 
 

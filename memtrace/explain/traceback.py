@@ -17,6 +17,7 @@ import numpy as np
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.stack_facts import Kind, stack_facts
+from memtrace.explain.advice import spelled
 from memtrace.explain.answer import Advice, Basis, Finding, When
 from memtrace.explain.facts import ByteSpan
 from memtrace.snapshot.stacks import Frame, StackTable
@@ -109,7 +110,7 @@ CAUSES = (
     TracebackCause(
         "eval_peak", "The evaluation needs more than training",
         r".", "made in the evaluation's forward pass",
-        ("a smaller per_device_eval_batch_size (eval_batch_size), and torch.no_grad() in a loop of your own",),
+        ("eval_batch",),
         anywhere=r"evaluation_loop|prediction_step|:evaluate$|validation_step",
     ),
     TracebackCause(
@@ -188,10 +189,10 @@ def cause_in(frames: Sequence[Frame]) -> TracebackCause | None:
     )
 
 
-def finding_of(cause: TracebackCause, asked: ByteSpan | None) -> Finding:
-    """What to say of it: the request itself is what each change saves."""
+def finding_of(cause: TracebackCause, asked: ByteSpan | None, trainer: str) -> Finding:
+    """What to say of it, as the trainer spells it: the request itself is what each change saves."""
     size_bytes = round(asked.middle) if asked is not None else None
     known = size_bytes and not cause.is_second
     what = (size_bytes, Basis.FORMULA, f"the refused {asked}") if known else (None, Basis.RULE, "")
-    changes = tuple(Advice(change, *what) for change in cause.changes)
+    changes = tuple(Advice(spelled(change, trainer), *what) for change in cause.changes)
     return Finding(cause.id, cause.title, size_bytes, f"by the traceback the request is {cause.what}.", changes)

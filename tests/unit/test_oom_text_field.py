@@ -137,3 +137,25 @@ def test_a_device_without_an_end_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert main(["explain", "/dev/zero"]) == 3
     assert capsys.readouterr().err == "memtrace: /dev/zero: a device that never ends, neither a snapshot nor a log\n"
     assert main(["explain", "/dev/null"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("transformers/trainer.py", "per_device_eval_batch_size"),
+        ("lightning/pytorch/loops/loop.py", "batch in the evaluation"),
+        ("axolotl/core/trainer.py", "eval_batch_size"),
+    ],
+)
+def test_a_smaller_evaluation_is_spelled_for_the_trainer_of_the_traceback(file: str, words: str) -> None:
+    lines = [
+        "Traceback (most recent call last):\n",
+        f'  File "/x/site-packages/{file}", line 9, in evaluate\n',
+        '  File "/home/me/model.py", line 3, in forward\n',
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 24.00 "
+        "GiB of which 1.00 GiB is free. Of the allocated memory 22.50 GiB is allocated by PyTorch, and 0.50 GiB is "
+        "reserved by PyTorch but unallocated.\n",
+    ]
+    answer = explain_log(read_log("".join(lines)), (), lines)
+    change = next(finding for finding in answer.findings if finding.id == "eval_peak").advice[0].change
+    assert words in change and ("per_device" in change) == ("transformers" in file)
