@@ -199,9 +199,11 @@ class BrowseApp(App[int]):
 
     def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
         if isinstance(renderable, CompositorUpdate) and not self.is_headless:
-            if self._is_missed or screen.size != self._shown:
+            if screen.size != self._shown:
                 self._terminal.forget()
-                self._shown, renderable = screen.size, screen._compositor.render_full_update()
+                self._shown, self._is_missed = screen.size, True
+            if self._is_missed:
+                renderable = screen._compositor.render_full_update()
             self._is_missed = bool(self._batch_count)  # Textual drops it then
             renderable = Changes(self._terminal, renderable)
         super()._display(screen, renderable)
