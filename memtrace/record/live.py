@@ -40,7 +40,8 @@ MAX_WATCHERS = 16
 _TICK_S = 0.25
 _QUEUE_BYTES = 4 * protocol.MAX_LINE_BYTES  # said to a watcher and not taken yet; more is dropped
 _ROWS_AT_ONCE = 2_000
-_JUDGED_ROWS = 20_000
+_JUDGED_ROWS = 5_000
+_MOST_FAILURES = 3  # in a row: after an error of the device every further reading may fail
 _JUDGE_EVERY_S = 5.0
 _SHARE = 200  # looking at the blocks takes at most this part of the time
 _LEAST_S, _OWN_S = 2.0, 60.0  # between two looks: asked for, and for the alarms' own use
@@ -146,9 +147,11 @@ class LiveServer:
     # in the thread of its own
     def _serve(self) -> None:
         try:
-            while not self._stopping:
+            failures = 0
+            while not self._stopping and failures < _MOST_FAILURES:
+                failures += 1
                 with messages.guarded("serving watchers"):
-                    self._turn()
+                    failures = 0 if self._turn() else failures - 1
             self._tell({"type": "bye"})
             self._flush()
         finally:
@@ -162,7 +165,8 @@ class LiveServer:
                     sink.close()
             self._sinks = []
 
-    def _turn(self) -> None:
+    def _turn(self) -> bool:
+        """Whatever is due; whether the device was asked and answered."""
         listening = [self._socket] if self._socket is not None else []
         readers = [*listening, *(watcher.socket for watcher in self._watchers)]
         ready = select.select(readers, [], [], _TICK_S)[0]
@@ -171,13 +175,15 @@ class LiveServer:
         for watcher in [each for each in self._watchers if each.socket in ready]:
             self._listen_to(watcher)
         now = time.monotonic()
-        if now - self._last_second >= 1:
+        is_due = now - self._last_second >= 1
+        if is_due:
             self._last_second = now
             self._second(now)
         if self._raw is not None:
             self._hand_out()
         self._send_rows()
         self._flush()
+        return is_due
 
     def _accept(self) -> None:
         assert self._socket is not None

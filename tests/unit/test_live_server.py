@@ -198,6 +198,23 @@ def net_of_seed() -> tuple[Any, Any]:
     return net()
 
 
+def test_a_device_that_answers_no_more_is_said_and_left_alone(
+    stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(device: int) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    with live(tmp_path) as recording:
+        monkeypatch.setattr(stand_in, "memory_info", fail)
+        thread = recording.recorder.live._thread
+        thread.join(20)
+        assert not thread.is_alive()
+        train(*net(), 2)
+        monkeypatch.undo()
+    assert 1 <= capsys.readouterr().err.count("illegal memory access") <= 4
+    assert recording.file.exists()
+
+
 def test_at_most_so_many_watchers(stand_in: StandIn, tmp_path: Path) -> None:
     with live(tmp_path):
         (place,) = protocol.sockets()
