@@ -23,7 +23,7 @@ from memtrace import compiled
 from memtrace.allocator import state
 from memtrace.allocator.config import from_snapshot
 from memtrace.allocator.flat import distinct
-from memtrace.allocator.replay import lifetimes
+from memtrace.allocator.replay import lifetimes, rerun
 from memtrace.allocator.replay.evidence import gather
 from memtrace.allocator.replay.replay import Allocations, replay_device
 from memtrace.allocator.whatif.program import extract
@@ -102,6 +102,17 @@ def test_lifetimes(data: st.DataObject) -> None:
     active = np.array(sorted(data.draw(st.sets(st.integers(0, 9)))), np.int64)
     for ours, plain in zip(part.match(action, address, active), lifetimes.match(action, address, active), strict=True):
         np.testing.assert_array_equal(ours, plain)
+
+
+@given(st.lists(st.integers(0, 11), max_size=60), st.booleans())
+def test_plan(kinds: list[int], completes: bool) -> None:
+    action = np.array(kinds, np.uint8)
+    handle = np.where(action <= 2, np.arange(len(action)) % 7 - 1, -1)
+    handle[action == 0] += 1
+    for ours, theirs in zip(
+        part.plan(action, handle, 1 + completes, 9), rerun.plan(action, handle, 1 + completes, 9), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @given(st.lists(addresses, max_size=100))

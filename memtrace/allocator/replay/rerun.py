@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memtrace.allocator import flat
+from memtrace.allocator import state as state_module
 from memtrace.allocator.flat import tabulate
 from memtrace.allocator.replay.initial import fill
 from memtrace.allocator.replay.recorded import Divergence, RecordedDriver
 from memtrace.allocator.simulator import Allocator
-from memtrace.snapshot.model import I8, Action, BlockState, Device
+from memtrace.snapshot.model import I8, U1, Action, BlockState, Device
 
 if TYPE_CHECKING:
     from memtrace.allocator.replay.evidence import TraceEvidence
@@ -41,6 +42,31 @@ class Rerun:
     limit_below: int | None = None
 
 
+def plan(action: U1, handle: I8, completes: int, handles: int) -> tuple[I8, I8, list[tuple[int, int]]]:
+    """Operations in order (handles, complements, or from the number of handles on the rare steps), their events, and
+    by rare step the events it begins and ends with."""
+    count = len(action)
+    is_alloc = action == Action.ALLOC
+    is_oom = action == Action.OOM
+    anchor = is_alloc | is_oom | (action == Action.FREE_REQUESTED)
+    region = np.cumsum(anchor) - anchor
+    anchors = np.flatnonzero(anchor)
+    rare = np.zeros(len(anchors) + 1, dtype=np.bool_)
+    rare[region[((action >= Action.SEGMENT_ALLOC) & (action <= Action.SEGMENT_UNMAP)) | is_oom]] = True
+    in_rare = rare[region]
+    is_free = (action == completes) & (handle >= 0)
+    if completes != Action.FREE_REQUESTED:
+        is_free &= ~in_rare
+    position = np.flatnonzero((is_alloc & ~in_rare) | is_free)
+    ops = np.where(is_alloc[position], handle[position], ~handle[position])
+    rows = np.flatnonzero(rare)
+    ends = np.append(anchors, count)[rows]
+    starts = np.concatenate(([0], anchors + 1))[rows]
+    where = np.searchsorted(position, ends, side="left")  # a free request may also complete: behind its step
+    ops = np.insert(ops, where, handles + np.arange(len(ends)))
+    return ops, np.insert(position, where, ends), list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
 class _Run:
     def __init__(self, evidence: TraceEvidence) -> None:
         self.evidence = evidence
@@ -56,48 +82,15 @@ class _Run:
             evidence.beginning.handle.tolist(), evidence.beginning.blocks.block_bytes.tolist(), strict=True
         ):
             self.size_of[handle] = size
-        self._plan()
-
-    def _plan(self) -> None:
-        """Operations in order: handles, complements, or, from the number of handles on, rows of ``steps``."""
-        trace, life = self.trace, self.life
-        action = trace.action
-        count = len(trace)
-        is_alloc = action == Action.ALLOC
-        is_oom = action == Action.OOM
-        anchor = is_alloc | is_oom | (action == Action.FREE_REQUESTED)
-        region = np.cumsum(anchor) - anchor
-        anchors = np.flatnonzero(anchor)
-        rare = np.zeros(len(anchors) + 1, dtype=np.bool_)
-        is_segment = (action >= Action.SEGMENT_ALLOC) & (action <= Action.SEGMENT_UNMAP)
-        rare[region[is_segment]] = True
-        rare[region[is_oom]] = True
-        in_rare = rare[region]
-
-        handle = life.handle
-        completes = Action.FREE_COMPLETED
-        if not (action == completes).any():
-            completes = Action.FREE_REQUESTED
-        self.completes = completes
-        simple_alloc = is_alloc & ~in_rare
-        simple_free = (action == completes) & (handle >= 0) & ~in_rare
-        if completes == Action.FREE_REQUESTED:
-            simple_free = (action == completes) & (handle >= 0)
-        rare_rows = np.flatnonzero(rare)
-        ends = np.append(anchors, count)[rare_rows]
-        starts = np.concatenate(([0], anchors + 1))[rare_rows]
-        self.steps = list(zip(starts.tolist(), ends.tolist(), strict=True))
-
-        position = np.flatnonzero(simple_alloc | simple_free)
-        ops = np.where(simple_alloc[position], handle[position], ~handle[position])
-        evidence = self.evidence
+        done = int(Action.FREE_COMPLETED)
+        self.completes = done if (trace.action == done).any() else int(Action.FREE_REQUESTED)
+        make = getattr(state_module._COMPILED, "plan", plan)
+        self.ops, self.op_event, self.steps = make(
+            np.ascontiguousarray(trace.action), life.handle, self.completes, life.count
+        )
         self.requests = tabulate(
             self.state, evidence.config, evidence.rounded, evidence.small, evidence.pool, evidence.stream
         )
-        # Rare steps come after the simple ones of their anchor's position (a free request that also completes).
-        where = np.searchsorted(position, ends, side="left")
-        self.ops = np.insert(ops, where, life.count + np.arange(len(ends)))
-        self.op_event = np.insert(position, where, ends)
 
     def _release_completed(self, event: int) -> None:
         handle = int(self.life.handle[event])
