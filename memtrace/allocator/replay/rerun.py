@@ -84,7 +84,7 @@ class _Run:
             self.size_of[handle] = size
         done = int(Action.FREE_COMPLETED)
         self.completes = done if (trace.action == done).any() else int(Action.FREE_REQUESTED)
-        make = getattr(state_module._COMPILED, "plan", plan)
+        make: Callable[..., tuple[I8, I8, list[tuple[int, int]]]] = getattr(state_module._COMPILED, "plan", plan)
         self.ops, self.op_event, self.steps = make(
             np.ascontiguousarray(trace.action), life.handle, self.completes, life.count
         )
