@@ -89,7 +89,7 @@ def _shown(kind: type[S], answer: Any, text: Callable[[], Iterable[Any]], html: 
     return made
 
 
-class Table:
+class ArrowTable:
     """Columns of equal length. pandas, polars, DuckDB and pyarrow take it by Arrow's C interface (needs pyarrow here);
     numbers are not copied. ``columns`` has them as numpy arrays."""
 
@@ -221,22 +221,22 @@ class Investigation:
         html = self._page(at, "map", "fragmentation")
         return _shown(ShownFragmentation, answer, lambda: render_fragmentation(answer, None, _WIDTH), html)
 
-    def allocations(self, when: str | int | None = None) -> Table:
+    def allocations(self, when: str | int | None = None) -> ArrowTable:
         """Every allocation of the recording, or those live at an event; columns as of ``memtrace allocations``."""
         from memtrace.export.table import allocation_columns
 
         timeline = self.analysis.timeline
         rows = timeline.rows_within() if when is None else timeline.live_rows(self.at(when).event)
-        return Table(allocation_columns(self.analysis, rows))
+        return ArrowTable(allocation_columns(self.analysis, rows))
 
-    def timeline(self, points: int | None = None) -> Table:
+    def timeline(self, points: int | None = None) -> ArrowTable:
         """Memory after each event by category, or at about ``points`` events that keep every extreme."""
         from memtrace.answers.curves import category_curves, pick_events
         from memtrace.export.table import curve_columns
 
         curves = category_curves(self.analysis, self.analysis.timeline.window)
         events = pick_events(curves, points) if points else np.arange(curves.first, curves.first + len(curves))
-        return Table(curve_columns(self.analysis, curves, events))
+        return ArrowTable(curve_columns(self.analysis, curves, events))
 
     def _page(self, at: At, *sections: str) -> Callable[[], str]:
         def made() -> str:

@@ -175,7 +175,7 @@ def _unattributed(analysis: Analysis, lost: I8, live_bytes: int) -> Unattributed
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SiteGroup:
     """Allocations of one rule and one stack; ``is_early``: they were there before the recording began."""
 
     rule: Rule
@@ -185,7 +185,7 @@ class Group:
     count: int
 
 
-def by_stack(analysis: Analysis, rows: I8) -> Iterator[Group]:
+def by_stack(analysis: Analysis, rows: I8) -> Iterator[SiteGroup]:
     """The rows by rule and stack, memory from before the recording apart; bytes are those requested."""
     attribution, table = analysis.attribution, analysis.timeline.allocations
     key = (attribution.rule[rows].astype(np.int64) << 33) + (table.stack[rows].astype(np.int64) + 1)
@@ -194,7 +194,7 @@ def by_stack(analysis: Analysis, rows: I8) -> Iterator[Group]:
     np.add.at(sums, inverse, table.requested_bytes[rows])
     for number, total, count in zip(keys.tolist(), sums.tolist(), counts.tolist(), strict=True):
         stack = (number >> 1 & ((1 << 33) - 1)) - 1
-        yield Group(attribution.rules[number >> 34], stack, bool(number & 1), total, count)
+        yield SiteGroup(attribution.rules[number >> 34], stack, bool(number & 1), total, count)
 
 
 def top_sites(analysis: Analysis, rows: I8) -> tuple[Site, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from memtrace.errors import SnapshotError
 from memtrace.snapshot.bounds import Unsupported, refuse_expansion, refuse_sharing
 from memtrace.snapshot.container import Source, open_stream
-from memtrace.snapshot.decoder.columns import COMPILED, WINDOW_BYTES, Decoder, TraceColumns
+from memtrace.snapshot.decoder.columns import COMPILED, WINDOW_BYTES, ColumnDecoder, TraceColumns
 from memtrace.snapshot.decoder.decode import bounded_memory, decode, memory_allowance_bytes, without_gc
 from memtrace.snapshot.fields import as_dicts, as_list
 from memtrace.snapshot.intern import ListRef, StackInterner
@@ -68,7 +68,7 @@ def load_fast(opened: Source, window_bytes: int = WINDOW_BYTES) -> Snapshot | No
     """By the compiled decoder; None where there is none, or where only the plain one can say what the file is."""
     if COMPILED is None or opened.head[:1] != b"\x80":
         return None
-    decoder = Decoder(opened.stream, window_bytes)
+    decoder = ColumnDecoder(opened.stream, window_bytes)
     try:
         raw = decoder.load()
         if decoder.lent and isinstance(raw, dict) and _holds_a_stack(raw):

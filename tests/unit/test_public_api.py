@@ -15,7 +15,7 @@ import memtrace
 from memtrace import errors
 
 # Removing or renaming one of these is a breaking change: it needs a line in CHANGELOG.md and a new major version.
-PUBLIC = ["MemtraceCallback", "MemtraceError", "Snapshot", "__version__", "load", "record"]
+PUBLIC = ["MemtraceCallback", "MemtraceError", "Snapshot", "__version__", "load", "open", "record"]
 ROOT = Path(__file__).parents[2]
 
 

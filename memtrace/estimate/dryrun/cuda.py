@@ -37,10 +37,10 @@ def install(memory: DryMemory) -> None:
     cuda._check_capability = cuda._check_cubins = _nothing
     cuda.graphs._cuda_isCurrentStreamCapturing = cuda.is_current_stream_capturing = lambda: False
     cuda.device_count = lambda: 1
-    cuda.current_stream = cuda.default_stream = lambda _device=None: Stream()
+    cuda.current_stream = cuda.default_stream = lambda _device=None: DryStream()
     cuda.set_stream = _nothing
     cuda.current_blas_handle = lambda: 0
-    cuda.Stream = cuda.streams.Stream = cuda.ExternalStream = Stream
+    cuda.Stream = cuda.streams.Stream = cuda.ExternalStream = DryStream
     cuda.Event = cuda.streams.Event = Event
     cuda.nvtx.range_push = cuda.nvtx.range_pop = cuda.nvtx.mark = _nothing
     torch.backends.cuda.is_built = lambda: True
@@ -112,7 +112,7 @@ def _answer_in_c(c: Any, memory: DryMemory) -> None:
         setattr(c, f"_cuda_{name}", answer)
 
 
-class Stream:
+class DryStream:
     """The one stream; work on it is over as soon as it was asked for."""
 
     stream_id = device_index = cuda_stream = priority = 0

@@ -149,7 +149,7 @@ cdef void* grown(void* data, Py_ssize_t count, Py_ssize_t* room, Py_ssize_t item
 
 @cython.final  # so that calls are direct
 cdef class Reader:
-    """Reads one file. ``owner`` is the :class:`columns.Decoder` that is asked what the bytes alone don't tell."""
+    """Reads one file. ``owner`` is the :class:`columns.ColumnDecoder` that is asked what the bytes alone don't tell."""
 
     cdef object owner, stream
     cdef Py_ssize_t room_bytes

@@ -31,7 +31,7 @@ _TEXTS = ("user_metadata", "compile_context", "category")
 class TraceColumns:
     """One trace while it is read. ``coded`` are the columns of streams, pools and texts: None while all codes are 0."""
 
-    def __init__(self, decoder: Decoder, stand_in: list[Any]) -> None:
+    def __init__(self, decoder: ColumnDecoder, stand_in: list[Any]) -> None:
         self._decoder = decoder
         self.stand_in = stand_in  # the pickle's own list, which stays empty
         self.action = np.empty(0, np.uint8)
@@ -165,7 +165,7 @@ def _code(codes: dict[Any, int], value: Any) -> int:
     return codes.setdefault(value, len(codes))
 
 
-class Decoder:
+class ColumnDecoder:
     """Reads one file. In the result, a :class:`TraceColumns` stands for each trace that was read by column."""
 
     def __init__(self, stream: BinaryIO, window_bytes: int = WINDOW_BYTES) -> None:
