@@ -34,6 +34,11 @@ from memtrace.record.signals import SignalWatch
 _CHILD_KEY = "memtrace"
 _HERE = Path(__file__).parent
 
+_LOST_ERROR = (
+    "PyTorch lost an error here; its memory history can do that to a program that stops inside a checkpoint's "
+    "recomputation: see whether --stacks none, or no recording, lets it pass"
+)
+
 
 def launch(program: Sequence[str], is_module: bool, options: RecordOptions) -> int:
     """Run ``program`` (script or module, then its arguments) under a recorder; returns its exit code."""
@@ -52,6 +57,8 @@ def launch(program: Sequence[str], is_module: bool, options: RecordOptions) -> i
     signals.remove()
     if inner.started_us is None and not inner.is_child and options.steps is None and options.stacks != "none":
         messages.say("the program never used the GPU; nothing was recorded")
+    if isinstance(error, SystemError) and "without setting an exception" in str(error) and options.stacks != "none":
+        messages.say(_LOST_ERROR)
     inner.conclude(error)
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
