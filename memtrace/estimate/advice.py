@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.estimate.depth import requested_peak
-from memtrace.estimate.estimate import Estimate
+from memtrace.estimate.estimate import Estimate, Fit, verdict
 from memtrace.estimate.forecast import RunPlan
-from memtrace.estimate.moves import FitRun, Move, moves
+from memtrace.estimate.moves import FitRun, moves
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.schedule import MicroBatch
 from memtrace.estimate.source import ShapeSource
@@ -17,12 +17,12 @@ from memtrace.estimate.source import ShapeSource
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of the options: how it is made, what it costs, and what it saves.
+    """One change of the options: how it is made, what it costs, what it saves, and the proof.
 
-    All sizes are of device memory, which decides: ``saves_bytes`` is what the device would hold less of and
-    ``margin_bytes`` what would be left on it, if the share of memory lost to the allocator stays as it is, so that what
-    is missing now plus the margin is the saving. ``saves_requested_bytes`` is the difference of the re-estimated peaks
-    of requested bytes, which is exact. ``sufficient``: the margin is not negative.
+    ``fit`` is the changed run's own verdict, as memtrace estimate gives it with ``flag`` added. ``saves_bytes`` is what
+    the device holds less of, ``margin_bytes`` what is left on it; what is missing now plus the margin is the saving.
+    ``saves_requested_bytes`` is the difference of the peaks of requested bytes. ``sufficient``: it fits, without the
+    allocator having to give anything back.
     """
 
     change: str
@@ -33,6 +33,17 @@ class Change:
     margin_bytes: int
     sufficient: bool
     options: RunOptions
+    fit: Fit
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A change that is known to save requested bytes, and not proven yet: a proof takes a hundred times as long."""
+
+    change: str
+    cost: str
+    options: RunOptions
+    requested_bytes: int
 
 
 def advise(estimate: Estimate) -> tuple[Change, ...]:
@@ -52,62 +63,81 @@ def _start(estimate: Estimate) -> FitRun:
     return FitRun(RunPlan(estimate.source, options, steps, estimate.gpu), AllocatorConfig())
 
 
-def _priced(estimate: Estimate, change: str, cost: str, options: RunOptions) -> Change:
-    """A change to ``options``, re-estimated."""
+def _candidate(estimate: Estimate, change: str, cost: str, options: RunOptions) -> _Candidate:
+    """A change to ``options``, with its requested peak."""
     assert isinstance(estimate.source, ShapeSource)
-    peak = requested_peak(estimate.source, options, estimate.gpu.device)
-    loss = estimate.peak_reserved_bytes / estimate.peak_requested_bytes  # what the allocator adds
-    missing = estimate.fit.device_bytes - estimate.fit.capacity_bytes
-    saves = estimate.fit.device_bytes - estimate.outside_bytes - round(peak * loss)
-    requested = estimate.peak_requested_bytes - peak
+    return _Candidate(change, cost, options, requested_peak(estimate.source, options, estimate.gpu.device))
+
+
+def _may_suffice(estimate: Estimate, candidate: _Candidate) -> bool:
+    """Whether what is requested alone would fit; no allocator holds less."""
+    return candidate.requested_bytes + estimate.outside_bytes <= estimate.fit.capacity_bytes
+
+
+def _proven(estimate: Estimate, candidate: _Candidate) -> Change:
+    """The changed run's own verdict."""
+    options = candidate.options
+    *_, fit = verdict(estimate.source, options, estimate.gpu, estimate.fit.capacity_bytes)
     flags = options.flags(estimate.options)
-    return Change(change, flags, cost, saves, requested, saves - missing, saves >= missing, options)
+    saves = estimate.fit.device_bytes - fit.device_bytes
+    requested = estimate.peak_requested_bytes - candidate.requested_bytes
+    cost = candidate.cost
+    return Change(candidate.change, flags, cost, saves, requested, fit.margin_bytes, fit.fits, options, fit)
 
 
 def _alone(estimate: Estimate) -> Iterator[Change]:
     """Every option changed by itself, as far as is needed."""
     runs: dict[str, FitRun] = {}
-    found: dict[str, Change] = {}
+    best: dict[str, _Candidate] = {}
+    proven: dict[str, Change] = {}
     was: dict[str, str] = {}
     for move in moves():
         made = move.make(runs.get(move.option, _start(estimate)))
-        before = found.get(move.option)
+        before = proven.get(move.option)
         if made is None or move.option == "length" or (before is not None and before.sufficient):
             continue
         run, old, now = made
         told = f"{move.option}: {was.setdefault(move.option, old)} → {now}"
-        change = _priced(estimate, told, f"{move.why}; {move.cost}", run.plan.options)
-        if change.saves_requested_bytes > (before.saves_requested_bytes if before is not None else 0):
-            runs[move.option], found[move.option] = run, change
-    yield from found.values()
+        found = _candidate(estimate, told, f"{move.why}; {move.cost}", run.plan.options)
+        least = best[move.option].requested_bytes if move.option in best else estimate.peak_requested_bytes
+        if found.requested_bytes < least:
+            runs[move.option], best[move.option] = run, found
+            proven.pop(move.option, None)
+            if _may_suffice(estimate, found):
+                proven[move.option] = _proven(estimate, found)
+    for option, candidate in best.items():
+        yield proven.get(option) or _proven(estimate, candidate)
 
 
 def _together(estimate: Estimate) -> Iterator[Change]:
     """No single change suffices: the shortest run of them, in order of cost, that does (training unchanged)."""
-    run, best, made = _start(estimate), 0, list[Move]()
+    run, least, made = _start(estimate), estimate.peak_requested_bytes, 0
     for move in moves():
         changed = move.make(run) if not move.alters else None
         if changed is None:
             continue
-        change = _priced(estimate, f"{len(made) + 1} changes together", "the sum of theirs", changed[0].plan.options)
-        if change.saves_requested_bytes > best:
-            run, best = changed[0], change.saves_requested_bytes
-            made.append(move)
-            if change.sufficient:
+        told = f"{made + 1} changes together"
+        found = _candidate(estimate, told, "the sum of theirs", changed[0].plan.options)
+        if found.requested_bytes < least:
+            run, least, made = changed[0], found.requested_bytes, made + 1
+            if _may_suffice(estimate, found) and (change := _proven(estimate, found)).sufficient:
                 yield change
                 return
 
 
 def _longest(estimate: Estimate) -> Iterator[Change]:
     """The longest sequence that fits, a multiple of 64, by bisection."""
-
-    def of(units: int) -> Change:
-        options = replace(estimate.options, sequence=64 * units)
-        return _priced(estimate, f"sequences of at most {64 * units} tokens", "shorter texts", options)
-
-    low, high = 0, estimate.options.sequence // 64
+    found: Change | None = None
+    low, high = 0, -(-estimate.options.sequence // 64)
     while low + 1 < high:
         middle = (low + high) // 2
-        low, high = (middle, high) if of(middle).sufficient else (low, middle)
-    if low:
-        yield of(low)
+        options = replace(estimate.options, sequence=64 * middle)
+        told = f"sequences of at most {64 * middle} tokens"
+        shorter = _candidate(estimate, told, "shorter texts", options)
+        change = _proven(estimate, shorter) if _may_suffice(estimate, shorter) else None
+        if change is not None and change.sufficient:
+            low, found = middle, change
+        else:
+            high = middle
+    if found is not None:
+        yield found

@@ -70,7 +70,7 @@ class Fit:
     """Whether the run fits: what the device must hold (reserved, plus what is outside the allocator) against it.
 
     ``fits_when_flushed``: the allocator gives cached segments back under pressure, and the run then goes through
-    although ``margin_bytes`` is negative.
+    although ``margin_bytes`` is negative. ``too_close``: it fits, by less than the error of the prediction.
     """
 
     capacity_bytes: int
@@ -78,6 +78,7 @@ class Fit:
     margin_bytes: int
     fits: bool
     fits_when_flushed: bool
+    too_close: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +135,7 @@ def estimate(
     source = ShapeSource(source) if isinstance(source, ModelShape) else source
     card = kernels_of(gpu)
     capacity = capacity_bytes or (gpu.total_bytes if gpu is not None else DEFAULT_CAPACITY_BYTES)
-    stream = source.stream(options, card.device)
-    placement = place(stream)
+    stream, placement, fit = verdict(source, options, card, capacity)
     event = int(np.argmax(placement.allocated))
     live = live_at(stream, event)
     phases = phase_peaks(stream, placement)
@@ -160,7 +160,7 @@ def estimate(
         subcategories=subcategories,
         outside_bytes=card.outside_bytes,
         managed_bytes=stream.managed_bytes,
-        fit=_fit(stream, placement, card, capacity),
+        fit=fit,
         terms=_terms(source, stream, live),
         affine=_affine(source, options, card.device, stream, live),
         warnings=_warnings(source, options, gpu, stream),
@@ -287,14 +287,19 @@ def _affine(source: StreamSource, options: RunOptions, device: KernelDevice, str
 
 
 # ---- fits, and what all of it rests on -------------------------------------------------------------------------------
-def _fit(stream: Stream, placement: Placement, card: GpuPreset, capacity: int) -> Fit:
-    outside = card.outside_bytes
-    device_bytes = int(placement.reserved.max()) + outside
-    margin = capacity - device_bytes
+def verdict(
+    source: StreamSource, options: RunOptions, card: GpuPreset, capacity_bytes: int
+) -> tuple[Stream, Placement, Fit]:
+    """The predicted run, where it lies, and whether it fits: what the estimate says, and what advice is proven by."""
+    stream = source.stream(options, card.device)
+    placement = place(stream)
+    reserved, outside = int(placement.reserved.max()), card.outside_bytes
+    margin = capacity_bytes - reserved - outside
     flushed = margin >= 0
-    if not flushed and int(placement.allocated.max()) + outside <= capacity:
-        flushed = place(stream, AllocatorConfig(limit_bytes=capacity - outside)).refused_event is None
-    return Fit(capacity, device_bytes, margin, margin >= 0, flushed)
+    if not flushed and int(placement.allocated.max()) + outside <= capacity_bytes:
+        flushed = place(stream, AllocatorConfig(limit_bytes=capacity_bytes - outside)).refused_event is None
+    too_close = 0 <= margin < round(reserved * RESERVED_MARGIN_PERCENT / 100)
+    return stream, placement, Fit(capacity_bytes, reserved + outside, margin, margin >= 0, flushed, too_close)
 
 
 def _warnings(source: StreamSource, options: RunOptions, gpu: GpuPreset | None, stream: Stream) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from memtrace.estimate.advice import Change
 from memtrace.estimate.against import Against, against_json, budget_distortion
-from memtrace.estimate.estimate import CATEGORIES, PHASES, RESERVED_MARGIN_PERCENT, Estimate
+from memtrace.estimate.estimate import CATEGORIES, PHASES, RESERVED_MARGIN_PERCENT, Estimate, Fit
 from memtrace.units import format_bytes, format_delta
 
 WIDTH = 80
@@ -55,21 +55,24 @@ def _head(estimate: Estimate) -> Iterator[str]:
     yield from _wrap(", ".join(setup), "")
 
 
+def _said(fit: Fit, needs: str) -> str:
+    """The verdict in words, with its caution; ``needs`` goes before what is spare or missing."""
+    if fit.fits:
+        text = f"FITS{needs}, {format_bytes(fit.margin_bytes)} to spare"
+        caution = f". Too close to be sure: reserved memory is predicted within {RESERVED_MARGIN_PERCENT:g} %"
+        return text + caution if fit.too_close else text
+    if fit.fits_when_flushed:
+        room = f"{format_bytes(fit.device_bytes)} of {format_bytes(fit.capacity_bytes)}"
+        return (
+            f"FITS, BARELY: left alone it would reserve {room}; under pressure the allocator gives cached segments "
+            "back, and the run goes through, slower"
+        )
+    return f"DOES NOT FIT{needs}, {format_bytes(-fit.margin_bytes)} too much"
+
+
 def _verdict(estimate: Estimate) -> list[str]:
     fit = estimate.fit
-    room = f"{format_bytes(fit.device_bytes)} of {format_bytes(fit.capacity_bytes)}"
-    uncertain = round(estimate.peak_reserved_bytes * RESERVED_MARGIN_PERCENT / 100)
-    if fit.fits:
-        text = f"FITS: needs {room}, {format_bytes(fit.margin_bytes)} to spare."
-        if fit.margin_bytes < uncertain:
-            text += f" Too close to be sure: reserved memory is predicted within {RESERVED_MARGIN_PERCENT:g} %."
-    elif fit.fits_when_flushed:
-        text = (
-            f"FITS, BARELY: left alone it would reserve {room}; under pressure the allocator gives cached segments "
-            "back, and the run goes through, slower."
-        )
-    else:
-        text = f"DOES NOT FIT: needs {room}, {format_bytes(-fit.margin_bytes)} too much."
+    text = _said(fit, f": needs {format_bytes(fit.device_bytes)} of {format_bytes(fit.capacity_bytes)}") + "."
     peak = (
         f"The peak is in the {estimate.peak_phase} ({estimate.peak_site}): "
         f"{format_bytes(estimate.peak_allocated_bytes)} allocated, {format_bytes(estimate.margin_over_next_bytes)} "
@@ -129,11 +132,15 @@ def _levels(estimate: Estimate) -> Iterator[str]:
 def _changes(changes: tuple[Change, ...]) -> Iterator[str]:
     yield "what to change, cheapest sufficient first (re-estimated, sizes on the device)"
     for change in changes:
-        left = format_bytes(abs(change.margin_bytes))
-        verdict = f"FITS, {left} to spare" if change.sufficient else f"still {left} too much"
         yield f"  {change.change}"
         yield from _wrap(f"    {change.flag} · {change.cost}", "      ")
-        yield f"    saves {format_bytes(change.saves_bytes)}: {verdict}"
+        yield from _wrap(f"    {_saves(change)}: {_said(change.fit, '')}", "      ")
+
+
+def _saves(change: Change) -> str:
+    """What it saves on the device; with less live, the allocator may still hold more."""
+    size = format_bytes(abs(change.saves_bytes))
+    return f"saves {size}" if change.saves_bytes >= 0 else f"takes {size} more"
 
 
 def render_against(against: Against) -> Iterator[str]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from memtrace.analysis import PREDICTED
 from memtrace.cli import main
+from memtrace.estimate.estimate import RESERVED_MARGIN_PERCENT, verdict
+from memtrace.estimate.options import RunOptions
+from memtrace.estimate.presets import gpu_preset, model_preset
+from memtrace.estimate.source import ShapeSource
 
 BASE = ["estimate", "--model", "tiny-llama", "--seq-len", "256"]
 CONTRACT = {
@@ -130,3 +136,43 @@ def test_every_verb_says_that_a_predicted_run_was_not_recorded(
         assert main([*args, "--json"]) == 0
         text = capsys.readouterr().out
         assert PREDICTED in text or (args[0] == "ranks" and json.loads(text)["ranks"][0]["predicted"]), args
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["--model", "tiny-llama", "--seq-len", "2048", "--batch", "4", "--no-checkpointing", "--capacity", "4GiB"],
+        ["--model", "tinyllama-1.1b", "--seq-len", "3000", "--batch", "2", "--no-checkpointing", "--gpu", "t4"],
+        ["--model", "tinyllama-1.1b", "--seq-len", "1500", "--rank", "64", "--capacity", "3500MiB", "--quant", "none"],
+    ],
+)
+def test_an_advice_says_what_the_command_says_when_it_is_followed(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(*more: str) -> tuple[dict[str, Any], str]:
+        assert main(["estimate", *asked, *more, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert main(["estimate", *asked, *more]) == 0
+        return found, " ".join(capsys.readouterr().out.split())
+
+    found, text = answer()
+    assert not found["fits"]["fits"] and found["changes"]
+    for change in found["changes"]:
+        followed, said = answer(*change["flag"].split())
+        assert change["fit"] == followed["fits"]
+        assert change["sufficient"] == followed["fits"]["fits"]
+        assert change["saves_bytes"] == found["fits"]["device_bytes"] - followed["fits"]["device_bytes"]
+        verdict = re.search(r"(?:FITS|DOES NOT FIT).*?(?=\. The peak is)", said)
+        assert verdict is not None
+        assert re.sub(r": needs \S+ \S+ of \S+ \S+,", ",", verdict[0]) in text
+
+
+def test_a_verdict_that_is_too_close_is_so_as_advice() -> None:
+    """Whatever is left below what the prediction may be wrong by carries the caution."""
+    card, source, options = gpu_preset("h200"), ShapeSource(model_preset("tiny-llama")), RunOptions(1024)
+    *_, free = verdict(source, options, card, 1 << 40)
+    reserved = free.device_bytes - card.outside_bytes
+    error = round(reserved * RESERVED_MARGIN_PERCENT / 100)
+    near = [verdict(source, options, card, free.device_bytes + more)[2] for more in (0, error - 1, error)]
+    assert [fit.too_close for fit in near] == [True, True, False] and all(fit.fits for fit in near)
+    assert not verdict(source, options, card, free.device_bytes - 1)[2].too_close
