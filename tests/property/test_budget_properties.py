@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tools.formulas import backward_peak, forward_peak, optimizer_peak, symbols
 
+from memtrace.allocator.config import AllocatorConfig
 from memtrace.estimate.depth import requested_peak
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.estimate import estimate
@@ -135,7 +136,7 @@ def test_a_limit_is_never_passed(setup: tuple[ModelShape, RunOptions], share: fl
     stream = simulate_run(shape, options, H200.device)
     free = place(stream)
     limit = int(int(free.reserved.max()) * share)
-    tight = place(stream, limit)
+    tight = place(stream, AllocatorConfig(limit_bytes=limit))
     if len(tight.reserved):
         assert int(tight.reserved.max()) <= limit
     if tight.refused_event is None:

@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from memtrace.render.why_text import render_why
 from scoring import Score, score
 from support import FIELD, LABELLED, STACKS, analysis, labels, timeline
 
@@ -17,7 +16,7 @@ from memtrace.attribution.classify import attribute
 from memtrace.explain.explain import explain_snapshot
 from memtrace.export.html.page import html_report
 from memtrace.history.timeline import build, choose_event
-from memtrace.render.report_text import render_report
+from memtrace.render.report_text import render_report, render_why
 
 
 def _scored(name: str) -> Score:

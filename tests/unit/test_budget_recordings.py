@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from memtrace.allocator.config import AllocatorConfig
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.placement import place
@@ -65,7 +66,7 @@ def test_all_three_levels_equal_pytorchs_statistics(name: str) -> None:
 
 def test_the_same_request_is_refused_under_the_same_limit() -> None:
     run = RECORDED["llama2-7b_oom-first-step"]
-    placement = place(stream_of("llama2-7b_oom-first-step"), limit_bytes=int(22.5 * GIB))
+    placement = place(stream_of("llama2-7b_oom-first-step"), AllocatorConfig(limit_bytes=int(22.5 * GIB)))
     assert placement.refused_event is not None
     assert stream_of("llama2-7b_oom-first-step").events[placement.refused_event] == run["allocations"]
     for level in ("requested", "allocated", "reserved"):
