@@ -52,6 +52,7 @@ QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "export": ("export", "files for other tools: Perfetto, speedscope, HTML, a cut snapshot"),
         "info": ("info", "what a snapshot file holds"),
         "scrub": ("scrub", "remove paths, user names and the like before a snapshot is shared"),
+        "mcp": ("mcp", "the answers as tools for agents (Model Context Protocol)"),
         "estimate": ("estimate", "the memory of a QLoRA run before it runs: fits or not, and why"),
         "dryrun": ("dryrun", "an unchanged script, or any architecture, without a GPU and without data"),
         "sweep": ("sweep", "measure on a GPU what each option adds, one thing at a time"),

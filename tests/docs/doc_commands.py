@@ -30,7 +30,7 @@ TINY = "sample_traces/tiny-llama_3-steps.pickle.xz"
 # What a sentence may call its file, and what stands in for it when the command is tried.
 STAND_INS = {"FILE": TINY, "BEFORE": TINY, "AFTER": TINY, "FILE_OR_LOG": TINY, "DIR": "runs", "LOG": "train.log"}
 # Verbs that need a GPU, a terminal or the packages of the extra [capture]; their commands are parsed, not run.
-NOT_RUN = {"browse", "run", "capture", "dryrun", "sweep", "completion"}
+NOT_RUN = {"browse", "run", "capture", "dryrun", "sweep", "completion", "mcp"}
 _LOG = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 86.00 MiB. GPU 0 has a total capacity of 23.65 GiB "
     "of which 44.00 MiB is free. Including non-PyTorch memory, this process has 23.60 GiB memory in use. Of the "
