@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 def plan_from(args: argparse.Namespace) -> tuple[Asked, RunPlan]:
     """What the arguments ask for, and the run in the order of --order. Raises UsageError."""
-    from memtrace.estimate.forecast import RunPlan
+    from memtrace.estimate.forecast import ONE_STEP, RunPlan
     from memtrace.estimate.schedule import parse_padding, read_lengths, steps_of
 
     given = None if args.lengths is None else read_lengths(args.lengths, args.tokenizer)
@@ -126,6 +126,8 @@ def plan_from(args: argparse.Namespace) -> tuple[Asked, RunPlan]:
         batches = steps_of(held_out, batch=max(args.eval_batch, 1), padding=parse_padding(args.padding))
         every = args.eval_every or len(steps)
         plan = replace(plan, evaluation=tuple(batch for step in batches for batch in step), evaluate_every=every)
+    if len(steps) == 1:
+        asked = replace(asked, notes=(*asked.notes, ONE_STEP))
     if asked.source.basis == "dry run":
         if plan.evaluation:
             raise NoAnswerError(f"{args.model}: evaluation is forecast only for models that memtrace estimate covers")
@@ -267,13 +269,14 @@ def limit_from(args: argparse.Namespace, asked: Asked) -> tuple[AllocatorConfig,
             config = parse_conf(args.conf or "", device_total_bytes=card.total_bytes)
         except ConfError as error:
             raise ConfError(f"--conf {error}") from None
-    kernels = [] if asked.gpu is not None else ["no --gpu: kernels as on an H200"]
+    kernels = card_notes(asked.gpu) if asked.gpu is not None else ["no --gpu: kernels as on an H200"]
+    outside = card.outside_bytes
+    kernels.append(f"the limit is on what the allocator reserves; {format_bytes(outside)} outside it come on top")
     if args.limit is not None:
         return config.with_limit(parse_capacity(args.limit)), kernels
     if args.gpu is None and args.capacity is None and asked.limit_bytes is not None:
         return config.with_limit(asked.limit_bytes), kernels
     capacity = parse_capacity(args.capacity) if args.capacity is not None else None
     capacity = capacity or (card.total_bytes if asked.gpu is not None else DEFAULT_CAPACITY_BYTES)
-    outside = card.outside_bytes
     notes = [f"{format_bytes(outside)} of {format_bytes(capacity)} left for what lies outside the allocator"]
     return config.with_limit(max(capacity - outside, 1)), [*notes, *card_notes(asked.gpu)]

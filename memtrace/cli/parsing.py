@@ -13,6 +13,8 @@ from memtrace.units import printable
 
 _UNKNOWN_OPTION = "unrecognized arguments: "
 _LIKENESS = 0.6
+# Options of one meaning, of which a verb has some: whoever knows another verb means this verb's own.
+_SAME = (("--seq-len", "--seq-length", "--max-length", "--lengths"), ("--limit", "--vram", "--memory", "--capacity"))
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,7 +25,8 @@ class Parser(argparse.ArgumentParser):
         if message.startswith(_UNKNOWN_OPTION):
             word = message.removeprefix(_UNKNOWN_OPTION).split("=")[0].split()[0]
             options = [option for action in self._actions for option in action.option_strings]
-            close = nearest(word, options) if word.startswith("-") else []
+            same = [option for group in _SAME if word in group for option in group if option in options]
+            close = same or (nearest(word, options) if word.startswith("-") else [])
             message += f"; did you mean {' or '.join(close)}?" if close else ""
         if sys.stderr is not None:
             print(f"{self.prog}: {printable(message)} (see {self.prog} --help)", file=sys.stderr)

@@ -34,6 +34,7 @@ _NEEDS_GRAIN = 2 << 20  # limits are told apart by the size of the smallest segm
 _LENGTH_GRAIN = 64  # tokens
 _MOST_EVENTS = 5_000_000  # of a run that is written down
 Progress = Callable[[float], None]
+ONE_STEP = "only one step was looked at: optimizer states come at its end, so later steps can need more (--steps 3)"
 
 
 @dataclass(frozen=True, slots=True)

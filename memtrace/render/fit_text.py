@@ -63,7 +63,8 @@ def render_fit(as_is: Forecast, plans: Sequence[FitPlan], rungs: Sequence[Rung],
     limit = as_is.config.limit_bytes
     most = "" if limit is None else f" under {format_bytes(limit)}"
     if as_is.fits:
-        lines = [f"It fits as it is{most}: peak reserved {format_bytes(as_is.peak_reserved_bytes)}."]
+        seen = " in the one step that was looked at" if len(as_is.steps) == 1 else ""
+        lines = [f"It fits as it is{seen}{most}: peak reserved {format_bytes(as_is.peak_reserved_bytes)}."]
     else:
         step = as_is.oom.step if as_is.oom is not None else -1
         lines = [f"As it is, the run dies in step {step}{most}." if step >= 0 else f"As it is, loading fails{most}."]

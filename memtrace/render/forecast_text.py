@@ -59,7 +59,8 @@ def _verdict(found: Forecast, verdict: Verdict | None) -> Iterator[str]:
     limit = found.config.limit_bytes
     if found.oom is None:
         margin = f", {format_bytes(limit - found.peak_reserved_bytes)} below the limit" if limit is not None else ""
-        yield from _wrapped(f"FITS: reserves {format_bytes(found.peak_reserved_bytes)} at most{margin}.")
+        fits = "FITS" if len(found.steps) > 1 else "FITS in the one step that was looked at"
+        yield from _wrapped(f"{fits}: reserves {format_bytes(found.peak_reserved_bytes)} at most{margin}.")
         return
     oom = found.oom
     where = "while the model is loaded" if oom.step < 0 else f"in step {oom.step}, {oom.phase}"

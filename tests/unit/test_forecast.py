@@ -345,3 +345,48 @@ def test_the_longest_length_survives_and_the_next_one_does_not(capsysbinary: pyt
     assert most % 64 == 0 and answer(f"512,{most},{most}")["fits"]
     assert not answer(f"512,{most + 64},{most + 64}")["fits"]
     assert answer("512,600", "--longest")["longest_tokens"] == 600
+
+
+@pytest.mark.parametrize("verb", [["forecast"], ["fit", "--no-ladder"]])
+def test_one_step_is_said_to_be_one_and_the_next_can_need_more(
+    verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = [*verb, "--model", "tiny-llama", "--lengths", "700", "--no-checkpointing", "--limit"]
+    assert main([*run, "1GiB", "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    limit = str(one["peak_reserved_bytes"])
+    assert main([*run, limit]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "in the one step that was looked at" in text and "later steps can need more" in text
+    assert any("later steps can need more" in line for line in one["assumptions"])
+    assert main([*run, limit, "--steps", "3"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "one step" not in text and "dies in step 1" in text.replace("DIES", "dies")
+
+
+@pytest.mark.parametrize("verb", [["forecast"], ["fit", "--no-ladder"]])
+def test_a_limit_is_said_to_leave_out_what_lies_outside_the_allocator(
+    verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for card in ([], ["--gpu", "h200"]):
+        assert main([*verb, "--model", "tiny-llama", "--lengths", "100,200", "--limit", "1GiB", *card]) == 0
+        assert "the limit is on what the allocator reserves; 771.0 MiB outside it" in " ".join(
+            capsys.readouterr().out.split()
+        )
+
+
+@pytest.mark.parametrize(
+    ("verb", "given", "meant"),
+    [
+        ("forecast", "--seq-len", "--lengths"),
+        ("fit", "--seq-len=9", "--lengths"),
+        ("estimate", "--limit", "--capacity"),
+    ],
+)
+def test_another_verbs_option_leads_to_this_verbs_own(
+    verb: str, given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = ["--seq-len", "64"] if verb == "estimate" else []
+    with pytest.raises(SystemExit) as stopped:
+        main([verb, "--model", "tiny-llama", *needed, given, "22"])
+    assert stopped.value.code == 2 and f"did you mean {meant}?" in capsys.readouterr().err
