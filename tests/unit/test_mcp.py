@@ -28,7 +28,7 @@ from memtrace.mcp_server import LONGEST_ANSWER, NOT_HERE, READ_FROM, Fence, make
 TINY, DIED = trace_path("tiny-llama_3-steps"), trace_path("llama2-7b_oom-fragmentation")
 TOOLS = {"explain", "report", "why", "diff", "simulate", "forecast", "fit"}
 THREADS = [json.loads(line)["log"] for line in (ROOT / "tests/truth/oom_messages.jsonl").read_text().splitlines()]
-RUN = {"model": "tiny-llama", "lengths": "128,256", "limit": "1GiB"}
+RUN = {"model": "tiny-llama", "lengths": "128,256", "limit": "1GiB", "batch": 2, "dropout": 0.1}
 
 
 def called(folder: Path, *calls: tuple[str, dict[str, Any]]) -> list[tuple[bool, str]]:
@@ -76,6 +76,23 @@ def test_from_a_pasted_thread_to_a_verified_change_in_two_calls_over_stdio() -> 
     recorded, changed = proof["runs"]
     assert proof["self_check"]["exact"]
     assert (recorded["fits"], changed["fits"]) == (False, True)
+
+
+def test_without_a_recording_it_takes_three_calls(tmp_path: Path) -> None:
+    thread = next(text for text in THREADS if "reserved by PyTorch but unallocated" in text)
+    run = {"model": "llama2-7b", "lengths": "512,2048,4096", "batch": 4, "limit": "22GiB", "checkpointing": False}
+    answers = called(
+        tmp_path,
+        ("explain", {"text": thread}),
+        ("fit", {"options": {**run, "no-ladder": True, "keep": "length,micro-batch"}}),
+        ("forecast", {"options": {**run, "checkpointing": True}}),
+    )
+    assert not any(is_error for is_error, _ in answers)
+    found, search, proof = (json.loads(text) for _, text in answers)
+    assert found["confidence"] != "measured"  # a message's figures alone
+    assert not search["fits_as_is"]
+    assert any(change["option"] == "checkpointing" for plan in search["plans"] for change in plan["changes"])
+    assert proof["fits"] and proof["peak_reserved_bytes"] <= 22 << 30
 
 
 def test_every_pasted_text_is_answered_or_refused_in_one_line(tmp_path: Path) -> None:
