@@ -27,7 +27,7 @@ from memtrace.errors import MissingDependencyError
 from memtrace.explain.answer import Explanation
 from memtrace.history.timeline import At
 from memtrace.ranges import check_ranges
-from memtrace.snapshot.devices import choose_device
+from memtrace.snapshot.devices import choose_device, device_name
 from memtrace.snapshot.model import Device
 from memtrace.units import counted, parse_capacity, printable
 
@@ -146,8 +146,8 @@ class Investigation:
         return self._load()
 
     def __repr__(self) -> str:
-        events = counted(len(self._device.trace), "event")
-        return f"<memtrace recording {printable(self.file)}, GPU {self.device}, {events}>"
+        name, events = device_name(self._recording.snapshot, self.device), counted(len(self._device.trace), "event")
+        return f"<memtrace recording {printable(self.file)}, {name}, {events}>"
 
     def _repr_html_(self) -> str:
         return _framed(self._page(self.at())())
@@ -218,8 +218,8 @@ class Investigation:
 
         at = self.at(when)
         answer = measure(self.analysis.timeline, self.analysis.attribution, at)
-        html = self._page(at, "map", "fragmentation")
-        return _shown(ShownFragmentation, answer, lambda: render_fragmentation(answer, None, _WIDTH), html)
+        html, meaning = self._page(at, "map", "fragmentation"), self.analysis.attribution.lora_meaning
+        return _shown(ShownFragmentation, answer, lambda: render_fragmentation(answer, meaning, None, _WIDTH), html)
 
     def allocations(self, when: str | int | None = None) -> ArrowTable:
         """Every allocation of the recording, or those live at an event; columns as of ``memtrace allocations``."""

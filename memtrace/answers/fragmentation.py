@@ -167,7 +167,7 @@ def _pinned(timeline: Timeline, attribution: Attribution, layout: Layout) -> Ite
     """Segments that are partly free, most free bytes first, with what is live in them."""
     free = layout.free_bytes()
     for segment, sites in live_by_site(timeline, attribution, layout).items():
-        ranked = sorted(sites.items(), key=lambda item: -item[1])
+        ranked = sorted(sites.items(), key=lambda item: (-item[1], *map(str, item[0])))
         pins = tuple(Pin(category, sub, size, frame) for (category, sub, frame), size in ranked)
         address, total = int(layout.address[segment]), int(layout.total_bytes[segment])
         yield PinnedSegment(address, total, int(free[segment]), pins)

@@ -27,6 +27,7 @@ class DeviceInfo:
     """One device: sizes are those of the final state. ``truncated`` is None where a late start explains it as well."""
 
     device: int
+    device_name: str
     events: int
     actions: Mapping[str, int]
     segments: int
@@ -72,6 +73,7 @@ def describe(snapshot: Snapshot, timeline_of: Callable[[Device], Timeline] | Non
         devices.append(
             DeviceInfo(
                 device=device.device,
+                device_name=timeline.device_name,
                 events=len(trace),
                 actions={action.name.lower(): int(counts[action]) for action in Action if counts[action]},
                 segments=len(device.segments),

@@ -106,7 +106,8 @@ def _dominators(held: dict[int, dict[Place, int]], free: Any) -> tuple[PinHolder
             continue  # several categories share them: none alone would bring them back
         category, sub, frame = (*node[:2], node[2] or NO_STACK) if isinstance(node, tuple) else (node, None, None)
         found.append(PinHolder(category, sub, frame, size, count))
-    return tuple(sorted(found, key=lambda holder: -holder.free_bytes))[:_MOST_LISTED]
+    found.sort(key=lambda one: (-one.free_bytes, one.category, one.subcategory or "", one.frame or ""))
+    return tuple(found[:_MOST_LISTED])
 
 
 def _clearing(layout: Layout, held: dict[int, dict[Place, int]]) -> Clearing:
@@ -125,11 +126,14 @@ def _clearing(layout: Layout, held: dict[int, dict[Place, int]]) -> Clearing:
     _, (chosen, _) = nx.minimum_cut(graph, _ROOT, _GONE)
     segments = [segment for segment in held if segment in chosen]
     cost = {node: graph.edges[node, _GONE]["capacity"] for node in chosen if isinstance(node, tuple)}
+    ranked = sorted(cost, key=lambda site: (-cost[site], *map(str, site)))
     return Clearing(
         segments=tuple(int(layout.address[segment]) for segment in segments),
         given_back_bytes=int(sum(int(layout.total_bytes[segment]) for segment in segments)),
         must_go_bytes=sum(cost.values()),
-        sites=tuple(f"{s[0]}/{s[1]} {s[2] or NO_STACK}" for s in sorted(cost, key=lambda site: (-cost[site], site))),
+        sites=tuple(
+            f"{s[0]}/{s[1]} {s[2] or NO_STACK}" for s in sorted(cost, key=lambda site: (-cost[site], *map(str, site)))
+        ),
     )
 
 
@@ -149,5 +153,5 @@ def _evictable(
                 where = int(layout.address[segment]), int(free[segment])
                 found.append(Evictable(row, address, size, category, sub, frame or NO_STACK, *where))
     order = {str(category): place for place, category in enumerate(_EVICTABLE)}
-    found.sort(key=lambda one: (-one.segment_free_bytes, order[one.category], one.block_bytes))
+    found.sort(key=lambda one: (-one.segment_free_bytes, order[one.category], one.block_bytes, one.address))
     return tuple(found[:_MOST_LISTED])

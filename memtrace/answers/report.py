@@ -74,6 +74,7 @@ class Report:
 
     file: str
     device: int
+    device_name: str
     at: At
     moment: Moment
     requested_bytes: int
@@ -131,6 +132,7 @@ def report(analysis: Analysis, at: At | None = None) -> Report:
     return Report(
         file=timeline.snapshot.source,
         device=timeline.device.device,
+        device_name=timeline.device_name,
         at=at,
         moment=moment_of(analysis, at.event),
         requested_bytes=requested,

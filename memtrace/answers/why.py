@@ -52,6 +52,8 @@ def explain_decision(analysis: Analysis, at: At, asked: str) -> Why:
     timeline, attribution = analysis.timeline, analysis.attribution
     rows = timeline.live_rows(at.event)
     rules, wanted = attribution.rules, list(range(len(attribution.rules)))
+    if asked.partition("/")[0] == "trained":  # as reports call it where no adapters are in play
+        asked = asked.replace("trained", Category.LORA, 1)
     category, _, sub = asked.partition("/")
     address = _address(asked)
     if address is not None:

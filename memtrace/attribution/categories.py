@@ -128,3 +128,10 @@ class Evidence(StrEnum):
     NEIGHBOUR = "neighbour"
     REPETITION = "repetition"
     NONE = "none"
+
+
+def category_name(purpose: str, meaning: str) -> str:
+    """What people call a category, or ``category/subcategory``: without adapters (``meaning`` of the report's ``lora``)
+    *trained* for that key."""
+    category, slash, sub = purpose.partition("/")
+    return f"trained{slash}{sub}" if category == Category.LORA and meaning == "trained" else purpose

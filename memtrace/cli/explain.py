@@ -61,10 +61,11 @@ def _overheads(args: argparse.Namespace) -> int:
     if len(args.files) > 1 or not is_snapshot(args.files[0]):
         raise UsageError("--overheads takes one snapshot")
     args.file = args.files[0]
-    found = overheads(*open_analysis(args))
+    analysis, at = open_analysis(args)
+    found = overheads(analysis, at)
     if args.json:
         return print_json(found)
-    sys.stdout.write("\n".join(render_overheads(found)) + "\n")
+    sys.stdout.write("\n".join(render_overheads(found, analysis.attribution.lora_meaning)) + "\n")
     return 0
 
 

@@ -34,4 +34,5 @@ def show(analysis: Analysis, at: At, as_json: bool) -> int:
         return print_json({field.name: getattr(answer, field.name) for field in fields(answer)} | {"pins": pinned})
     from memtrace.render.fragmentation_text import render_fragmentation
 
-    return print_text(lambda width: render_fragmentation(answer, pinned, width), 120)
+    meaning = analysis.attribution.lora_meaning
+    return print_text(lambda width: render_fragmentation(answer, meaning, pinned, width), 120)

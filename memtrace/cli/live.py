@@ -191,7 +191,7 @@ def _ranks(args: argparse.Namespace) -> int:
             watch.close()
         views.sort(key=lambda view: (int(view.about.get("rank") or 0), view.pid))
         standings = [_standing(number, view, Standing) for number, view in enumerate(views)]
-        odd = find_odd(standings)
+        odd = find_odd(standings, "adapters")  # these parts are no categories
         if args.json:
             whom = None if odd is None else {"pid": views[odd.rank].pid, "why": odd.why}
             print_json({"programs": [view.as_json() for view in views], "odd": whom})

@@ -21,4 +21,5 @@ def run(args: argparse.Namespace) -> int:
         return print_json(answer)
     from memtrace.render.segments_text import render_segments
 
-    return print_text(lambda width: render_segments(answer, width, None if args.all else 40), 160)
+    meaning = analysis.attribution.lora_meaning
+    return print_text(lambda width: render_segments(answer, meaning, width, None if args.all else 40), 160)

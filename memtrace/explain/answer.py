@@ -7,7 +7,7 @@ estimates stand in ``saves_bytes`` of an advice, with what they rest on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -83,6 +83,8 @@ class When:
     event: int | None
     kind: str
     grew_bytes: Mapping[str, int]
+    lora: Mapping[str, str] = field(default_factory=lambda: {"meaning": "adapters"})
+    """What the category of that key holds, as in the report."""
 
 
 @dataclass(frozen=True, slots=True)

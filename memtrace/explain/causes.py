@@ -289,7 +289,9 @@ class _Comparison:
             was, now = (f"{x or 0:.2f} bytes a byte of parameters" for x in (before.states, after.states))
             yield ("states",), "optimizer", title, was, now
         if before.trained != after.trained and min(before.trained, after.trained) > 0:
-            title = f"{after.trained / before.trained:.2g} times as much is trained (rank, targets or type)"
+            adapted = before.case.attribution.trains_adapters or after.case.attribution.trains_adapters
+            what = "rank, targets" if adapted else "number of parameters"
+            title = f"{after.trained / before.trained:.2g} times as much is trained ({what} or type)"
             also = () if other_optimizer else ("states",)
             yield (
                 ("trained", "gradients", *also),

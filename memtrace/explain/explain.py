@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from memtrace.analysis import Analysis, is_truncated
 from memtrace.answers.pins import pins
-from memtrace.attribution.categories import Category, Purpose
+from memtrace.attribution.categories import Category, Purpose, category_name
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Explanation, When
@@ -189,7 +189,8 @@ def _when(case: Case) -> When | None:
     if case.points:
         change = case.grown_since(case.points[0])
         grew = {key: n for key, n in change.items() if abs(n) >= _GREW_SHARE * max(case.allocated_bytes, 1)}
-    return When(phase, case.moment.step, _first_step(case), case.at.event, case.at.kind, grew)
+    lora = {"meaning": case.attribution.lora_meaning}
+    return When(phase, case.moment.step, _first_step(case), case.at.event, case.at.kind, grew, lora)
 
 
 def _tokens_that_fit(case: Case) -> float | None:
@@ -237,9 +238,10 @@ def _first_step(case: Case) -> bool | None:
 def _pinned(case: Case) -> list[str]:
     """Who alone holds most of what is free."""
     held = pins(case.analysis, layout_at(case.timeline, case.at.event)).held_by
+    meaning = case.attribution.lora_meaning
     return [
-        f"What {first.frame} made ({first.category}/{first.subcategory}) alone keeps {size(first.free_bytes)} of free "
-        f"pieces in {first.segments} segments from being given back."
+        f"What {first.frame} made ({category_name(f'{first.category}/{first.subcategory}', meaning)}) alone keeps "
+        f"{size(first.free_bytes)} of free pieces in {first.segments} segments from being given back."
         for first in [holder for holder in held if holder.frame is not None][:1]
     ]
 
@@ -257,8 +259,9 @@ def _about(case: Case) -> list[str]:
         found.append(f"{what} {where}: {size(case.allocated_bytes)} allocated, {size(case.reserved_bytes)} reserved.")
     held = {str(c): case.live_total(case.kind(c)) for c in Category}
     top = sorted(((n, name) for name, n in held.items() if case.is_material(n)), reverse=True)[:3]
+    meaning = case.attribution.lora_meaning
     if top:
-        found.append("Most of it: " + ", ".join(f"{name} {size(n)}" for n, name in top) + ".")
+        found.append("Most of it: " + ", ".join(f"{category_name(name, meaning)} {size(n)}" for n, name in top) + ".")
     if (share := _tokens_that_fit(case)) is not None:
         found.append(
             f"At most about {share:.0%} of this batch's tokens would fit as things are: activations and logits grow "
@@ -275,7 +278,7 @@ def _about(case: Case) -> list[str]:
             key, most = next(iter(change.items()))
             step = case.points[0].earlier.step
             found.append(
-                f"Since the same point of the pass before (step {step}): {format_delta(total)}, most of it {key} "
-                f"({format_delta(most)})."
+                f"Since the same point of the pass before (step {step}): {format_delta(total)}, most of it "
+                f"{category_name(key, meaning)} ({format_delta(most)})."
             )
     return found

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from memtrace.oomlog import LogReading, OomMessage
 from memtrace.snapshot.model import Snapshot
-from memtrace.snapshot.version import names_npu
+from memtrace.snapshot.version import other_backend
 
-_VARIABLE = r"PYTORCH_(?:CUDA_|HIP_|NPU_|XPU_)?ALLOC_CONF"
+_VARIABLE = r"PYTORCH_(?:CUDA_|HIP_|NPU_|XPU_|MUSA_|MLU_|GCU_)?ALLOC_CONF"
 _SET = re.compile(rf"({_VARIABLE})[\"']?\]?\s*[=:,]\s*[\"']?([a-z_0-9]+:[\w:.,\[\]>;-]+)")
 _UNSUPPORTED = re.compile(
     r"expandable_segments\W+(?:is )?not supported|(?:does not|doesn't) support expandable_segments"
@@ -47,8 +47,8 @@ class RunSetting:
     @property
     def variable(self) -> str:
         """The environment variable that this back end and release read."""
-        if self.backend == "npu":
-            return "PYTORCH_NPU_ALLOC_CONF"
+        if self.backend not in ("cuda", "hip", "xpu"):
+            return f"PYTORCH_{self.backend.upper()}_ALLOC_CONF"
         if self.named_variable is not None:
             return self.named_variable
         if self.backend == "xpu" or (self.release is not None and self.release >= (2, 10)):
@@ -96,12 +96,9 @@ def setting_of_snapshot(snapshot: Snapshot, is_expandable: bool, is_npu: bool = 
     confs = [value for key, value in snapshot.settings.items() if re.fullmatch(_VARIABLE, key) and value]
     built = str(extra.get("cuda") or "")
     is_hip = bool(snapshot.settings.get("PYTORCH_HIP_ALLOC_CONF")) or any("/hip/" in name for name in files)
+    nvidia_or_amd = "hip" if is_hip and not built.startswith(("11", "12", "13")) else "cuda"
     return RunSetting(
-        backend="npu"
-        if is_npu or names_npu(snapshot)
-        else "hip"
-        if is_hip and not built.startswith(("11", "12", "13"))
-        else "cuda",
+        backend="npu" if is_npu else other_backend(snapshot) or nvidia_or_amd,
         release=_release(str(extra.get("torch") or "")),
         is_windows=any(_WINDOWS_PATH.match(name) for name in files),
         trainer=trainer_of(files),

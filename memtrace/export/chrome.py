@@ -30,7 +30,7 @@ def write_chrome(tracks: Tracks, name: str, out: IO[bytes]) -> None:
 
 def _events(tracks: Tracks, name: str, base_ns: int) -> Iterator[dict[str, Any]]:
     pid = tracks.device
-    yield _label("process_name", pid, 0, f"GPU {pid}: {name}")
+    yield _label("process_name", pid, 0, f"{tracks.device_name}: {name}")
     yield _label("thread_name", pid, _PHASES, "phases")
     if tracks.ranges:
         yield _label("thread_name", pid, _RANGES, "recorded ranges")

@@ -50,7 +50,7 @@ class _Writer:
         self._out = out
         self._root = 1 + (tracks.device << 16)
         self._next = self._root
-        process = _number(_PROCESS_PID, tracks.device + 1) + _message(_PROCESS_NAME, f"GPU {tracks.device}: {name}")
+        process = _number(_PROCESS_PID, tracks.device + 1) + _message(_PROCESS_NAME, f"{tracks.device_name}: {name}")
         descriptor = _number(_TRACK_UUID, self._root) + _message(_TRACK_PROCESS, process)
         self._packet(_message(_PACKET_DESCRIPTOR, descriptor) + _number(_PACKET_FLAGS, _STATE_CLEARED))
 

@@ -14,12 +14,12 @@ from memtrace.analysis import Analysis
 from memtrace.answers.curves import Curves, category_curves, pick_events
 from memtrace.answers.diff.comparison import Difference
 from memtrace.answers.steps import StepSeries
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, category_name
 from memtrace.attribution.phases import Phase
 from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.estimate.forecast import Forecast
 from memtrace.estimate.sweep import Outcome, fit, increments
-from memtrace.render.words import COLOUR, category_name, plain_name
+from memtrace.render.words import COLOUR, plain_name
 from memtrace.units import GIB, format_delta, printable
 from memtrace.writing import whole_file
 
@@ -82,7 +82,7 @@ def plot_timeline(analysis: Analysis, curves: Curves, target: Path) -> None:
         for event in analysis.timeline.oom_events:
             axes.axvline(event, color="red", linewidth=1.2)
             axes.annotate("OOM", (event, axes.get_ylim()[1]), color="red", ha="right", va="top")
-        axes.set_title(f"{_name(analysis)} · GPU {analysis.timeline.device.device}", loc="left")
+        axes.set_title(f"{_name(analysis)} · {analysis.timeline.device_name}", loc="left")
         axes.legend(loc="upper left", fontsize="small", framealpha=0.85, ncols=2)
 
 

@@ -53,6 +53,7 @@ class Tracks:
     """One device. ``levels`` and ``categories`` map a name to bytes at each of ``time_ns``."""
 
     device: int
+    device_name: str
     has_times: bool
     time_ns: I8
     events: I8
@@ -88,6 +89,7 @@ def build_tracks(analysis: Analysis, points: int | None = None) -> Tracks:
     ooms = [(event, int(timeline.trace.size[event])) for event in timeline.oom_events]
     return Tracks(
         device=timeline.device.device,
+        device_name=timeline.device_name,
         has_times=timeline.trace.time_us is not None,
         time_ns=times[events],
         events=events,

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from memtrace.allocator.config import AllocatorConfig, from_snapshot, release_of
 from memtrace.allocator.replay.replay import Allocations, Replay, replay_device
 from memtrace.errors import NoAnswerError, UsageError
+from memtrace.snapshot.devices import device_name
 from memtrace.snapshot.model import Action, Device, DeviceTrace, PoolId, Snapshot
-from memtrace.snapshot.version import names_npu
+from memtrace.snapshot.version import other_backend
 
 I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -100,6 +101,11 @@ class Timeline:
     def config(self) -> AllocatorConfig:
         """The recorded settings, with the rounding of the back end that wrote the file."""
         return replace(from_snapshot(self.snapshot.settings), padding_bytes=self.replay.padding_bytes)
+
+    @property
+    def device_name(self) -> str:
+        """``GPU 0``, ``NPU 0``: by the back end that wrote the file."""
+        return device_name(self.snapshot, self.device.device, self.replay.padding_bytes > 0)
 
     @property
     def span(self) -> Window:
@@ -197,7 +203,9 @@ def build(
 
     Never raises on odd traces: ``replay.exact`` says whether to trust sizes. ``on_progress`` gets the share done.
     """
-    replay = replay_device(device, snapshot.settings, release_of(snapshot), on_progress, is_npu=names_npu(snapshot))
+    replay = replay_device(
+        device, snapshot.settings, release_of(snapshot), on_progress, is_npu=other_backend(snapshot) == "npu"
+    )
     requested, allocated, reserved = _curves(device.trace, replay)
     first = replay.initial_reserved_bytes
     if not replay.exact and (bool((reserved < allocated).any()) or first < replay.initial_allocated_bytes):

@@ -76,7 +76,7 @@ def compare_ranks(answers: Sequence[Rank | Failure]) -> RankComparison:
     step = _highest_step(steps)
     standings = tuple(_standing(rank, steps[i][step] if step is not None else None) for i, rank in enumerate(ranks))
     rows = tuple(_row(number, ranks, steps) for number in sorted({number for own in steps for number in own}))
-    odd = find_odd(standings)
+    odd = find_odd(standings, meaning_of(ranks))
     return RankComparison(
         ranks=tuple(ranks),
         failed=failed,
@@ -91,6 +91,11 @@ def compare_ranks(answers: Sequence[Rank | Failure]) -> RankComparison:
         odd=odd,
         sentence=_sentence(ranks, failed, missing, odd),
     )
+
+
+def meaning_of(ranks: Sequence[Rank]) -> str:
+    """What the category ``lora`` holds on the ranks: ``trained`` where none has adapters."""
+    return "adapters" if any(rank.lora["meaning"] == "adapters" for rank in ranks) else "trained"
 
 
 def _numbered(ranks: list[Rank]) -> tuple[list[Rank], list[Failure], str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, category_name
 from memtrace.units import format_bytes, format_delta
 
 _MIN_SHARE = 0.02  # of the others' median: smaller differences are ordinary unevenness
@@ -40,10 +40,11 @@ class Odd:
     why: tuple[str, ...]
 
 
-def find_odd(standings: Sequence[Standing]) -> Odd | None:
+def find_odd(standings: Sequence[Standing], meaning: str) -> Odd | None:
     """The rank whose memory on the device is furthest from the others', or None if all are much alike.
 
     Memory outside the allocator counts where every rank's file tells it. Of two ranks the larger is the odd one.
+    ``meaning``: of the category ``lora``, as in the report.
     """
     if len(standings) < 2:
         return None
@@ -69,7 +70,7 @@ def find_odd(standings: Sequence[Standing]) -> Odd | None:
     ranked = sorted(changes, key=lambda name: -abs(changes[name]))
     against = "the median of the others" if len(rest) > 1 else f"rank {standings[1 - index].rank}"
     why = tuple(
-        _reason(name, parts[index][name], typical[name], against)
+        _reason(name, parts[index][name], typical[name], against, meaning)
         for name in ranked
         if changes[name] * excess > 0 and abs(changes[name]) >= _WORTH_NAMING * abs(excess)
     )
@@ -77,13 +78,13 @@ def find_odd(standings: Sequence[Standing]) -> Odd | None:
     return Odd(odd.rank, odd.file, excess, middle, changes, why)
 
 
-def _reason(name: str, here_bytes: int, typical_bytes: int, against: str) -> str:
+def _reason(name: str, here_bytes: int, typical_bytes: int, against: str, meaning: str) -> str:
     """The measured difference, then what it is consistent with; the second half is a possibility and says so."""
     change = here_bytes - typical_bytes
     more = change > 0
     figures = f"{format_bytes(here_bytes)} against {format_bytes(typical_bytes)} ({against})"
     times = f", {here_bytes / typical_bytes:.1f} times as much" if more and typical_bytes > 0 else ""
-    head = f"{name} {format_delta(change)}: {figures}{times}"
+    head = f"{category_name(name, meaning)} {format_delta(change)}: {figures}{times}"
     known = _CONSISTENT_WITH.get((name, more))
     if name == Category.BASE_WEIGHTS and more and typical_bytes and here_bytes >= 1.6 * typical_bytes:
         known = "a second model on this rank (a reference or teacher model, say), or weights the others shard"

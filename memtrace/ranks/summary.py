@@ -51,7 +51,8 @@ class Rank:
     """One rank. ``categories`` are at ``at`` (the OOM, else the peak); ``rank`` is None where nothing tells it.
 
     ``outside_bytes``: in use on the device but not by this allocator (CUDA context, NCCL, other processes); None if
-    the file does not tell. ``steps_recorded``: step numbers are the program's own, not counted in the trace.
+    the file does not tell. ``lora``: as in the report. ``steps_recorded``: step numbers are the program's own, not
+    counted in the trace.
     """
 
     file: str
@@ -74,11 +75,12 @@ class Rank:
     truncated: bool
     sites: tuple[Place, ...]
     exact: bool
+    lora: Mapping[str, str]
     predicted: bool = False
 
 
 _AS_REPORTED = (
-    "moment", "peaks", "reserved_bytes", "allocated_bytes", "categories", "subcategories", "exact",
+    "moment", "peaks", "reserved_bytes", "allocated_bytes", "categories", "subcategories", "exact", "lora",
 )  # fmt: skip
 
 

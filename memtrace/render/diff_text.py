@@ -11,7 +11,7 @@ from rich.text import Text
 
 from memtrace.answers.diff.comparison import Difference, SiteDelta, Story
 from memtrace.answers.report import Report
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, category_name
 from memtrace.render.text import columns, heading, table, warning_lines
 from memtrace.render.words import STYLE, clip, moment_name
 from memtrace.units import format_bytes, format_delta
@@ -41,12 +41,13 @@ def render_diff(answer: Difference, width: int = 100, sites: int = 12) -> Iterat
         yield Text("compared at moments that are not alike", style="yellow")
     yield Text()
     rows = list(_budget_rows(answer))
-    styles = [STYLE.get(row[0].strip(), "dim" if row[0].startswith("  ") else "bold") for row in rows]
+    colours = STYLE | {"trained": STYLE[Category.LORA]}
+    styles = [colours.get(row[0].strip(), "dim" if row[0].startswith("  ") else "bold") for row in rows]
     yield from table([("", "before", "after", "change"), *rows], [False, True, True, True], styles)
     yield Text()
     yield heading("call sites that changed most")
     changed = _changed(answer)
-    yield from _site_lines(changed[:sites], width)
+    yield from _site_lines(changed[:sites], width, answer.lora_meaning)
     if len(changed) > sites:
         rest = sum(site.delta_bytes for site in changed[sites:])
         yield Text(f"  {format_delta(rest):>11}  in {len(changed) - sites} more", style="dim")
@@ -93,7 +94,7 @@ def _head(budget: Report) -> str:
     step = "" if budget.moment.step is None else f", step {budget.moment.step}"
     phase = "" if budget.moment.phase == "unknown" else f", {budget.moment.phase}"
     return (
-        f"{PurePath(budget.file).name} · GPU {budget.device} · {moment_name(budget.at)}{step}{phase} · peak allocated "
+        f"{PurePath(budget.file).name} · {budget.device_name} · {moment_name(budget.at)}{step}{phase} · peak allocated "
         f"{format_bytes(budget.peaks['allocated_bytes'])}, reserved {format_bytes(budget.peaks['reserved_bytes'])}"
     )
 
@@ -103,7 +104,8 @@ def _budget_rows(answer: Difference) -> Iterator[tuple[str, str, str, str]]:
     for name, change in delta.categories.items():
         if not (before.categories.get(name) or after.categories.get(name)):
             continue
-        yield _row(name, before.categories.get(name, 0), after.categories.get(name, 0), change)
+        called = category_name(name, answer.lora_meaning)
+        yield _row(called, before.categories.get(name, 0), after.categories.get(name, 0), change)
         for key, part in delta.subcategories.items():
             category, _, sub = key.partition("/")
             if category == name and part and sub != name:
@@ -124,11 +126,11 @@ def _place(site: SiteDelta) -> str:
     return f"{site.module}: {place}" if site.module else place
 
 
-def _site_lines(sites: list[SiteDelta], width: int) -> Iterator[Text]:
+def _site_lines(sites: list[SiteDelta], width: int, meaning: str) -> Iterator[Text]:
     for site in sites:
         head, kind, note = (
             f"  {format_delta(site.delta_bytes):>11}  ",
-            f"{site.category}/{site.subcategory}",
+            category_name(f"{site.category}/{site.subcategory}", meaning),
             _note(site),
         )
         tail = f"  [{note}]" if note else ""
@@ -158,9 +160,8 @@ def diff_markdown(answer: Difference, sites: int = 12) -> str:
         lines += ["", "| change | before | after | what for | call site | |", "|---:|---:|---:|---|---|---|"]
         for site in changed[:sites]:
             sizes = (format_delta(site.delta_bytes), format_bytes(site.before_bytes), format_bytes(site.after_bytes))
-            lines.append(
-                f"| {' | '.join(sizes)} | {site.category}/{site.subcategory} | {_code(_place(site))} | {_note(site)} |"
-            )
+            kind = category_name(f"{site.category}/{site.subcategory}", answer.lora_meaning)
+            lines.append(f"| {' | '.join(sizes)} | {kind} | {_code(_place(site))} | {_note(site)} |")
         if len(changed) > sites:
             rest = sum(site.delta_bytes for site in changed[sites:])
             lines.append(f"| {format_delta(rest)} | | | in {len(changed) - sites} more | | |")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from memtrace._version import __version__
+from memtrace.attribution.categories import category_name
 from memtrace.explain.answer import Advice, Explanation, Finding, When
 from memtrace.explain.overheads import Overheads
 from memtrace.render.words import moment_name, verdict_meaning, verdict_name
@@ -200,6 +201,11 @@ def _plain(text: str) -> str:
     return text.replace("__", r"\_\_").replace("<", "&lt;").replace("*", r"\*")
 
 
+def _grown(when: When) -> list[str]:
+    pairs = list(when.grew_bytes.items())[:5]
+    return [f"{category_name(key, when.lora['meaning'])} {format_delta(n)}" for key, n in pairs]
+
+
 def render_markdown(answer: Explanation) -> list[str]:
     """The whole answer as Markdown; nothing in it but file names and what stacks name."""
     lines = [f"### {_headline(answer)}", ""]
@@ -209,7 +215,7 @@ def render_markdown(answer: Explanation) -> list[str]:
     lines += [f"- {_plain(sentence)}" for sentence in [*answer.because, *answer.worth_saying, *answer.sizes]]
     said = any(_SINCE in sentence for sentence in answer.because)
     if answer.when is not None and answer.when.grew_bytes and not said:
-        grown = ", ".join(f"{key} {format_delta(n)}" for key, n in list(answer.when.grew_bytes.items())[:5])
+        grown = ", ".join(_grown(answer.when))
         lines.append(f"- {_SINCE}: {grown}.")
     if answer.findings:
         lines += ["", "| finding | bytes | best change saves |", "| --- | ---: | --- |"]
@@ -231,12 +237,16 @@ def render_markdown(answer: Explanation) -> list[str]:
     return lines
 
 
-def render_overheads(found: Overheads) -> list[str]:
-    """One line an overhead: its bytes, what would be left without it and those above it, and what it is."""
+def render_overheads(found: Overheads, meaning: str) -> list[str]:
+    """One line an overhead: its bytes, what would be left without it and those above it, and what it is.
+
+    ``meaning``: the report's, of the category ``lora``.
+    """
     lines = [f"{format_bytes(found.reserved_bytes)} reserved at the {moment_name(found.at)}", ""]
     lines.append(f"{'overhead':>12}  {'left without':>12}  what it is")
     for row in found.overheads:
-        line = f"{format_bytes(row.bytes):>12}  {format_bytes(row.left_bytes):>12}  {row.purpose}: {row.meaning}"
+        what = f"{category_name(row.purpose, meaning)}: {row.meaning}"
+        line = f"{format_bytes(row.bytes):>12}  {format_bytes(row.left_bytes):>12}  {what}"
         lines.append(line if len(line) <= 118 else f"{line[:117]}…")
     lines.append(f"{format_bytes(found.naive_bytes):>12}  {'':>12}  parameters × bytes: the naive figure")
     return lines

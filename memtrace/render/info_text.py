@@ -52,7 +52,7 @@ def _device(device: DeviceInfo) -> Iterator[Text]:
     truncated = {True: "yes: the beginning is lost", False: "no", None: "no, but recording began late"}
     segments, blocks = counted(device.segments, "segment"), counted(device.blocks, "block")
     reserved, allocated = format_bytes(device.reserved_bytes), format_bytes(device.allocated_bytes)
-    yield Text(f"GPU {device.device}", style="bold")
+    yield Text(device.device_name, style="bold")
     yield Text(f"  final state   {reserved} reserved in {segments}, {allocated} allocated, {blocks}")
     yield Text(f"  trace         {counted(device.events, 'event')}{duration}" + (f": {actions}" if actions else ""))
     yield Text(f"  streams       {device.streams}; pools {pools}; stacks {device.stacks}")

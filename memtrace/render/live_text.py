@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from memtrace.attribution.categories import category_name
 from memtrace.live.state import LiveView
 from memtrace.render.words import bar, clip, plain_name
 from memtrace.units import counted, format_bytes, format_count, format_delta, printable
@@ -98,7 +99,8 @@ def _categories(view: LiveView, width: int) -> list[Spans]:
     top = max(report.reserved_bytes, 1)
     for name, size in report.categories.items():
         if size or name != "unattributed":
-            lines.append([(f"  {plain_name(name):<14}{format_bytes(size):>11}  ", "text"),
+            called = plain_name(category_name(name, report.lora["meaning"]))
+            lines.append([(f"  {called:<14}{format_bytes(size):>11}  ", "text"),
                           (bar(size / top, max(width - 30, 10)), f"cat:{name}")])  # fmt: skip
     return lines
 
@@ -131,8 +133,10 @@ def _phases(view: LiveView) -> list[Spans]:
 
 def _growing(view: LiveView, width: int) -> list[Spans]:
     lines: list[Spans] = [[(" grows", "dim")]] if view.growing else []
+    meaning = view.report.lora["meaning"] if view.report is not None else "adapters"
     for site in view.growing[:5]:
-        text = f"  {format_delta(round(site.per_step_bytes)):>11} a step  {site.category}/{site.subcategory}  "
+        purpose = category_name(f"{site.category}/{site.subcategory}", meaning)
+        text = f"  {format_delta(round(site.per_step_bytes)):>11} a step  {purpose}  "
         lines.append(
             [(text, "text"), (clip(printable(site.frame or "no stack"), max(width - len(text), 10)), "accent")]
         )

@@ -8,8 +8,8 @@ from pathlib import PurePath
 from rich.text import Text
 
 from memtrace.analysis import PREDICTED
-from memtrace.attribution.categories import Category
-from memtrace.ranks.compare import RankComparison
+from memtrace.attribution.categories import Category, category_name
+from memtrace.ranks.compare import RankComparison, meaning_of
 from memtrace.render.text import columns, table, warning_lines
 from memtrace.render.words import plain_name, verdict_name
 from memtrace.units import format_bytes, printable
@@ -57,7 +57,7 @@ def _tables(answer: RankComparison, width: int) -> list[Text]:
     outside = any(rank.outside_bytes is not None for rank in answer.ranks)
     levels = [["file", "peak", "reserved", *(["outside"] if outside else [])]]
     shown = [c for c in Category if any(standing.categories.get(str(c)) for standing in answer.compared)]
-    categories = [[plain_name(c) for c in shown]]
+    categories = [[plain_name(category_name(c, meaning_of(answer.ranks))) for c in shown]]
     names = short_names([rank.file for rank in answer.ranks])
     for name, rank, standing in zip(names, answer.ranks, answer.compared, strict=True):
         extra = [] if not outside else ["?" if rank.outside_bytes is None else format_bytes(rank.outside_bytes)]
@@ -100,7 +100,7 @@ def _imbalance(answer: RankComparison) -> list[Text]:
     for name, spread in answer.imbalance.items():
         if spread.max_bytes:
             sizes = (spread.min_bytes, spread.median_bytes, spread.max_bytes, spread.spread_bytes)
-            rows.append([name, *map(format_bytes, sizes)])
+            rows.append([category_name(name, meaning_of(answer.ranks)), *map(format_bytes, sizes)])
     return table(rows, [False, True, True, True, True])
 
 

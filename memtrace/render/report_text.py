@@ -10,10 +10,10 @@ from rich.text import Text
 
 from memtrace.answers.report import Report
 from memtrace.answers.why import Why
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, category_name
 from memtrace.attribution.sites import NO_STACK
 from memtrace.render.text import heading, more_line, warning_lines
-from memtrace.render.words import STYLE, bar, category_name, clip, moment_name
+from memtrace.render.words import STYLE, bar, clip, moment_name
 from memtrace.units import counted, format_bytes, format_count
 
 _STACK_LINES = 6
@@ -58,7 +58,9 @@ def _head(report: Report) -> list[Text]:
         parts.append(f"step {moment.step}")
     if moment.phase != "unknown":
         parts.append(moment.phase)
-    head = Text.assemble((PurePath(report.file).name, "bold"), f" · GPU {report.device} · ", (", ".join(parts), "bold"))
+    head = Text.assemble(
+        (PurePath(report.file).name, "bold"), f" · {report.device_name} · ", (", ".join(parts), "bold")
+    )
     asked = report.fragmentation.asked_bytes
     total = f"{format_bytes(report.reserved_bytes)} reserved, {format_bytes(report.allocated_bytes)} allocated"
     if asked is not None:
@@ -118,7 +120,7 @@ def _sites(report: Report, width: int, count: int) -> Iterator[Text]:
         return
     yield heading("biggest call sites")
     for site in report.top[:count]:
-        kind = f"{category_name(site.category, report.lora['meaning'])}/{site.subcategory}"
+        kind = category_name(f"{site.category}/{site.subcategory}", report.lora["meaning"])
         head = f"  {format_bytes(site.bytes):>10} {site.count:>6}×  "
         module = f"{site.module}: " if site.module else ""
         room = max(20, width - len(head) - 30) - len(module)
@@ -132,13 +134,14 @@ def _sites(report: Report, width: int, count: int) -> Iterator[Text]:
 def render_why(answer: Why, lora_meaning: str) -> Iterator[Text]:
     """What was asked, then each rule with its sentence and its largest examples. For ``lora_meaning`` see the report's
     ``lora``."""
-    yield Text.assemble((answer.asked, "bold"), f": {answer.meaning} ({moment_name(answer.at)})")
+    asked = category_name(answer.asked, lora_meaning)
+    yield Text.assemble((asked, "bold"), f": {answer.meaning} ({moment_name(answer.at)})")
     for decision in answer.decisions:
         yield Text()
         yield Text.assemble(
             (f"{format_bytes(decision.bytes)} in {format_count(decision.count)}", "bold"),
             " → ",
-            (f"{category_name(decision.category, lora_meaning)}/{decision.subcategory}", STYLE[decision.category]),
+            (category_name(f"{decision.category}/{decision.subcategory}", lora_meaning), STYLE[decision.category]),
             f"  [{decision.evidence}: rule {decision.rule}]",
         )
         yield Text(f"  {decision.why}")

@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.text import Text
 
 from memtrace.answers.segment_map import SegmentMap, SegmentView
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, category_name
 from memtrace.render.text import heading
 from memtrace.render.words import FREE, MARKS, PENDING, STYLE, moment_name, pool_name, stream_name
 from memtrace.units import counted, format_bytes, format_count
@@ -16,15 +16,16 @@ from memtrace.units import counted, format_bytes, format_count
 _HEAD_WIDTH = 48
 
 
-def render_segments(answer: SegmentMap, width: int = 80, most: int | None = 40) -> Iterator[Text]:
+def render_segments(answer: SegmentMap, meaning: str, width: int = 80, most: int | None = 40) -> Iterator[Text]:
     """Segments grouped by pool and stream, most free bytes first.
 
-    ``most`` rows of each group, in which segments that look alike share one; None: a row for every segment.
+    ``meaning``: the report's, of the category ``lora``. ``most`` rows of each group, in which segments that look alike
+    share one; None: a row for every segment.
     """
     legend = Text.assemble(moment_name(answer.at), ": ")
     for category, mark in MARKS.items():
         if category != Category.FRAGMENTATION:
-            legend.append(f"{mark.letter} {category}  ", mark.ansi)
+            legend.append(f"{mark.letter} {category_name(category, meaning)}  ", mark.ansi)
     legend.append(f"{FREE} free  {PENDING} pending free")
     yield legend
     for (pool, stream), members in groupby(sorted(answer.segments, key=_group), key=_group):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, category_name
 from memtrace.history.timeline import At
 from memtrace.units import format_count
 
@@ -60,9 +60,9 @@ def plain_name(identifier: str) -> str:
     return identifier.replace("_", " ")
 
 
-def category_name(category: str, meaning: str) -> str:
-    """What people call a category: without adapters (``meaning`` of the report's ``lora``), *trained* for that key."""
-    return "trained" if category == Category.LORA and meaning == "trained" else category
+def short_name(category: str, meaning: str) -> str:
+    """A category where room is short."""
+    return "train" if category_name(category, meaning) == "trained" else MARKS[category].short
 
 
 def verdict_name(verdict: str) -> str:

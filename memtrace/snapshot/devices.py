@@ -1,4 +1,4 @@
-"""Which device of a snapshot a question is about."""
+"""Which device of a snapshot a question is about, and what people call it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from memtrace.errors import UsageError
 from memtrace.snapshot.model import Action, Device, Snapshot
+from memtrace.snapshot.version import other_backend
 
 
 def choose_device(snapshot: Snapshot, wanted: int | None) -> tuple[Device, str | None]:
@@ -31,6 +32,12 @@ def choose_device(snapshot: Snapshot, wanted: int | None) -> tuple[Device, str |
             )
     best = max(devices, key=_highest_reserved)
     return best, f"device {best.device} of {len(devices)}: the one with the highest peak (--device N for another)"
+
+
+def device_name(snapshot: Snapshot, number: int, is_npu: bool = False) -> str:
+    """``GPU 0``, or ``NPU 0``, ``XPU 0`` … by the back end that wrote the file. ``is_npu``: its block sizes say so."""
+    backend = "npu" if is_npu else other_backend(snapshot)
+    return f"{'GPU' if backend is None else backend.upper()} {number}"
 
 
 def _highest_reserved(device: Device) -> int:

@@ -69,8 +69,17 @@ def release_range(samples: Mapping[str, Mapping[str, Any] | None]) -> tuple[str 
     return at_least, below
 
 
-def names_npu(snapshot: Snapshot) -> bool:
-    """Whether the settings or a file on the stacks name torch_npu, the back end of Ascend's cards."""
-    if snapshot.settings.get("PYTORCH_NPU_ALLOC_CONF"):
-        return True
-    return any("/torch_npu/" in "/" + frame.filename.replace("\\", "/") for frame in snapshot.stacks.frames)
+_OTHERS = {  # back ends that are not CUDA or HIP: where their files lie
+    "npu": ("/torch_npu/",), "musa": ("/torch_musa/",), "mlu": ("/torch_mlu/",), "gcu": ("/torch_gcu/",),
+    "xpu": ("/torch/xpu/", "/c10/xpu/"),
+}  # fmt: skip
+
+
+def other_backend(snapshot: Snapshot) -> str | None:
+    """``npu``, ``xpu``, … where the settings or a file on the stacks name such a back end; None for CUDA and HIP."""
+    set_by = (name for name in _OTHERS if snapshot.settings.get(f"PYTORCH_{name.upper()}_ALLOC_CONF"))
+    if (named := next(set_by, None)) is not None:
+        return named
+    files = {frame.filename for frame in snapshot.stacks.frames}
+    seen = "\n".join("/" + name.replace("\\", "/") for name in files)
+    return next((name for name, parts in _OTHERS.items() if any(part in seen for part in parts)), None)

@@ -154,7 +154,7 @@ def ask_everything(path: Path) -> bool:
             assert sum(budget.categories.values()) == budget.reserved_bytes
             list(render_report(budget))
             measure(made.timeline, made.attribution, at)
-            list(render_segments(segment_map(made, at)))
+            list(render_segments(segment_map(made, at), made.attribution.lora_meaning))
             build_graph(made, at.event)
             category_curves(made)
     except MemtraceError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from browser_cases import CASES, TINY, hit, main_screen, open_app, settle, text_of, until
 from memtrace_tui.data.lines import Goto
+from memtrace_tui.data.query import parse
+from memtrace_tui.data.rows import AllocationTable
 from memtrace_tui.settings import Settings
 from memtrace_tui.views.allocations import AllocationsView
 from memtrace_tui.views.stacks import StacksView
@@ -327,7 +329,7 @@ async def test_two_devices_take_turns() -> None:
             await hit(pilot, number, "d")
             await settle(pilot)
         assert screen.session.provider.device == (len(VIEWS) + screen.session.recording.device) % 2
-        assert f"GPU {screen.session.provider.device}" in text_of(pilot)
+        assert screen.session.provider.timeline.device_name in text_of(pilot)
 
 
 async def test_the_mouse() -> None:
@@ -361,3 +363,24 @@ async def test_a_jump_to_an_address_opens_the_segment() -> None:
         await until(lambda: screen.current == "segments" and bool(screen.query(BlockMap)))
         await settle(pilot)
         assert screen.view.query_one(BlockMap).block == 7
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_without_adapters_no_screen_names_them(plain: bool) -> None:
+    """Full fine-tuning: the second category reads *trained* everywhere, and is found by that word and by its key."""
+    async with open_app("llama_full-finetuning-eager", (150, 50), plain=plain) as pilot:
+        screen, seen = main_screen(pilot), ""
+        for view, digit in VIEWS.items():
+            await hit(pilot, digit)
+            assert screen.current == view
+            for key in ("", "down", "g", "question_mark", "escape"):
+                if key:
+                    await hit(pilot, key)
+                seen += text_of(pilot)
+            await close_dialogs(pilot)
+        assert "trained" in seen
+        assert "lora" not in seen.lower()
+        table = AllocationTable(screen.session.provider)
+        count = table.fitting(parse("category:trained")).sum()
+        assert 0 < count == table.fitting(parse("category:lora")).sum()
+        assert table.fitting(parse("trained")).sum() >= count

@@ -70,7 +70,10 @@ def check(analysis: Analysis, at: str | None) -> None:
     assert negative == []
     explanation = explain_snapshot(analysis, moment)
     text = "\n".join(
-        [line.plain for line in (*render_report(budget), *render_fragmentation(budget.fragmentation))]
+        [
+            line.plain
+            for line in (*render_report(budget), *render_fragmentation(budget.fragmentation, budget.lora["meaning"]))
+        ]
         + render_explanation(explanation)
     )
     shares = [float(found.replace(",", "")) for found in re.findall(r"(-?\d[\d,]*(?:\.\d+)?)\s?%", text)]

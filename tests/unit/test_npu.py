@@ -22,6 +22,8 @@ from memtrace.explain.case import Case
 from memtrace.explain.explain import explain_snapshot
 from memtrace.history.refusals import refusals
 from memtrace.history.timeline import build, choose_event
+from memtrace.render.report_text import render_report
+from memtrace.snapshot.devices import device_name
 from memtrace.snapshot.load import from_raw
 
 NAMES = ["tiny-llama_3-steps", "fuzz_default_0", "llama2-7b_oom-first-step"]
@@ -116,3 +118,32 @@ def test_simulations_keep_the_rounding() -> None:
     found = answer(timeline, Question(confs=("max_split_size_mb:512",), addresses=False))
     assert {run.program.evidence.config.padding_bytes for run in found.simulations} == {32}
     assert all(np.asarray(run.config.padding_bytes) == 32 for run in found.simulations)
+
+
+def test_heads_name_the_device_by_its_back_end() -> None:
+    analysis = analysed(NAMES[0], made(NAMES[0]))
+    budget = report(analysis, choose_event(analysis.timeline, "peak"))
+    head = next(iter(render_report(budget))).plain
+    assert budget.device_name == f"NPU {budget.device}"
+    assert f" · NPU {budget.device} · " in head
+    assert "GPU" not in head
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "name"),
+    [
+        ("/site-packages/torch_npu/npu/memory.py", {}, "NPU 3"),
+        ("C:\\site-packages\\torch_musa\\core\\memory.py", {}, "MUSA 3"),
+        ("/site-packages/torch/xpu/memory.py", {}, "XPU 3"),
+        ("/home/me/torch_npu.py", {}, "GPU 3"),
+        ("/site-packages/torch/cuda/memory.py", {}, "GPU 3"),
+        ("a.py", {"PYTORCH_MLU_ALLOC_CONF": "expandable_segments:True"}, "MLU 3"),
+        ("a.py", {"PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True", "PYTORCH_NPU_ALLOC_CONF": ""}, "GPU 3"),
+    ],
+)
+def test_back_ends(file: str, settings: dict[str, str], name: str) -> None:
+    event = {"action": "alloc", "addr": 1024, "size": 512, "stream": 0, "time_us": 1,
+             "frames": [{"filename": file, "line": 1, "name": "f"}]}  # fmt: skip
+    snapshot = from_raw({"segments": [], "device_traces": [[event]], "allocator_settings": settings}, "a.pickle")
+    assert device_name(snapshot, 3) == name
+    assert device_name(snapshot, 3, is_npu=True) == "NPU 3"

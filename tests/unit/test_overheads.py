@@ -23,7 +23,7 @@ def test_they_sum_and_end_at_the_naive_figure(name: str) -> None:
     for row in found.overheads:
         left -= row.bytes
         assert row.left_bytes == left
-    assert len(render_overheads(found)) == len(sizes) + 4
+    assert len(render_overheads(found, "adapters")) == len(sizes) + 4
 
 
 def test_the_naive_figure_is_the_parameters() -> None:

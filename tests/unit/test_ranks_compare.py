@@ -63,24 +63,24 @@ def standing(number: int, outside: int | None = None, **categories: int) -> Stan
 
 def test_memory_outside_the_allocator_makes_a_rank_odd() -> None:
     ranks = [standing(i, outside=GIB) for i in range(4)]
-    assert find_odd(ranks) is None
-    odd = find_odd([standing(0, outside=4 * GIB), *ranks[1:]])
+    assert find_odd(ranks, "adapters") is None
+    odd = find_odd([standing(0, outside=4 * GIB), *ranks[1:]], "adapters")
     assert odd is not None and odd.rank == 0 and odd.excess_bytes == 3 * GIB
     assert odd.why[0].startswith("outside_allocator +3.00 GiB") and "NCCL" in odd.why[0]
 
 
 def test_outside_memory_counts_only_where_every_file_tells_it() -> None:
-    assert find_odd([standing(0, outside=9 * GIB), standing(1), standing(2)]) is None
+    assert find_odd([standing(0, outside=9 * GIB), standing(1), standing(2)], "adapters") is None
 
 
 def test_a_rank_with_less_is_odd_too() -> None:
-    odd = find_odd([standing(0), standing(1), standing(2, activations=GIB // 2), standing(3)])
+    odd = find_odd([standing(0), standing(1), standing(2, activations=GIB // 2), standing(3)], "adapters")
     assert odd is not None and odd.rank == 2 and odd.excess_bytes < 0
     assert odd.why[0].startswith("activations -1.50 GiB")
 
 
 def test_a_run_that_is_uneven_all_over_has_no_odd_rank() -> None:
-    assert find_odd([standing(i, activations=(2 + i) * GIB) for i in range(6)]) is None
+    assert find_odd([standing(i, activations=(2 + i) * GIB) for i in range(6)], "adapters") is None
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -160,7 +160,7 @@ def test_ranks_without_a_common_step_are_compared_at_their_own_events() -> None:
 def test_a_rank_is_odd_from_two_percent_on(share: float, is_odd: bool) -> None:
     ranks = [standing(i) for i in range(4)]
     more = standing(4, activations=2 * GIB + int(share * 6 * GIB))
-    assert (find_odd([*ranks, more]) is not None) == is_odd
+    assert (find_odd([*ranks, more], "adapters") is not None) == is_odd
 
 
 @pytest.mark.parametrize(("excess", "is_odd"), [(9, False), (11, True)])
@@ -168,18 +168,18 @@ def test_a_rank_is_odd_from_five_times_the_unevenness_of_the_others_on(excess: i
     """The others lie 2 % of 100 GiB from their median."""
     uneven = [standing(i, base_weights=50 * GIB, activations=(48 + 4 * (i % 2)) * GIB) for i in range(4)]
     more = standing(4, base_weights=50 * GIB, activations=(50 + excess) * GIB)
-    assert (find_odd([*uneven, more]) is not None) == is_odd
+    assert (find_odd([*uneven, more], "adapters") is not None) == is_odd
 
 
 @pytest.mark.parametrize(("part", "named"), [(17, 1), (23, 2)])
 def test_a_part_is_named_from_a_fifth_of_the_difference_on(part: int, named: int) -> None:
     ranks = [standing(i) for i in range(3)]
     more = standing(3, activations=2 * GIB + (100 - part) * GIB // 10, base_weights=4 * GIB + part * GIB // 10)
-    odd = find_odd([*ranks, more])
+    odd = find_odd([*ranks, more], "adapters")
     assert odd is not None and len(odd.why) == named
 
 
 @pytest.mark.parametrize(("times", "second"), [(1.55, False), (1.65, True)])
 def test_weights_are_a_second_model_from_sixteen_tenths_on(times: float, second: bool) -> None:
-    odd = find_odd([standing(0), standing(1), standing(2, base_weights=int(times * 4 * GIB))])
+    odd = find_odd([standing(0), standing(1), standing(2, base_weights=int(times * 4 * GIB))], "adapters")
     assert odd is not None and ("second model" in odd.why[0]) == second

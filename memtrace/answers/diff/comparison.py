@@ -126,6 +126,11 @@ class Difference:
         return self.story.sentence if self.story is not None else ""
 
     @property
+    def lora_meaning(self) -> str:
+        """What the category ``lora`` holds in the two: ``trained`` where neither has adapters."""
+        return "trained" if self.before.lora == self.after.lora == {"meaning": "trained"} else "adapters"
+
+    @property
     def unmatched(self) -> tuple[SiteDelta, ...]:
         """Sites of one recording that nothing in the other answers to."""
         return tuple(site for site in self.sites if site.match is None)

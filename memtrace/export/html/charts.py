@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from memtrace.analysis import Analysis
 from memtrace.answers.curves import category_curves, pick_events
 from memtrace.answers.segment_map import BlockView, SegmentMap, SegmentView
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, category_name
 from memtrace.attribution.phases import Phase
 from memtrace.history.timeline import At, Window
 from memtrace.units import format_bytes, format_count
@@ -44,13 +44,13 @@ def timeline_svg(analysis: Analysis, at: At, top_bytes: int = 1) -> str:
         parts.append(
             f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{format_bytes(int(top_bytes * share))}</text>'
         )
-    base = np.zeros(len(events), dtype=np.int64)
+    base, meaning = np.zeros(len(events), dtype=np.int64), analysis.attribution.lora_meaning
     for number, category in enumerate(Category):
         layer = curves.categories[number, place]
         if layer.any():
             upper = base + layer
             peak = int(curves.categories[number].max())
-            title = f"{category}: at most {format_bytes(peak)}"
+            title = f"{category_name(category, meaning)}: at most {format_bytes(peak)}"
             parts.append(
                 f'<path class="{category}" d="{_area(scale, events, base, upper)}"><title>{title}</title></path>'
             )
@@ -87,7 +87,10 @@ def timeline_data(analysis: Analysis) -> dict[str, object]:
         "event": events.tolist(),
         "phase": [Phase(int(phases.phase[span])).label if known and span >= 0 else "" for span in spans.tolist()],
         "step": [int(phases.step[span]) if known and span >= 0 else -1 for span in spans.tolist()],
-        "bytes": {str(c): curves.categories[i, events - curves.first].tolist() for i, c in enumerate(Category)},
+        "bytes": {
+            category_name(c, analysis.attribution.lora_meaning): curves.categories[i, events - curves.first].tolist()
+            for i, c in enumerate(Category)
+        },
     }  # fmt: skip
 
 
@@ -153,7 +156,7 @@ def _phase_strip(analysis: Analysis, scale: _Scale) -> Iterator[str]:
         yield _rect(f"phase-{phase.label}", x, _HEIGHT - _BOTTOM + 3, max(end - x, 0.3), 9, f"{phase.label}{step}")
 
 
-def segments_svg(answer: SegmentMap) -> str:
+def segments_svg(answer: SegmentMap, meaning: str) -> str:
     """Segments laid out like text, largest pool first: one frame a segment, its blocks in colour. "" without any."""
     if not answer.segments:
         return ""
@@ -166,7 +169,7 @@ def segments_svg(answer: SegmentMap) -> str:
         width = segment.total_bytes * per_byte
         if x > 0 and x + width > _WIDTH and width <= _WIDTH:
             x, line = 0.0, line + 1
-        x, line, drawn = _segment(segment, x, line, per_byte)
+        x, line, drawn = _segment(segment, meaning, x, line, per_byte)
         parts += drawn
         x += 2
         if x >= _WIDTH:
@@ -176,7 +179,7 @@ def segments_svg(answer: SegmentMap) -> str:
     return head + "".join(parts) + "</svg>"
 
 
-def _segment(segment: SegmentView, x: float, line: int, per_byte: float) -> tuple[float, int, list[str]]:
+def _segment(segment: SegmentView, meaning: str, x: float, line: int, per_byte: float) -> tuple[float, int, list[str]]:
     """Draw one segment from (x, line), wrapping where a line ends; returns where it ends."""
     kind = "expandable range" if segment.is_expandable else "segment"
     about = (
@@ -184,7 +187,7 @@ def _segment(segment: SegmentView, x: float, line: int, per_byte: float) -> tupl
         f"{format_bytes(segment.free_bytes)} free"
     )
     parts: list[str] = []
-    for label, style, size in _runs(segment.blocks):
+    for label, style, size in _runs(segment.blocks, meaning):
         left = size * per_byte
         while left > 1e-9:
             width = min(left, _WIDTH - x)
@@ -198,28 +201,28 @@ def _segment(segment: SegmentView, x: float, line: int, per_byte: float) -> tupl
     return x, line, parts
 
 
-def _runs(blocks: tuple[BlockView, ...]) -> Iterator[tuple[str, str, int]]:
+def _runs(blocks: tuple[BlockView, ...], meaning: str) -> Iterator[tuple[str, str, int]]:
     """(text, style, bytes) of neighbouring blocks that are alike, drawn as one."""
     run: list[BlockView] = []
     for block in blocks:
         if run and _kind(run[0]) != _kind(block):
-            yield _run(run)
+            yield _run(run, meaning)
             run = []
         run.append(block)
     if run:
-        yield _run(run)
+        yield _run(run, meaning)
 
 
 def _kind(block: BlockView) -> tuple[str, str | None, str | None, str | None]:
     return block.state, block.category, block.subcategory, block.frame
 
 
-def _run(run: list[BlockView]) -> tuple[str, str, int]:
+def _run(run: list[BlockView], meaning: str) -> tuple[str, str, int]:
     size, first = sum(block.block_bytes for block in run), run[0]
     if first.state == "free":
         return f"free {format_bytes(size)}", "free", size
     many = f" in {len(run)} blocks" if len(run) > 1 else ""
-    what = f"{first.category}/{first.subcategory}" if first.category else "in use"
+    what = category_name(f"{first.category}/{first.subcategory}", meaning) if first.category else "in use"
     waiting = "pending free: " if first.state == "pending_free" else ""
     place = f" · {first.frame}" if first.frame else ""
     style = "pending_free" if waiting else (first.category or str(Category.UNATTRIBUTED))

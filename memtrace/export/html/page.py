@@ -11,14 +11,14 @@ from memtrace._version import __version__
 from memtrace.analysis import Analysis
 from memtrace.answers.report import Report, report
 from memtrace.answers.segment_map import segment_map
-from memtrace.attribution.categories import MEANING, Category
+from memtrace.attribution.categories import MEANING, Category, category_name
 from memtrace.explain.answer import Explanation, Finding
 from memtrace.explain.causes import story_of
 from memtrace.explain.explain import explain_snapshot
 from memtrace.export.html.charts import segments_svg, timeline_data, timeline_svg
 from memtrace.export.html.style import SCRIPT, STYLE
 from memtrace.history.timeline import At
-from memtrace.render.words import category_name, moment_name, plain_name, verdict_meaning, verdict_name
+from memtrace.render.words import moment_name, plain_name, verdict_meaning, verdict_name
 from memtrace.units import format_bytes, format_count
 
 # The page may run what is written in it and load nothing at all.
@@ -81,7 +81,7 @@ def _opening(side: _Side) -> Iterable[str]:
 
 
 def _map(side: _Side) -> Iterable[str]:
-    blocks = segments_svg(segment_map(side.analysis, side.at))
+    blocks = segments_svg(segment_map(side.analysis, side.at), side.budget.lora["meaning"])
     yield (
         '<h2>Segments and blocks</h2><p class="soft">Every reserved byte at this event, segment by segment; '
         'blank is free. <span class="point">Point at a block to see what it is for.</span></p>'
@@ -101,7 +101,7 @@ def _memory(side: _Side) -> Iterable[str]:
 
 def _head(budget: Report, name: str) -> Iterable[str]:
     moment = budget.moment
-    parts = [f"GPU {budget.device}", moment_name(budget.at)]
+    parts = [budget.device_name, moment_name(budget.at)]
     if moment.step is not None:
         parts.append(f"step {moment.step}")
     if moment.phase != "unknown":
@@ -182,10 +182,11 @@ def _sites(side: _Side) -> Iterable[str]:
     for site in budget.top[:_SITES]:
         module = f"{escape(site.module)}: " if site.module else ""
         place = escape(site.frame or "(no stack recorded)")
+        called = escape(category_name(site.category, budget.lora["meaning"]))
         yield (
             f'<tr><td class="n" data-value="{site.bytes}">{format_bytes(site.bytes)}</td>'
             f'<td class="n" data-value="{site.count}">{format_count(site.count)}</td>'
-            f'<td><span class="kind"><i class="chip {site.category}"></i>{escape(site.category)}/</span>'
+            f'<td><span class="kind"><i class="chip {site.category}"></i>{called}/</span>'
             f"<wbr>{escape(site.subcategory)}</td>"
             f'<td class="code">{module}{place}</td>'
             f'<td class="soft">{escape(site.evidence)}: {escape(site.rule)}</td></tr>'
@@ -197,7 +198,7 @@ def _sites(side: _Side) -> Iterable[str]:
 
 
 def _fragmentation(side: _Side) -> Iterable[str]:
-    f = side.budget.fragmentation
+    f, meaning = side.budget.fragmentation, side.budget.lora["meaning"]
     if not f.reserved_bytes:
         return
     yield (
@@ -213,7 +214,8 @@ def _fragmentation(side: _Side) -> Iterable[str]:
     )
     for segment in f.pinned_segments[:_PINNED]:
         pins = "; ".join(
-            f"{pin.category}/{pin.subcategory} {format_bytes(pin.bytes)}" + (f" {pin.frame}" if pin.frame else "")
+            f"{category_name(f'{pin.category}/{pin.subcategory}', meaning)} {format_bytes(pin.bytes)}"
+            + (f" {pin.frame}" if pin.frame else "")
             for pin in segment.pinned_by[:3]
         )
         more = f"; {len(segment.pinned_by) - 3} more" if len(segment.pinned_by) > 3 else ""

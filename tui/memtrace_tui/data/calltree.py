@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from memtrace.attribution.categories import category_name
 from memtrace.attribution.sites import frame_label
 from memtrace.snapshot.model import I8
 from memtrace.units import printable
@@ -70,7 +71,10 @@ def call_tree(provider: Provider, rows: I8, inverted: bool = False, fold: bool =
                 labels[frame] = printable(frame_label(stacks.frames[frame]))
             path.append((frame, frame, labels[frame]))
         if not frames:
-            path = [("none", -1, "no stack recorded"), (group, -1, f"{category}/{rule.subcategory}")]
+            path = [
+                ("none", -1, "no stack recorded"),
+                (group, -1, category_name(f"{category}/{rule.subcategory}", attribution.lora_meaning)),
+            ]
         node = root
         _add(node, total, count, category)
         for step, frame, label in path:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, category_name
 from memtrace.history.layout import Layout, State
-from memtrace.render.words import FREE, MARKS
+from memtrace.render.words import FREE, MARKS, plain_name, short_name
 from memtrace.render.words import PENDING as PENDING_LETTER
 from memtrace.snapshot.model import I8, U1, Bool
 from memtrace.units import format_bytes, format_count, printable
@@ -84,13 +84,14 @@ def _of(column: NDArray[Any], layout: Layout) -> I8:
 def _category(provider: Provider, layout: Layout) -> _Answer:
     names = list(Category)
     attribution = provider.analysis.attribution
+    meaning = attribution.lora_meaning
     code = np.array([names.index(rule.category) for rule in attribution.rules])
     return (
         code[_of(attribution.rule, layout)],
         [f"cat:{name}" for name in names],
-        [str(name).replace("_", " ") for name in names],
+        [plain_name(category_name(name, meaning)) for name in names],
         "".join(MARKS[name].letter for name in names),
-        [MARKS[name].short for name in names],
+        [short_name(name, meaning) for name in names],
     )
 
 

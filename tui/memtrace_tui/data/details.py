@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from memtrace.answers.fragmentation import pool_name as segment_pool
-from memtrace.attribution.categories import Evidence
+from memtrace.attribution.categories import Evidence, category_name
 from memtrace.attribution.reasons import reason
 from memtrace.attribution.sites import frame_label
 from memtrace.history.layout import Layout, State
 from memtrace.history.timeline import Timeline
-from memtrace.render.words import MARKS, clip, pool_name, stream_name
+from memtrace.render.words import clip, pool_name, short_name, stream_name
 from memtrace.snapshot.model import I8
 from memtrace.units import counted, format_bytes, format_count, printable
 from memtrace_tui.data.layers import layer_of_rows
@@ -78,9 +78,9 @@ def field(label: str, *spans: Span | str, target: Goto | None = None) -> Line:
     return line((f"{label:<{LABEL_WIDTH - 1}} ", "dim"), *spans, target=target)
 
 
-def purpose_text(category: str, subcategory: str) -> str:
-    """``base weights/params``."""
-    return f"{category}/{subcategory}".replace("_", " ")
+def purpose_text(category: str, subcategory: str, meaning: str) -> str:
+    """``base weights/params``; ``meaning``: the report's, of the category ``lora``."""
+    return category_name(f"{category}/{subcategory}", meaning).replace("_", " ")
 
 
 def event_text(provider: Provider, event: int) -> str:
@@ -113,11 +113,11 @@ def allocation_lines(provider: Provider, row: int, event: int, width: int, fold:
     born, died, gone = int(table.alloc_event[row]), int(attribution.facts.died[row]), freed_at(timeline, row)
     stack = int(table.stack[row])
     module = attribution.sites.module[stack] if stack >= 0 else ""
-    why = reason(attribution.facts, rule, np.array([row]))
+    why, meaning = reason(attribution.facts, rule, np.array([row])), attribution.lora_meaning
     here = Goto("segments", max(born, 0) if not born <= event < died else None, address=address)
     lines = [
-        field("purpose", (f"{rule.category}/{rule.subcategory}", f"cat:{rule.category}"),
-              target=Goto("allocations", filter=f"category:{rule.category} sub:/^{rule.subcategory}$/")),
+        field("purpose", (category_name(f"{rule.category}/{rule.subcategory}", meaning), f"cat:{rule.category}"),
+              target=Goto("allocations", filter=site_words(category_name(rule.category, meaning), rule.subcategory))),
         *wrap([(f"{'because':<{LABEL_WIDTH}}", "dim"), (f"{why} ({rule.evidence}; rule {rule.id})", "text")],
               width, LABEL_WIDTH),
         field("asked for", (format_bytes(asked), "strong"), (f"  {format_count(asked)} B", "dim")),
@@ -278,9 +278,10 @@ def summary_lines(provider: Provider, row: int, label: str, width: int, target: 
     table, attribution = provider.timeline.allocations, provider.analysis.attribution
     rule = attribution.rules[int(attribution.rule[row])]
     where = printable(attribution.sites.label(int(table.stack[row]))) or "no stack recorded"
+    what = purpose_text(rule.category, rule.subcategory, attribution.lora_meaning)
     return [
         field(label, (format_bytes(int(table.block_bytes[row])), "strong"), " ",
-              (purpose_text(rule.category, rule.subcategory), f"cat:{rule.category}"), target=target),
+              (what, f"cat:{rule.category}"), target=target),
         field("", (clip(where, max(width - LABEL_WIDTH, 12), keep_end=True), "dim")),
     ]  # fmt: skip
 
@@ -306,14 +307,14 @@ def segment_lines(provider: Provider, layout: Layout, segment: int, width: int, 
         what = "Wholly free: kept for reuse, can be given back." if free == total else "Full: no hole in it."
         return [*lines, *wrap([(what, "dim")], width)]
     lines.append(line(("pinned by", "title"), (clip("  what keeps it reserved", width - 9), "dim")))
-    shown = pinned.pinned_by[:pins]
-    purposes = [purpose_text(pin.category, pin.subcategory) for pin in shown]
+    shown, meaning = pinned.pinned_by[:pins], provider.analysis.attribution.lora_meaning
+    purposes = [purpose_text(pin.category, pin.subcategory, meaning) for pin in shown]
     if max(map(len, purposes), default=0) > width - 32:
-        purposes = [purpose_text(MARKS[pin.category].short, pin.subcategory) for pin in shown]
+        purposes = [purpose_text(short_name(pin.category, meaning), pin.subcategory, meaning) for pin in shown]
     column = min(max(map(len, purposes), default=0), max(width - 22, 12))
     for pin, purpose in zip(shown, purposes, strict=True):
         where = printable(pin.frame) or "no stack recorded"
-        words = site_words(pin.category, pin.subcategory, pin.frame or "")
+        words = site_words(category_name(pin.category, meaning), pin.subcategory, pin.frame or "")
         lines.append(line((f"{format_bytes(pin.bytes):>10} ", "strong"),
                           (f"{clip(purpose, column):<{column}} ", f"cat:{pin.category}"),
                           (clip(where, max(width - 12 - column, 10), keep_end=True), "dim"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memtrace.answers.diff.comparison import Difference
-from memtrace.attribution.categories import Category
-from memtrace.render.words import clip
+from memtrace.attribution.categories import Category, category_name
+from memtrace.render.words import clip, plain_name
 from memtrace.units import format_bytes, format_delta, printable
 from memtrace_tui.data.details import purpose_text
 from memtrace_tui.data.lines import BLANK, Goto, Line, line, wrap
@@ -24,7 +24,7 @@ def category_lines(answer: Difference, width: int) -> list[Line]:
     for category in Category:
         before, after = answer.before.categories[str(category)], answer.after.categories[str(category)]
         if before or after or category is not Category.UNATTRIBUTED:
-            rows.append((str(category).replace("_", " "), f"cat:{category}", before, after))
+            rows.append((plain_name(category_name(category, answer.lora_meaning)), f"cat:{category}", before, after))
     half = max((width - _HEAD - 36) // 2, 4)
     most = max(max(abs(after - before) for _, _, before, after in rows), 1)
     lines = [line((f"{'':<{_HEAD}}{'before':>11}{'after':>11}{'change':>13}", "dim"))]
@@ -58,12 +58,12 @@ def difference_lines(answer: Difference, width: int, sites: int = 200) -> list[L
     for site in answer.sites[:sites]:
         if not site.delta_bytes:
             continue
-        what = purpose_text(site.category, site.subcategory)
+        what = purpose_text(site.category, site.subcategory, answer.lora_meaning)
         note = "" if site.match is not None else "  only after" if site.after_count else "  only before"
         where = printable(site.frame) or ("" if site.match == "kind" else "no stack recorded")
         room = max(width - 13 - 27 - len(note), 8)
         known = site.frame if site.frame and not site.frame.startswith("(") else None
-        words = site_words(site.category, site.subcategory, known)
+        words = site_words(category_name(site.category, answer.lora_meaning), site.subcategory, known)
         lines.append(line(
             (f"{format_delta(site.delta_bytes):>12} ", role_of_delta(site.delta_bytes)),
             (f"{clip(what, 25):<25}  ", f"cat:{site.category}"), (clip(where, room, keep_end=True), "text"),

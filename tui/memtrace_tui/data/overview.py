@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from memtrace.answers.report import Report
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, category_name
 from memtrace.explain.answer import Explanation
 from memtrace.render.words import bar, clip
 from memtrace.units import format_bytes, format_count, printable
@@ -70,6 +72,7 @@ def gauge_lines(provider: Provider, report: Report, width: int) -> list[Line]:
 def budget_lines(report: Report, width: int, categories: bool = True, parts: bool = True) -> list[Line]:
     """A line a category and (with ``parts``) a subcategory, with bars; Enter shows the allocations behind it."""
     label, reserved = 20, max(report.reserved_bytes, 1)
+    called = partial(category_name, meaning=report.lora["meaning"])
     bars = max(width - label - 10 - 8, 6)
 
     def row(name: Span, size: int, role: str, drawn: Span, category: str, sub: str) -> Line:
@@ -77,7 +80,7 @@ def budget_lines(report: Report, width: int, categories: bool = True, parts: boo
         return line(
             (f"{name[0].replace('_', ' '):<{label}}", name[1]), (f"{format_bytes(size):>10}", role),
             (f"{size / reserved:>7.1%} ", "dim"), drawn,
-            target=Goto("segments") if holes else Goto("allocations", filter=site_words(category, sub)),
+            target=Goto("segments") if holes else Goto("allocations", filter=site_words(called(category), sub)),
         )  # fmt: skip
 
     lines = []
@@ -86,7 +89,16 @@ def budget_lines(report: Report, width: int, categories: bool = True, parts: boo
         if category == Category.UNATTRIBUTED and not size:
             continue
         if categories:
-            lines.append(row((category, role), size, "strong", (bar(size / reserved, bars), role), category, ""))
+            lines.append(
+                row(
+                    (called(category), role),
+                    size,
+                    "strong",
+                    (bar(size / reserved, bars), role),
+                    category,
+                    "",
+                )
+            )
         for key, part in report.subcategories.items() if parts else ():
             owner, _, name = key.partition("/")
             if owner == category and name != owner:
@@ -113,8 +125,8 @@ def facts_lines(provider: Provider, report: Report, width: int, sites: int = 8) 
         lines.append(line((f"            and {len(provider.ooms) - 3} more refused requests", "dim")))
     lines += [BLANK, line(("largest call sites", "title"))]
     for site in report.top[:sites]:
-        purpose = purpose_text(site.category, site.subcategory)
-        words = site_words(site.category, site.subcategory, site.frame)
+        purpose = purpose_text(site.category, site.subcategory, report.lora["meaning"])
+        words = site_words(category_name(site.category, report.lora["meaning"]), site.subcategory, site.frame)
         lines.append(line((f"{format_bytes(site.bytes):>12} ", "strong"),
                           (clip(purpose, width - 13), f"cat:{site.category}"),
                           target=Goto("allocations", filter=words)))  # fmt: skip

@@ -1,7 +1,7 @@
 """The filter language that allocations, stacks, segments and events share.
 
-Words narrow down, all of them must fit: ``lora`` (anywhere in purpose, module, site or stack), ``/regex/``,
-``category:lora`` ``sub:saved`` ``site:modeling`` ``stack:forward`` ``module:mlp`` ``layer:7`` ``phase:forward``
+Words narrow down, all of them must fit: ``adamw`` (anywhere in purpose, module, site or stack), ``/regex/``,
+``category:runtime`` ``sub:saved`` ``site:modeling`` ``stack:forward`` ``module:mlp`` ``layer:7`` ``phase:forward``
 ``rule:gradient`` ``evidence:shape`` ``step:3`` ``stream:0`` ``pool:small`` ``action:oom`` ``0x7f00`` ``size>1MiB``
 ``size<4KiB`` ``block=512`` ``life>1000``, and ``-word`` for what must not fit.
 """
@@ -12,14 +12,14 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from memtrace.attribution.categories import Category, Evidence
+from memtrace.attribution.categories import Category, Evidence, category_name
 from memtrace.attribution.phases import Phase
 from memtrace.errors import UsageError
 from memtrace.snapshot.model import Action
 from memtrace.units import parse_size, printable
 
 KNOWN: dict[str, list[str]] = {  # the words of fields that take no others
-    "category": [str(category) for category in Category],
+    "category": [*map(str, Category), category_name(Category.LORA, "trained")],
     "phase": [phase.label for phase in Phase],
     "evidence": [str(evidence) for evidence in Evidence],
     "action": [action.name.lower() for action in Action],

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.attribution.categories import category_name
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.sites import frame_label
 from memtrace.history.timeline import NEVER
@@ -64,8 +65,9 @@ class AllocationTable:
 
     @cached_property
     def purposes(self) -> list[str]:
-        """``category/subcategory`` of each rule."""
-        return [f"{rule.category}/{rule.subcategory}" for rule in self.rules]
+        """``category/subcategory`` of each rule, as people call it."""
+        meaning = self.provider.analysis.attribution.lora_meaning
+        return [category_name(f"{rule.category}/{rule.subcategory}", meaning) for rule in self.rules]
 
     @cached_property
     def stack_texts(self) -> list[str]:
@@ -123,11 +125,18 @@ class AllocationTable:
             return np.array([search(text) is not None for text in texts], dtype=np.bool_)
 
         if term.field == "any":
-            by_rule = matches([*(f"{r.category}/{r.subcategory} {r.id} {r.evidence}" for r in self.rules), ""])
+            by_rule = matches(
+                [*(f"{p} {r.id} {r.evidence}" for p, r in zip(self.purposes, self.rules, strict=True)), ""]
+            )
             found = by_rule[column("rule")] | matches(self.stack_texts)[column("stack")]
             actions = column("action")
             return found if (actions == Action.ALLOC).all() else found | matches(KNOWN["action"])[actions]
         if term.field in ("category", "sub", "rule", "evidence"):
+            if term.field == "category":  # by its key, too
+                called = (p.partition("/")[0] for p in self.purposes)
+                both = (rf"{name} {rule.category}" if name != rule.category else name
+                        for name, rule in zip(called, self.rules, strict=True))  # fmt: skip
+                return matches([*both, ""])[column("rule")]
             name = {"sub": "subcategory", "rule": "id"}.get(term.field, term.field)
             return matches([*(str(getattr(rule, name)) for rule in self.rules), ""])[column("rule")]
         if term.field in ("site", "module", "stack"):
@@ -183,7 +192,8 @@ class AllocationTable:
         if by in ("category", "subcategory"):
             rule = self.rules[key]
             name, sub = ("", "") if by == "category" else (f"/{rule.subcategory}", f" sub:/^{rule.subcategory}$/")
-            return f"{rule.category}{name}".replace("_", " "), f"category:{rule.category}{sub}", f"cat:{rule.category}"
+            called = self.purposes[key].partition("/")[0]
+            return f"{called}{name}".replace("_", " "), f"category:{called}{sub}", f"cat:{rule.category}"
         if by in ("site", "module"):
             label = (self.site_labels if by == "site" else self.module_labels)[key]
             return (label, f"{by}:/^{exactly(label)}$/", "text") if label else (f"no {by}", f"{by}:/^$/", "dim")
@@ -206,8 +216,8 @@ class AllocationTable:
         return (label, "text") if label else ("no stack", "dim")
 
     def _purpose(self, row: int) -> Cell:
-        rule = self.rules[int(self.rule[row])]
-        return f"{rule.category}/{rule.subcategory}".replace("_", " "), f"cat:{rule.category}"
+        number = int(self.rule[row])
+        return self.purposes[number].replace("_", " "), f"cat:{self.rules[number].category}"
 
     def _phase(self, row: int) -> Cell:
         label = Phase(int(self.facts.phase[row])).label

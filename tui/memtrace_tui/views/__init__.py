@@ -13,7 +13,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widget import Widget
 
-from memtrace.attribution.categories import MEANING
+from memtrace.attribution.categories import MEANING, category_name
 from memtrace.render.words import MARKS, plain_name
 from memtrace_tui.data.lines import BLANK, Goto, Line, Span, line, wrap
 from memtrace_tui.dialogs import Details
@@ -167,9 +167,14 @@ def help_lines(screen: Screen[None], view: View, width: int) -> list[Line]:
     more = keys("1  view  The screens, in the order of the tabs  1 to 8\nctrl+p  palette  Everything by name")
     lines += [*key_lines("keys of this screen", screen.app, own), BLANK]
     lines += [*key_lines("keys everywhere", screen.app, [*_bindings(screen), *more]), BLANK, line(("colours", "title"))]
+    kind = view.session.report.lora["meaning"]
     for category, meaning in MEANING.items():
         mark = MARKS[category].letter if view.look.plain else "■"
-        lines += wrap([(f"  {mark} {plain_name(category):<14} ", f"cat:{category}"), (meaning, "dim")], width, 19)
+        lines += wrap(
+            [(f"  {mark} {plain_name(category_name(category, kind)):<14} ", f"cat:{category}"), (meaning, "dim")],
+            width,
+            19,
+        )
     lines += [line(("    ", "hole"), ("  free, but reserved: a hole", "dim"))]
     return lines
 

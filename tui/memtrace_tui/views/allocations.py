@@ -46,7 +46,7 @@ class AllocationsView(TableView):
     """A virtual table with filter, sort and groups."""
 
     about = (
-        "What is live at the cursor, or everything ever allocated. Filter words: category:lora sub:… site:… stack:… "
+        "What is live at the cursor, or everything ever allocated. Filter words: category:runtime sub:… site:… stack:… "
         "module:… layer:7 phase:… step:… rule:… evidence:… pool:… stream:… size>1MiB life>1000 0x7f…, a word or "
         "/regex/ for purpose and whole stack, -word for what must not fit. Click a title to sort."
     )

@@ -39,7 +39,7 @@ class Cursor(Cursored):
     def _what(self) -> Strip:
         """Which file, device, mark and filter the screen shows."""
         session, width = self.session, self.size.width
-        spans: list[Span] = [(f"  GPU {session.provider.device}", "dim")]
+        spans: list[Span] = [(f"  {session.provider.timeline.device_name}", "dim")]
         if session.other is not None:
             spans.append((f"  file {2 if session.swapped else 1} of 2", "accent"))
         elif session.mark is not None:
@@ -154,7 +154,7 @@ class FilterBar(Input):
         is_kept: bool
 
     def __init__(self) -> None:
-        super().__init__(placeholder="filter: category:lora  size>1MiB  -step:0  word or /regex/ (stack, too)",
+        super().__init__(placeholder="filter: category:runtime  size>1MiB  -step:0  word or /regex/ (stack, too)",
                          compact=True)  # fmt: skip
         self.display = False
         self._before = ""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from rich.segment import Segment
 from textual.strip import Strip
 
-from memtrace.attribution.categories import Category
-from memtrace.render.words import MARKS, category_name, clip, plain_name
+from memtrace.attribution.categories import Category, category_name
+from memtrace.render.words import MARKS, clip, plain_name, short_name
 from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.buckets import EMPTY, FADED, LAYERS, UNUSED, Columns, Raster, columns, overlay, raster, ticks
 from memtrace_tui.data.lines import Goto, Span
@@ -215,7 +215,7 @@ class Chart(Wheeled, Dragged):
             if category == Category.UNATTRIBUTED and not size:
                 continue
             mark = (MARKS[category].letter if plain else "■") + ("" if is_short and not plain else " ")
-            name = MARKS[category].short if is_short else plain_name(category_name(category, meaning))
+            name = short_name(category, meaning) if is_short else plain_name(category_name(category, meaning))
             text = _compact(size) if is_short else format_bytes(size)
             parts.append([(mark, f"cat:{category}"), (f"{name} ", "text"), (text, "strong")])
         used = sum(len(text) for part in parts for text, _ in part)
