@@ -131,9 +131,7 @@ def _clearing(layout: Layout, held: dict[int, dict[Place, int]]) -> Clearing:
         segments=tuple(int(layout.address[segment]) for segment in segments),
         given_back_bytes=int(sum(int(layout.total_bytes[segment]) for segment in segments)),
         must_go_bytes=sum(cost.values()),
-        sites=tuple(
-            f"{s[0]}/{s[1]} {s[2] or NO_STACK}" for s in sorted(cost, key=lambda site: (-cost[site], *map(str, site)))
-        ),
+        sites=tuple(f"{s[0]}/{s[1]} {s[2] or NO_STACK}" for s in ranked),
     )
 
 
