@@ -8,7 +8,7 @@ proportional to them first. Nothing is counted twice, and what no group holds is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from memtrace.snapshot.model import Bool
 from memtrace.units import format_bytes, format_delta
 
 _LEAST_BYTES, _LEAST_SHARE = 8 << 20, 0.002  # a smaller change of the allocated peak is not the story
+_AT = "at the peaks"
 _RATIO = 1.1  # states, logits: a larger change is another optimizer or loss
 _REPLAY_EVENTS = 3_000_000
 _BARS, _COLUMNS = "▁▂▃▄▅▆▇█", 60
@@ -95,14 +96,18 @@ def _story(first: RunSide, second: RunSide) -> Story:
     went_on = f"{'AFTER' if longer is second else 'BEFORE'} went on, to a higher peak"
     why = f"the other died in step {died.end.step}; up to there its peak is {format_bytes(longer.peak_bytes)}"
     held.append(Cause("later_steps", went_on, change - (second.peak_bytes - first.peak_bytes), why))
-    settings = _setting(first, second)
+    settings, rounded = _setting(first, second)
     explains, (was, now) = "peak_allocated_bytes", allocated
     if settings is not None or abs(change) < max(_LEAST_BYTES, _LEAST_SHARE * max(allocated)):
         explains, (was, now) = "peak_reserved_bytes", reserved
+        held = [replace(cause, bytes=cause.bytes - rounded) if cause.id == "rounding" else cause for cause in held]
         held += [settings] if settings is not None else []
         rest = now - was - sum(cause.bytes for cause in held)  # reserved, and not what peaks of allocated account for
-        free = (format_bytes(was - allocated[0]), format_bytes(now - allocated[1]))
-        why = f"peak reserved less peak allocated: {free[0]} before, {free[1]} after"
+        unused = (was - allocated[0], now - allocated[1])
+        why = f"peak reserved less peak allocated: {format_bytes(unused[0])} → {format_bytes(unused[1])}"
+        if rest != unused[1] - unused[0]:
+            elsewhere = format_delta(unused[1] - unused[0] - rest)
+            why += f", {format_delta(unused[1] - unused[0])}; {elsewhere} of it stands under the allocator settings"
         held.append(Cause("fragmentation", f"{'more' if rest > 0 else 'less'} reserved and not in use", rest, why))
     causes = _ranked(held, now - was)
     return Story(
@@ -114,6 +119,7 @@ def _story(first: RunSide, second: RunSide) -> Story:
         was_bytes=was,
         now_bytes=now,
         causes=causes,
+        events=(first.case.at.event, second.case.at.event),
         curves=(_curve(first.analysis, max(allocated)), _curve(second.analysis, max(allocated))),
         sentence=_sentence(first.end, second.end, explains, was, now, causes),
     )
@@ -148,21 +154,26 @@ def follows(cause: Cause, change: int) -> bool:
     return cause.id in _CONSEQUENCES or (is_group and cause.bytes * change < 0)
 
 
-def _setting(before: RunSide, after: RunSide) -> Cause | None:
-    """Other allocator settings, measured by replaying BEFORE under AFTER's; None where they place blocks alike."""
+def _setting(before: RunSide, after: RunSide) -> tuple[Cause | None, int]:
+    """Other allocator settings, measured by replaying BEFORE under AFTER's; None where they place blocks alike.
+
+    And how much of their change is of blocks that are rounded otherwise: the same tensors, in other blocks.
+    """
     config, other = before.case.config, after.case.config
     if config.places_like(other):
-        return None
+        return None, 0
     was, now, timeline = settings_text(config), settings_text(other), before.analysis.timeline
-    size, evidence = 0, "BEFORE can't be replayed, so what they change is not known"
+    size, rounded, evidence = 0, 0, "BEFORE can't be replayed, so what they change is not known"
     if 0 < len(timeline) <= _REPLAY_EVENTS and timeline.replay.exact:
         limit = timeline.snapshot.memtrace.get("limit_bytes")
         limited = other.with_limit(limit if isinstance(limit, int) and limit > 0 else None)
         run = simulate(extract(gather(timeline.device, config)).to_run(), limited)
         size = run.peak_reserved_bytes - timeline.peaks()[2].size_bytes
+        if not run.spared and run.stopped_at is None:
+            rounded = run.peak_allocated_bytes - timeline.peaks()[1].size_bytes
         fits = " and gets past its refused request" if run.spared else ""
         evidence = f"BEFORE, replayed under AFTER's settings, reserves {format_bytes(run.peak_reserved_bytes)}{fits}"
-    return Cause("allocator_setting", f"allocator settings: {now}", size, evidence, was, now)
+    return Cause("allocator_setting", f"allocator settings: {now}", size, evidence, was, now), rounded
 
 
 @dataclass
@@ -201,22 +212,28 @@ class _Comparison:
         """What blocks hold beyond what was asked for."""
         was, now = self.before.padding, self.after.padding
         title = f"blocks are rounded up {'more' if now > was else 'less'}"
-        return Cause("rounding", title, now - was, f"{format_bytes(was)} before, {format_bytes(now)} after")
+        evidence = f"{_AT}: beyond what was asked for, {format_bytes(was)} → {format_bytes(now)}"
+        return Cause("rounding", title, now - was, evidence)
 
     def _take(
         self, groups: Sequence[str], name: str, title: str, was: str | None = None, now: str | None = None
     ) -> Iterator[Cause]:
         """The cause with all that is left of the groups; none if that comes to nothing."""
-        size = sum(self.left[group] for group in groups)
+        parts = {group: self.left[group] for group in groups}
         self.left.update(dict.fromkeys(groups, 0))
+        size = sum(parts.values())
         if size:
-            yield Cause(name, title, size, self._sizes(groups), was, now)
+            yield Cause(name, title, size, self._sizes(parts), was, now)
 
-    def _sizes(self, groups: Sequence[str]) -> str:
-        held = [
-            (_GROUPS[name][0], *map(format_bytes, self.held[name])) for name in groups if len({*self.held[name]}) > 1
-        ]
-        return "at the peaks: " + ", ".join(f"{words} {was} → {now}" for words, was, now in held)
+    def _sizes(self, parts: Mapping[str, int]) -> str:
+        """What the groups held; where several causes share a group's change, the bytes that are this cause's."""
+        told = []
+        for name, part in parts.items():
+            was, now = self.held[name]
+            share = f" (here {format_delta(part)})" if format_delta(part) != format_delta(now - was) else ""
+            if part:
+                told.append(f"{_GROUPS[name][0]} {format_bytes(was)} → {format_bytes(now)}{share}")
+        return f"{_AT}: " + ", ".join(told)
 
     def _growth(self) -> Iterator[Cause]:
         size = [side.held(side.leaked) for side in (self.before, self.after)]
@@ -306,15 +323,16 @@ class _Comparison:
         was, now = self.before.tokens, self.after.tokens
         if was is None or now is None or was == now:
             return
-        size = 0
+        parts = {}
         for name in _BY_TOKENS:
             part = round(self.held[name][0] * (now / was - 1)) if name in decided else self.left[name]
             if part * (now - was) > 0:
                 self.left[name] -= part
-                size += part
+                parts[name] = part
+        size = sum(parts.values())
         if size:
             title = f"{'more' if now > was else 'fewer'} tokens a pass (length, batch or padding)"
-            evidence = f"{was:,} → {now:,} tokens in the pass of the peak; {self._sizes(_BY_TOKENS)}"
+            evidence = f"{was:,} → {now:,} tokens in the pass of the peak; {self._sizes(parts)}"
             yield Cause("tokens", title, size, evidence, f"{was:,}", f"{now:,}")
 
     def _moment(self, decided: bool) -> Iterator[Cause]:

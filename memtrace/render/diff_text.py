@@ -33,7 +33,7 @@ def render_diff(answer: Difference, width: int = 100, sites: int = 12) -> Iterat
     yield from (Text(part, style="bold") for part in textwrap.wrap(answer.sentence, width))
     yield Text()
     if answer.story is not None:
-        yield from _cause_lines(answer.story, width)
+        yield from _cause_lines(answer, answer.story, width)
     sides = (("before", answer.before), ("after", answer.after))
     for name, budget in sides:
         yield Text(f"{name:<7} {_head(budget)}")
@@ -74,10 +74,23 @@ def _note(site: SiteDelta) -> str:
     return _HOW[site.match] if site.match is not None else "only after" if site.after_count else "only before"
 
 
-def _cause_lines(story: Story, width: int) -> Iterator[Text]:
+def _moments(answer: Difference, story: Story) -> str:
+    """Where the causes look at each run; empty without history."""
+    here, table_at = story.events, (answer.before.at.event, answer.after.at.event)
+    if min(here) < 0:
+        return ""
+    both = " in the steps that both ran" if any(c.id == "later_steps" and c.bytes for c in story.causes) else ""
+    text = f"compared at the peaks of allocated memory{both}: event {here[0]:,} before, {here[1]:,} after"
+    other = f"; the table below is of events {table_at[0]:,} and {table_at[1]:,}" if table_at != here else ""
+    return text + other
+
+
+def _cause_lines(answer: Difference, story: Story, width: int) -> Iterator[Text]:
     """Causes with their bytes, and what is unlike in the two runs."""
     what = story.explains.removesuffix("_bytes").replace("_", " ")
     yield heading(f"why the {what} changed by {format_delta(story.change_bytes)}")
+    if story.change_bytes:
+        yield from (Text(part, style="dim") for part in textwrap.wrap(_moments(answer, story), width))
     for cause in story.causes:
         if cause.bytes:
             yield Text.assemble((f"  {format_delta(cause.bytes):>11}  ", "bold"), cause.title)
@@ -148,6 +161,7 @@ def diff_markdown(answer: Difference, sites: int = 12) -> str:
             for cause in answer.story.causes
             if cause.bytes
         ]
+        lines += ["", _escape(_moments(answer, answer.story))]
         before, after = answer.story.curves
         lines += ["", "Allocated memory over each run:", "```", f"before {before}", f"after  {after}", "```", ""]
     lines += [f"- before: {_escape(_head(answer.before))}", f"- after: {_escape(_head(answer.after))}", ""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from memtrace.analysis import analyse
 from memtrace.answers.diff.comparison import Story
 from memtrace.explain.causes import compare, follows, story_of
 from memtrace.history.timeline import build
+from memtrace.render.diff_text import render_diff
 from memtrace.snapshot.load import load
 
 # (before, after, id of the first cause, its sign); the runs of a pair differ in more than one thing only where it says.
@@ -72,6 +74,59 @@ def test_what_is_unlike_is_said() -> None:
     story = story_of(analysis("llama2-7b_baseline"), analysis("llama2-7b_baseline-expandable"))
     assert story.unlike["allocator settings"] == ("PyTorch's defaults", "expandable_segments:True")
     assert "checkpointing" in story.alike
+
+
+def test_a_setting_accounts_for_the_blocks_that_it_rounds_otherwise() -> None:
+    """The same tensors under another setting: all of the change is the setting's, with nothing against it."""
+    for names in (("baseline", "baseline-expandable"), ("baseline-expandable", "baseline")):
+        story = checked(*(f"llama2-7b_{name}" for name in names))
+        assert [cause.id for cause in story.causes if cause.bytes] == ["allocator_setting"]
+
+
+SIZE, SIGNED = r"([\d.,]+ \w+)", r"[-+][\d.,]+ \w+"
+SHARED = [*PAIRS, ("llama2-7b_oom-first-step", "llama2-7b_baseline", "tokens", -1)]
+
+
+def size_of(text: str) -> float:
+    number, unit = text.replace(",", "").split()
+    return float(number) * 1024 ** ["B", "KiB", "MiB", "GiB"].index(unit)
+
+
+@pytest.mark.parametrize(("before", "after"), [pair[:2] for pair in SHARED])
+def test_evidence_and_bytes_of_a_cause_are_of_the_same_moment(before: str, after: str) -> None:
+    """What each line tells of groups adds up to the cause's bytes, and what all tell of a group to its change."""
+    for names in ((before, after), (after, before)):
+        story = checked(*names)
+        whole: dict[str, float] = {}
+        for cause in story.causes:
+            if cause.id in ("fragmentation", "unexplained"):
+                parts = re.fullmatch(rf"peak reserved less peak allocated: {SIZE} → {SIZE}(.*)", cause.evidence)
+                if parts is not None and not parts[3]:
+                    change = size_of(parts[2]) - size_of(parts[1])
+                    assert change == pytest.approx(cause.bytes, rel=0.02, abs=12 << 20)
+                continue
+            told = 0.0
+            line = cause.evidence.partition("at the peaks: ")[2].removeprefix("beyond what was asked for, ")
+            for one in re.finditer(rf"([a-z ]*?){SIZE} → {SIZE}(?: \(here ({SIGNED})\))?", line):
+                part = size_of(one[4].lstrip("+")) if one[4] else size_of(one[3]) - size_of(one[2])
+                told += part
+                group = one[1].strip()
+                whole[group] = whole.get(group, size_of(one[2]) - size_of(one[3])) + part  # comes to nothing
+            if line:
+                assert told == pytest.approx(cause.bytes, rel=0.02, abs=12 << 20), cause
+        assert all(abs(rest) < 12 << 20 for rest in whole.values()), whole
+
+
+def test_the_moment_of_the_causes_is_said_where_the_table_is_of_another() -> None:
+    before, after = analysis("llama2-7b_oom-first-step"), analysis("llama2-7b_baseline")
+    answer = compare(before, after)
+    story = answer.story
+    assert story is not None and story.events[1] != answer.after.at.event
+    text = " ".join(" ".join(line.plain for line in render_diff(answer)).split())
+    assert f"event {story.events[0]:,} before, {story.events[1]:,} after; the table below is of events" in text
+    assert answer.to_json()["causes_at"] == {"before": story.events[0], "after": story.events[1]}
+    alike = " ".join(line.plain for line in render_diff(compare(after, analysis("llama2-7b_reference-model"))))
+    assert "peaks of allocated memory: event" in alike and "the table below" not in alike
 
 
 FIXES = Path(__file__).parents[1] / "truth" / "fix_pairs"

@@ -77,7 +77,9 @@ class Cause:
 class Story:
     """How two runs ended, what is unlike in them, and why the peak changed: ``causes`` sum to ``change_bytes``.
 
-    ``explains`` names the peak: ``peak_reserved_bytes`` or ``peak_allocated_bytes``. ``unlike`` has (before, after).
+    ``explains`` names the peak: ``peak_reserved_bytes`` or ``peak_allocated_bytes``. ``unlike`` has (before, after), and
+    so has ``events``: where each run was looked at for the causes, its peak of allocated memory (of the steps that both
+    ran).
     """
 
     before: RunEnd
@@ -88,6 +90,7 @@ class Story:
     was_bytes: int
     now_bytes: int
     causes: tuple[Cause, ...]
+    events: tuple[int, int]
     curves: tuple[str, str]
     """Allocated memory of each run over its events, one character for a sixtieth, on one scale."""
     sentence: str
@@ -104,6 +107,7 @@ class Story:
             "outcome": ends | {"before_step": self.before.step, "after_step": self.after.step},
             "explains": self.explains,
             "causes": [cause.as_json() for cause in self.causes],
+            "causes_at": {"before": self.events[0], "after": self.events[1]},
             "unlike": {name: {"before": a, "after": b} for name, (a, b) in self.unlike.items()},
             "alike": self.alike,
             "sentence": self.sentence,
