@@ -77,9 +77,8 @@ class Cause:
 class Story:
     """How two runs ended, what is unlike in them, and why the peak changed: ``causes`` sum to ``change_bytes``.
 
-    ``explains`` names the peak: ``peak_reserved_bytes`` or ``peak_allocated_bytes``. ``unlike`` has (before, after), and
-    so has ``events``: where each run was looked at for the causes, its peak of allocated memory (of the steps that both
-    ran).
+    ``explains`` names the peak: ``peak_reserved_bytes`` or ``peak_allocated_bytes``. ``unlike`` has (before, after);
+    ``events``, too: where each run was looked at for the causes, its peak of allocated memory in the steps of both.
     """
 
     before: RunEnd
