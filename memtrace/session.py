@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from html import escape
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from memtrace.answers.fragmentation import Fragmentation, measure
 from memtrace.answers.report import Report, report
 from memtrace.answers.why import Why, explain_decision
 from memtrace.cache.index import OpenRecording, open_recording
-from memtrace.errors import MissingDependencyError
+from memtrace.errors import MissingDependencyError, SnapshotError
 from memtrace.explain.answer import Explanation
 from memtrace.history.timeline import At
 from memtrace.ranges import check_ranges
@@ -31,7 +32,7 @@ from memtrace.snapshot.devices import choose_device, device_name
 from memtrace.snapshot.model import Device
 from memtrace.units import counted, parse_capacity, printable
 
-_WIDTH, _SHOWN_ROWS = 120, 10
+_WIDTH, _SHOWN_ROWS, _REPR = 120, 10, 100
 _FRAME = 'sandbox="allow-scripts" width="100%" height="620" style="border:0" loading="lazy"'
 
 
@@ -43,6 +44,10 @@ class Shown:
 
     def __str__(self) -> str:
         return "\n".join(printable(str(line)) for line in self._text())
+
+    def __repr__(self) -> str:
+        first = next((line.strip() for line in str(self).splitlines() if line.strip()), "")
+        return f"<{type(self).__name__.removeprefix('Shown')}: {first[:_REPR]}; print() shows all>"
 
     def _repr_html_(self) -> str:
         if self._html is None:
@@ -198,17 +203,22 @@ class Investigation:
     def simulate(
         self,
         *confs: str,
+        conf: str | Sequence[str] = (),
         capacity: str | None = None,
         search: bool = False,
         without: Sequence[str] = (),
         scale: Mapping[str, float] | None = None,
     ) -> ShownSimulation:
-        """The same program under other allocator settings, limits and edits, as ``memtrace simulate``."""
+        """The same program under other allocator settings, limits and edits, as ``memtrace simulate``.
+
+        ``conf``: settings strings by the command's name, one or several, after those given in place."""
         from memtrace.render.simulation_text import render_simulation
 
         edits = simulate.parse_edits(without, [f"{what}={factor}" for what, factor in (scale or {}).items()])
         capacity_bytes = None if capacity is None else parse_capacity(capacity)
-        question = simulate.Question(confs, capacity_bytes, search, edits)
+        question = simulate.Question(
+            (*confs, *([conf] if isinstance(conf, str) else conf)), capacity_bytes, search, edits
+        )
         answer = simulate.answer(self.analysis.timeline, question, self.analysis.attribution if edits else None)
         return _shown(ShownSimulation, answer, lambda: render_simulation(answer, _WIDTH))
 
@@ -261,7 +271,14 @@ def open_file(
     Raises SnapshotError for what is no readable snapshot, UsageError for a device or range that makes no sense.
     """
     check_ranges(events, steps)
-    recording = open_recording(os.fspath(file))
+    try:
+        recording = open_recording(os.fspath(file))
+    except SnapshotError as error:
+        from memtrace.explain.inputs import is_log
+
+        if is_log(Path(file)):
+            raise SnapshotError(f"{error}; it is a log: memtrace explain {os.fspath(file)}") from None
+        raise
     chosen, _ = choose_device(recording.snapshot, device)
     own: Sequence[Any] = ()
     if rules is not None:

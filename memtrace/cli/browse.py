@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memtrace.cli.common import add_shared, option, progress, usual_signals
+from memtrace.cli.leads import lead
 from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.ranges import check_ranges
 from memtrace.units import printable
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
         return _serve(args)
     check_ranges(args.events, args.steps)
     _look_at(args)
+    if args.file != "-" and not _comes_once(args.file) and lead(args.file, "browse") is not None:
+        raise UsageError("browse shows recordings")  # what takes the file is added to it
     if not sys.stdout.isatty() and not os.environ.get("TEXTUAL_DRIVER"):
         file = args.file if args.file != "-" else "FILE"
         raise UsageError(

@@ -6,10 +6,9 @@ import argparse
 import os
 from pathlib import Path
 
-from memtrace.errors import MemtraceError, UsageError
+from memtrace.errors import UsageError
 
 _GIVEN = ("file", "files", "before", "after", "other", "sources", "script")
-_MOST_READ_BYTES = 64 << 20
 
 
 def with_lead(error: str, args: argparse.Namespace, verb: str) -> str:
@@ -42,7 +41,9 @@ def lead(source: str, verb: str) -> str | None:
             "weights tell nothing of a run: memtrace run train.py records one, "
             "memtrace forecast --model CONFIG.json --lengths N,N says whether it fits"
         )
-    return f"it is a log: memtrace explain {source}" if _is_log(path, head) else None
+    from memtrace.explain.inputs import is_log
+
+    return f"it is a log: memtrace explain {source}" if is_log(path) else None
 
 
 def _folder(path: Path) -> str | None:
@@ -72,16 +73,3 @@ def _process(source: str) -> str | None:
         return None
     watches = f"memtrace live {source} watches it where it was started with memtrace run --live"
     return f"{source} is a running process: {watches}, else after memtrace attach {source}"
-
-
-def _is_log(path: Path, head: bytes) -> bool:
-    from memtrace.explain.inputs import looks_like_snapshot
-    from memtrace.oomlog import read_log
-
-    if looks_like_snapshot(head) or path.stat().st_size > _MOST_READ_BYTES:
-        return False
-    try:
-        with path.open("rb") as file:
-            return bool(read_log(file).messages)
-    except (MemtraceError, OSError):
-        return False

@@ -73,11 +73,20 @@ def _replay(args: argparse.Namespace) -> Watched:
 
     capacity = parse_capacity(args.limit) if args.limit else None
     if Path(args.replay).suffix == ".jsonl":
-        return PlayedRun(None, Path(args.replay), capacity)
+        return PlayedRun(None, Path(args.replay), capacity, "the --limit given")
     from memtrace.cli.common import open_analysis
 
     args.file, args.at, args.no_index = args.replay, None, False
-    return PlayedRun(open_analysis(args)[0], None, capacity)
+    analysis, what = open_analysis(args)[0], "the --limit given"
+    if capacity is None and (ooms := analysis.timeline.oom_events):
+        from memtrace.explain.snapshot_facts import verdict_at
+
+        refused = verdict_at(analysis, ooms[-1])[1]
+        if refused is not None and refused.capacity is not None:
+            capacity = refused.capacity.low_bytes
+            kind = "the limit" if refused.capacity.kind == "limit" else "the card"
+            what = f"{'' if refused.capacity.is_exact else 'about; '}{kind}, by the refused request"
+    return PlayedRun(analysis, None, capacity, what)
 
 
 def _choose(places: Sequence[Path], args: argparse.Namespace) -> Path:

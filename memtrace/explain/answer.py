@@ -58,6 +58,8 @@ class Finding:
     frame: str = ""
     per_step: bool = False
     """``bytes`` is a rate: bytes a step."""
+    beside: str = ""
+    """What it holds beside ``bytes`` that the first advice saves too, in a few words with its size."""
     tried: tuple[Advice, ...] = ()
     """Changes that were tried and save next to nothing: no advice, but said with their figures."""
 

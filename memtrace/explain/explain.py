@@ -31,21 +31,23 @@ from memtrace.units import format_delta
 
 _GREW_SHARE = 0.01
 _RECORD_IT = "A text does not say what held the memory; memtrace run SCRIPT records it, and explain reads that too."
+_IN_GENERAL = "What helps most runs, not proven for this one: fewer tokens a batch, checkpointing, a base in 4 bits."
 
 
 def explain_log(reading: LogReading, files: Sequence[str] = (), lines: Sequence[str] = ()) -> Explanation:
     """The answer from a log alone. ``lines``: the log up to the message that :func:`principal` picks, if at hand."""
     log = _judged(reading, reading.messages, lines)
-    more = log.worth_saying
+    more, findings = log.worth_saying, findings_of_log(log)
     if log.oom is not None and log.oom.is_gpu_oom and log.verdict in ("budget", "fragmentation", "unknown"):
-        more = (*more, _RECORD_IT)
+        general = (_IN_GENERAL,) if log.verdict == "budget" and not findings else ()
+        more = (*more, *general, _RECORD_IT)
     return Explanation(
         oom=log.oom.contract() if log.oom is not None else None,
         verdict=log.verdict,
         confidence=log.confidence,
         when=moment_in_log(list(lines), log.oom.rank) if log.oom is not None else None,
         because=log.because,
-        findings=findings_of_log(log),
+        findings=findings,
         ooms=tuple(message.contract() for message in reading.messages),
         sizes=possible_models(log.oom),
         worth_saying=more,

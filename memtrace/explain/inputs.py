@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from memtrace.errors import SnapshotError
+from memtrace.errors import MemtraceError, SnapshotError
 from memtrace.explain.traceback import lines_before
 from memtrace.oomlog import LogReading, read_log
 from memtrace.snapshot.container import open_stream
@@ -45,6 +45,21 @@ def is_snapshot(source: str) -> bool:
         return looks_like_snapshot(stdin.peek(_HEAD_BYTES)[:_HEAD_BYTES])
     with _unpacked(source) as stream:
         return looks_like_snapshot(stream.read(_HEAD_BYTES))
+
+
+def is_log(path: Path) -> bool:
+    """Whether a file that is no snapshot is a log with an out-of-memory message; False where it can't be read, or is
+    larger than 64 MiB."""
+    try:
+        if not path.is_file() or path.stat().st_size > _TWICE_BYTES:
+            return False
+        with path.open("rb") as file:
+            if looks_like_snapshot(file.read(_HEAD_BYTES)):
+                return False
+            file.seek(0)
+            return bool(read_log(file).messages)
+    except (MemtraceError, OSError, ValueError):
+        return False
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from memtrace.attribution.sites import short_path
 from memtrace.explain.advice import against_pieces, rule
 from memtrace.explain.answer import Advice, Basis, Finding
 from memtrace.explain.detectors import ranked
@@ -84,6 +85,10 @@ def verdict_from_log(
     cause = cause_in(frames) if message.is_gpu_oom else None
     if cause is not None:
         because = (f"By the traceback the request is {cause.what}.", *because)
+    elif frames and message.is_gpu_oom:
+        last = frames[-1]
+        where = f"{short_path(last.filename)}:{last.line} {last.name}"
+        because = (*because[:1], f"By the traceback it was asked for at {where}.", *because[1:])
     if message.is_caught:
         caught = "It stands inside a warning: the program caught it and went on, so it is not what ended the run."
         because = (*because, caught)
@@ -110,7 +115,8 @@ def findings_of_log(log: TextAnswer) -> tuple[Finding, ...]:
     if log.verdict == "fragmentation" and f.slack is not None:
         asked = round(f.asked.middle) if f.asked is not None else None
         terms = f"{f.slack} in pieces and {f.room or 0} to be had, against {f.asked}"
-        add("reserved_in_pieces", "Reserved memory that is free in pieces", f.slack, "was reserved but unallocated",
+        title = "In one piece: room for this request; not proven for the next"
+        add("reserved_in_pieces", title, f.slack, "was reserved but unallocated",
             *(Advice(change, asked, Basis.FORMULA, terms) for change, _ in against_pieces(log.setting)),
             rule("record a snapshot to see what the pieces lie between: memtrace run"))  # fmt: skip
     limit = f.limit if f.limit is not None and f.total is not None and f.limit.high < f.total.low else None

@@ -187,7 +187,10 @@ def _too_few(f: OomFacts) -> _Ruling | None:
     share = slack.middle / max(capacity.low, 1)
     because = _state(f)
     because.append(
-        f"Only {slack} ({share:.1%} of the capacity) is free in pieces: no allocator setting can win more than that."
+        "Nothing is free in pieces: no allocator setting can win anything."
+        if not slack.high
+        else f"Only {slack} ({share:.1%} of the capacity) is free in pieces: no allocator setting can win "
+        "more than that."
     )
     would_do = bool(at_least(had, asked)) and asked.middle > slack.middle / 2 and f.still_needed_bytes is None
     if would_do:

@@ -52,8 +52,8 @@ class Rise:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something to look at now. ``id`` is growth, fragmentation, pieces, headroom or forecast; ``step`` the last one
-    seen; ``oom_step`` the step in which the run would die, where that is said."""
+    """Something to look at now. ``id`` is growth, fragmentation, pieces, headroom, forecast, or in a replay oom;
+    ``step`` is the last one seen, ``oom_step`` the step in which the run would die, where that is said."""
 
     id: str
     step: int
@@ -83,8 +83,9 @@ def judge(
         found.append(Alarm("forecast", step, line, forecast_step))
     if pieces is not None and pieces.largest_request_bytes > max(pieces.largest_free_bytes, pieces.obtainable_bytes):
         line = (
-            f"the last step asked for {format_bytes(pieces.largest_request_bytes)} at once; the largest free piece has "
-            f"{format_bytes(pieces.largest_free_bytes)}, and {format_bytes(pieces.obtainable_bytes)} can still be had"
+            f"the last step asked for {format_bytes(pieces.largest_request_bytes)} at once; at its end "
+            f"the largest free piece has {format_bytes(pieces.largest_free_bytes)}, and "
+            f"{format_bytes(pieces.obtainable_bytes)} can still be had"
         )
         found.append(Alarm("pieces", step, line))
     left = headroom_bytes(series, capacity_bytes)

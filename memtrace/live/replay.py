@@ -18,21 +18,24 @@ from memtrace.answers.steps import StepSeries, read_log, read_series
 from memtrace.answers.tokens import tokens_of, vector_bytes
 from memtrace.attribution.phases import Phase
 from memtrace.history.timeline import At
-from memtrace.live.alarms import FreePieces, judge
+from memtrace.live.alarms import Alarm, FreePieces, judge
 from memtrace.live.protocol import VERSION, Message
 from memtrace.live.state import LiveState
 from memtrace.snapshot.model import Action
+from memtrace.units import format_bytes
 
 _COLUMNS = ("step", "time_us", "allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "tokens", "holes_bytes")
 
 
 class PlayedRun:
-    """Plays one step a ``poll``. ``capacity_bytes`` overrides the limit that the recording tells, if any."""
+    """Plays one step a ``poll``. ``capacity_bytes`` overrides the limit that the recording tells, if any;
+    ``capacity_is`` says in words where it is from."""
 
-    def __init__(self, analysis: Analysis | None, log: Path | None = None, capacity_bytes: int | None = None) -> None:
+    def __init__(self, analysis: Analysis | None, log: Path | None = None, capacity_bytes: int | None = None,
+                 capacity_is: str = "the limit given") -> None:  # fmt: skip
         self.analysis = analysis
         self.state = LiveState(str(log) if analysis is None else analysis.timeline.snapshot.source)
-        self._capacity = capacity_bytes
+        self._capacity, self._capacity_is = capacity_bytes, capacity_is
         self._rows: list[dict[str, int]] = []
         self._messages = self._of_log(log) if analysis is None and log is not None else self._of_recording()
 
@@ -56,7 +59,11 @@ class PlayedRun:
 
     def _hello(self, extra: dict[str, Any]) -> Message:
         kept = {key: extra.get(key) for key in ("torch", "gpu", "device", "pid", "rank", "world_size")}
-        return {"type": "hello", "version": VERSION, "columns": _COLUMNS, "peaks_are_of_steps": True} | kept
+        return (
+            {"type": "hello", "version": VERSION, "columns": _COLUMNS, "peaks_are_of_steps": True}
+            | kept
+            | ({} if self._capacity is None else {"capacity_is": self._capacity_is})
+        )
 
     def _of_log(self, log: Path) -> Iterator[Message]:
         yield self._hello({})
@@ -93,7 +100,9 @@ class PlayedRun:
             free = FreePieces(int(asked.max(initial=0)), pieces.largest_free_block_bytes, room)
             peak = low + int(np.argmax(timeline.allocated_bytes[low:high]))
             at_peak = report(self.analysis, At("event", peak, timeline.time_us(peak)))
-            self.state.look(self.analysis, report(self.analysis, last), "step", number)
+            died = bool(timeline.oom_events) and high == stop
+            if not died:  # what a step that was broken off holds is no growth
+                self.state.look(self.analysis, report(self.analysis, last), "step", number)
             self.state.look(self.analysis, at_peak, "peak", number)
             row = {
                 "step": number, "time_us": last.time_us or number, "allocated_bytes": pieces.allocated_bytes,
@@ -109,7 +118,8 @@ class PlayedRun:
             says |= {"inactive_split_bytes": pieces.holes_bytes, "capacity_bytes": capacity, "stacks": True}
             says["active_bytes"] = levels["allocated"] + pieces.pending_free_bytes
             says["phases"] = self._phases(low, high)
-            yield from self._step(row, free, says)
+            refused_bytes = int(timeline.trace.size[high - 1]) if died else None
+            yield from self._step(row, free, says, refused_bytes)
 
     def _phases(self, low: int, high: int) -> list[dict[str, Any]]:
         """Allocated bytes at each phase's end and its peak, within a step."""
@@ -124,12 +134,18 @@ class PlayedRun:
                 found[name] = {"name": name, "end_bytes": int(level[stop - 1]), "peak_bytes": max(peak, before)}
         return list(found.values())
 
-    def _step(self, row: dict[str, int], free: FreePieces | None, says: dict[str, Any]) -> Iterator[Message]:
+    def _step(self, row: dict[str, int], free: FreePieces | None, says: dict[str, Any],
+              refused_bytes: int | None = None) -> Iterator[Message]:  # fmt: skip
         self._rows.append(row)
         series: StepSeries = read_series(self._rows)
         if not all("holes_bytes" in each for each in self._rows):
             series = replace(series, holes_bytes=None)
         alarms = judge(series, says.get("capacity_bytes"), free)
+        if refused_bytes is not None:
+            line = (
+                f"step {row['step']} asked for {format_bytes(refused_bytes)} and was refused; memtrace explain says why"
+            )
+            alarms = (Alarm("oom", row["step"], line, row["step"]), *alarms)
         yield {"type": "rows", "rows": [[row.get(name, 0) for name in _COLUMNS]]}
         levels = {
             name: row[name] for name in _COLUMNS if name.endswith("_bytes") and name != "holes_bytes" and name in row

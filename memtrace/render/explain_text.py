@@ -15,6 +15,7 @@ WIDTH = 80
 LINES = 20
 _INDENT = 15
 _WHY_LINES = 7
+_THIRD_LINES = 3
 _SINCE = "Since the same point of the pass before"
 
 
@@ -98,7 +99,7 @@ def _break(word: str, room: int) -> int:
 
 
 def _head(finding: Finding) -> str:
-    head = f"{_size(finding):>{_INDENT - 2}}  {finding.id}"
+    head = f"{_size(finding):>{_INDENT - 2}}  {finding.id}" + (f" + {finding.beside}" if finding.beside else "")
     if finding.advice and (saving := _saving(finding.advice[0])):
         head += f" · {saving}"
     return head[:WIDTH]
@@ -112,17 +113,30 @@ def _brief(finding: Finding) -> str:
     return _wrap(f"{finding.id} · {finding.title}", head[: -len(finding.id)], "", 1)[0]
 
 
-def _block(finding: Finding, most: int | None) -> list[str]:
+def _change(change: str) -> list[str]:
+    """A change after its arrow, whole: it is there to be copied."""
+    return _wrap(change, f"{' ' * _INDENT}→ ", f"{' ' * (_INDENT + 2)}")
+
+
+def _short(finding: Finding) -> list[str]:
+    """The first line and the best change; for a finding without one what it is."""
+    if not finding.advice:
+        return [_brief(finding)]
+    return [_head(finding), *_change(finding.advice[0].change)]
+
+
+def _block(finding: Finding, everything: bool = False) -> list[str]:
     pad = " " * _INDENT
     best = finding.advice[0] if finding.advice else None
     lines = [_head(finding), *_wrap(finding.title, pad, pad, 1)]
-    for advice in finding.advice if most is None else finding.advice[:1]:
-        note = f" [{_saving(advice)}]" if most is None and _saving(advice) and advice is not best else ""
-        lines += _wrap(advice.change + note, f"{pad}→ ", f"{pad}  ", most)
-    if most is None:
-        lines += _wrap(finding.evidence, f"{pad}because ", f"{pad}  ")
-        for tried in finding.tried:
-            lines += _wrap(f"no advice: {tried.change}: {tried.proof}", f"{pad}", f"{pad}  ")
+    if not everything:
+        return [*lines, *(_change(best.change) if best is not None else ())]
+    for advice in finding.advice:
+        note = f" [{_saving(advice)}]" if _saving(advice) and advice is not best else ""
+        lines += _change(advice.change + note)
+    lines += _wrap(finding.evidence, f"{pad}because ", f"{pad}  ")
+    for tried in finding.tried:
+        lines += _wrap(f"no advice: {tried.change}: {tried.proof}", f"{pad}", f"{pad}  ")
     return lines
 
 
@@ -155,7 +169,7 @@ def render_explanation(answer: Explanation, everything: bool = False) -> list[st
     if everything:
         lines = [*head, *_why(answer)]
         for finding in answer.findings:
-            lines += ["", *_block(finding, None)]
+            lines += ["", *_block(finding, everything=True)]
         lines += ["", *_together(answer)] if answer.together is not None else []
         for warning in warnings:
             lines += _wrap(warning, "", "  ")
@@ -163,23 +177,26 @@ def render_explanation(answer: Explanation, everything: bool = False) -> list[st
     foot = _wrap(warnings[0], "", "  ", 1) if warnings else []
     all_of_it = _together(answer)
     room = LINES - len(head) - len(foot) - len(all_of_it) - 1
-    # At least the first two findings are shown, however much there is to say before them.
-    blocks = [_block(finding, 3 if number == 0 else 2) for number, finding in enumerate(answer.findings)]
-    reserved = sum(len(block) for block in blocks[:2])
-    why = _why(answer, max(3, min(_WHY_LINES if blocks else room, room - reserved)))
+    # Changes are shown whole or not at all. The first findings come with theirs, however much there is to say before.
+    blocks = [(_block(finding), _short(finding), [_brief(finding)]) for finding in answer.findings]
+    kept = [len(_short(finding)) for finding in answer.findings[:3]]
+    if len(kept) == 3 and kept[2] > _THIRD_LINES:  # sentences come before a third change that is long
+        kept[2] = 1
+    reserved = sum(kept) + bool(kept)
+    spare = room - sum(len(whole) for whole, _, _ in blocks)
+    why = _why(answer, max(3, spare, min(_WHY_LINES, room - reserved)))
     room -= len(why)
     shown: list[str] = []
     count = 0
-    for block in blocks:
-        if len(block) > room:
+    for number, forms in enumerate(blocks):
+        later = sum(kept[number + 1 :])
+        form = next((form for form in forms if len(form) <= room - (later if number and form is forms[0] else 0)), None)
+        if form is None:
             break
-        shown += block
-        room -= len(block)
+        shown += form
+        room -= len(form)
         count += 1
-    # Those that don't fit whole get a line each, as far as there is room.
-    rest = answer.findings[count:]
-    shown += [_brief(finding) for finding in rest[:room]]
-    left = [finding.id for finding in rest[room:]]
+    left = [finding.id for finding in answer.findings[count:]]
     more = []
     if left:
         more = _wrap(f"and {len(left)} more (--all): {', '.join(left)}", "", "  ", 1)
@@ -193,7 +210,7 @@ def render_top(answer: Explanation) -> list[str]:
     lines = _wrap(_headline(answer), "", "  ", 2)
     for sentence in answer.because[:1]:
         lines += _wrap(sentence, "  ", "  ")
-    return lines + [line for finding in answer.findings[:1] for line in _block(finding, 3)]
+    return lines + [line for finding in answer.findings[:1] for line in _block(finding)]
 
 
 def _plain(text: str) -> str:

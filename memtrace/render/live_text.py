@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from textwrap import wrap
 from typing import Any
 
 from memtrace.attribution.categories import category_name
@@ -53,7 +54,8 @@ def _head(view: LiveView, width: int) -> Spans:
     about = view.about
     rank = f"  rank {about['rank']} of {about['world_size']}" if (about.get("world_size") or 1) > 1 else ""
     program = " ".join(map(str, about.get("argv") or [view.name]))
-    state = "ended" if view.ended else f"step {format_count(view.step)}  {view.phase}"
+    died = any(alarm.get("id") == "oom" for alarm in view.alarms)
+    state = ("out of memory" if died else "ended") if view.ended else f"step {format_count(view.step)}  {view.phase}"
     stacks = "stacks on" if view.now.get("stacks") else "stacks off"
     head = f" {view.pid or ''}{rank}  {about.get('gpu') or 'GPU'}  "
     return [(head, "dim"), (clip(program, max(width - len(head) - 40, 20)), "strong"), (f"  {state}", "accent"),
@@ -64,7 +66,9 @@ def _limits(view: LiveView) -> Spans:
     capacity = view.now.get("capacity_bytes")
     if capacity is None or view.headroom_bytes is None:
         return [(" headroom   unknown: no limit is known", "dim")]
-    what = "limit" if view.now.get("limit_bytes") == capacity else "what the device has for it"
+    what = printable(str(view.about.get("capacity_is") or ""))[:60] or (
+        "limit" if view.now.get("limit_bytes") == capacity else "what the device has for it"
+    )
     role = "bad" if view.headroom_bytes < capacity / 20 else "text"
     return [(" headroom  ", "dim"), (f"{format_bytes(view.headroom_bytes):>11}", role),
             (f"  of {format_bytes(capacity)} ({what})", "dim")]  # fmt: skip
@@ -117,7 +121,7 @@ def _pieces(view: LiveView) -> Spans:
     else:
         return []
     return [
-        (" free       ", "dim"),
+        (" free then  " if found is not None else " free       ", "dim"),
         ("  ".join(f"{name} {format_bytes(size)}" for name, size in parts.items()), "text"),
     ]
 
@@ -155,5 +159,6 @@ def _outside(view: LiveView) -> list[Spans]:
 
 
 def _alarms(view: LiveView, width: int) -> list[Spans]:
-    texts = [f" ! {printable(str(each.get('id')))}: {printable(str(each.get('line')))}" for each in view.alarms[:8]]
-    return [[(clip(text, width), "bad")] for text in texts]
+    texts = [f"! {printable(str(each.get('id')))}: {printable(str(each.get('line')))}" for each in view.alarms[:8]]
+    lines = [line for text in texts for line in wrap(text, max(width, 20), initial_indent=" ", subsequent_indent="   ")]
+    return [[(line, "bad")] for line in lines]

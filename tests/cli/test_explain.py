@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,52 @@ def test_remedies_can_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
     words = whole.split()
     assert "model.gradient_checkpointing_enable(" in words  # broken only where Python lets a line end
     assert "gradient_checkpointing_kwargs={'use_reentrant':" in words
+
+
+@pytest.mark.parametrize(
+    "name", ["llama2-7b_oom-fragmentation", "llama2-7b_oom-at-load", "llama2-7b_oom-first-step", "llama2-7b_baseline"]
+)
+def test_changes_are_whole_and_fit_the_screen(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, path(name))
+    _, text, _ = run(capsys, path(name))
+    assert len(text.splitlines()) <= 20 and max(map(len, text.splitlines())) <= 80
+    shown = re.split(r"→ ", text)[1:]
+    assert shown or not found["findings"]
+    changes = ["".join(a["change"].split()) for f in found["findings"] for a in f["advice"][:1]]
+    flat = "".join(text.split())
+    assert sum(f"→{change}" in flat for change in changes) == len(shown)
+
+
+def test_what_a_change_saves_beside_the_findings_own_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text, _ = run(capsys, path("llama2-7b_oom-fragmentation"))
+    assert "5.51 GiB  fp32_lora_branch + 1.36 GiB masks · saves 6.88 GiB" in text
+    assert "→ lora_dropout=0 in LoraConfig" in text
+
+
+def test_nothing_free_is_not_only_zero_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text, _ = run(capsys, path("llama2-7b_oom-at-load"))
+    assert "Nothing is free in pieces" in text and "0 B" not in text
+
+
+_REFUSED = (
+    "Traceback (most recent call last):\n"
+    '  File "/v/site-packages/transformers/models/llama/modeling_llama.py", line 240, in forward\n    x = y\n'
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate {} MiB. GPU 0 has a total capacity of "
+    "23.65 GiB of which 98.44 MiB is free. Including non-PyTorch memory, this process has 23.54 GiB memory in use. Of "
+    "the allocated memory {} GiB is allocated by PyTorch, and {} GiB is reserved by PyTorch but unallocated.\n"
+)
+
+
+def test_a_log_says_what_a_text_can_support(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(_REFUSED.format("172.00", "20.31", "2.77"))
+    text = " ".join(run(capsys, str(log))[1].split())
+    assert "asked for at llama/modeling_llama.py:240 forward" in text
+    assert "room for this request; not proven for the next" in text and "memtrace run SCRIPT records it" in text
+    log.write_text(_REFUSED.format("2048.00", "22.48", "0.60"))
+    text = " ".join(run(capsys, str(log))[1].split())
+    assert text.startswith("budget") and "not proven for this one: fewer tokens a batch" in text
+    assert "memtrace run SCRIPT records it" in text
 
 
 def test_markdown_says_things_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,3 +112,11 @@ def test_help_puts_questions_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert first >= {"report", "explain", "browse", "diff", "forecast", "fit", "run", "live", "ranks", "check"}
     assert len(first) <= 10
     assert out.count("\n") < 60
+
+
+def test_a_log_alone_is_not_sent_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 172.00 MiB. GPU 0 has ...\n")
+    told = said(capsys, str(log))
+    assert told.endswith(f"it is a log: memtrace explain {log}")
+    assert "report" not in told and told.count("memtrace explain") == 1

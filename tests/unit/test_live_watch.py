@@ -258,6 +258,27 @@ def test_replays_in_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([*args[:-1], str(log)]) == 2
 
 
+def test_a_replay_that_ran_out_of_memory_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    died = str(trace_path("llama2-7b_oom-fragmentation"))
+    assert main(["explain", died, "--json"]) == 0
+    capacity = answer(capsys)["capacity"]["low_bytes"]
+    assert main(["live", "--replay", died, "--once", "--json"]) == 0
+    said = answer(capsys)
+    assert said["now"]["capacity_bytes"] == capacity
+    assert [alarm["step"] for alarm in said["alarms"] if alarm["id"] == "oom"] == [10]
+    # What the broken-off step holds is no growth: nothing grows faster than all together.
+    assert all(site["per_step_bytes"] < 2**20 for site in said["growing"]) and said["rate_bytes_per_step"] < 2**20
+    assert main(["live", "--replay", died, "--once"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "out of memory" in text and "ended" not in text and "asked for 86.0 MiB and was refused" in text
+    assert "of 22.05 GiB (about; the limit, by the refused request)" in text
+    assert "free then holes" in text and "at its end the largest free piece has 34.9 MiB, and 0 B can still" in text
+    assert main(["live", "--replay", died, "--once", "--limit", "30GiB"]) == 0
+    assert "of 30.00 GiB (the --limit given)" in capsys.readouterr().out
+    assert main(["live", "--replay", str(trace_path("tiny-llama_3-steps")), "--once"]) == 0
+    assert "ended" in (text := capsys.readouterr().out) and "refused" not in text
+
+
 def test_prometheus_text_is_in_the_format() -> None:
     text = prometheus_text({"allocated_bytes": 5, "step": 3}, {"device": 0})
     assert text == (

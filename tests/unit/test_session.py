@@ -19,6 +19,7 @@ from support import trace_path
 import memtrace
 from memtrace.answers.report import Report
 from memtrace.cli import main
+from memtrace.errors import SnapshotError
 from memtrace.session import Investigation, Shown
 
 OOM = str(trace_path("llama2-7b_oom-first-step"))
@@ -100,6 +101,29 @@ def test_mistakes_are_one_line(tiny: Investigation, tmp_path: Path) -> None:
         with pytest.raises(memtrace.MemtraceError) as caught:
             wrong()
         assert "\n" not in str(caught.value)
+
+
+def test_a_log_is_sent_to_explain(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 172.00 MiB. GPU 0 has ...\n")
+    with pytest.raises(SnapshotError, match=rf"it is a log: memtrace explain {log}"):
+        memtrace.open(log)
+    log.write_text("all is well\n")
+    with pytest.raises(SnapshotError) as caught:
+        memtrace.open(log)
+    assert "it is a log" not in str(caught.value)
+
+
+def test_an_answers_repr_is_one_short_line(died: Investigation) -> None:
+    shown = repr(died.explain())
+    assert shown.startswith("<Explanation: budget, measured") and len(shown) < 160 and "\n" not in shown
+    assert len(repr(died.report())) < 160
+
+
+def test_settings_by_the_commands_name(tiny: Investigation) -> None:
+    given = str(tiny.simulate("expandable_segments:True"))
+    assert str(tiny.simulate(conf="expandable_segments:True")) == given
+    assert str(tiny.simulate(conf=["expandable_segments:True"])) == given
 
 
 # tables

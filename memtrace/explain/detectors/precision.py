@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -104,7 +105,8 @@ def fp32_lora_branch(case: Case) -> Finding | None:
     if dropped:
         plain = "lora_dropout=0 in LoraConfig: without dropout the adapters need no copies of their own"
         advice.append(formula(case, plain, wide | masks, dropout=0.0))
-    return finding(case, copies, evidence + ".", *advice)
+    found = finding(case, copies, evidence + ".", *advice)
+    return replace(found, beside=f"{size(masked)} masks") if masked and dropped else found
 
 
 def _uses_autocast(case: Case) -> bool:
