@@ -12,7 +12,7 @@ from memtrace.snapshot.container import Source, open_stream
 from memtrace.snapshot.decoder.columns import COMPILED, WINDOW_BYTES, ColumnDecoder, TraceColumns
 from memtrace.snapshot.decoder.decode import bounded_memory, decode, memory_allowance_bytes, without_gc
 from memtrace.snapshot.fields import as_dicts, as_list
-from memtrace.snapshot.intern import ListRef, StackInterner
+from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.model import Annotation, Device, Snapshot
 from memtrace.snapshot.segment_columns import read_segments
 from memtrace.snapshot.trace_columns import read_trace
@@ -70,27 +70,10 @@ def load_fast(opened: Source, window_bytes: int = WINDOW_BYTES) -> Snapshot | No
         return None
     decoder = ColumnDecoder(opened.stream, window_bytes)
     try:
-        raw = decoder.load()
-        if decoder.lent and isinstance(raw, dict) and _holds_a_stack(raw):
-            return None
-        snapshot = from_raw(raw, opened.name, stacks=decoder.stacks)
+        snapshot = from_raw(decoder.load(), opened.name, stacks=decoder.stacks)
     except (Unsupported, UnicodeDecodeError, SnapshotError):
         return None
     return snapshot if decoder.is_used_up() else None
-
-
-def _holds_a_stack(raw: dict[Any, Any]) -> bool:
-    """Whether a list of frames also stands where no stack belongs: the decoder has only its number left there."""
-    rest = [value for key, value in raw.items() if key not in ("segments", "device_traces")]
-    seen = set()
-    while rest:
-        value = rest.pop()
-        if type(value) is ListRef:
-            return True
-        if isinstance(value, dict | list | tuple) and id(value) not in seen:
-            seen.add(id(value))
-            rest += [*value, *value.values()] if isinstance(value, dict) else value
-    return False
 
 
 class _Warnings:

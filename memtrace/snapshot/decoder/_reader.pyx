@@ -504,6 +504,12 @@ cdef class Reader:
             (<dict>target)[items[i]] = items[i + 1]
         return 0
 
+    cdef bint holds(self, Py_ssize_t number, object made) except -1:
+        """Whether the memo's entry of this number is there, and is this object."""
+        if number >= self.filled or self.memo[number] < 0 or self.memo[number] & 3 != OBJECT:
+            return False
+        return self.objects[self.memo[number] >> 2] is made
+
     cdef int32_t object_entry(self, Py_ssize_t number) except -1:
         if number >= 1 << 28:
             raise Unsupported("too many objects")
@@ -518,7 +524,7 @@ cdef class Reader:
         if depth > 2 or self.trace is not None or not self.owner.is_trace(self.stack, self.marks):
             return False
         target = self.stack[height - 1]
-        if self.filled and self.memo[self.filled - 1] & 3 == OBJECT and self.objects[self.memo[self.filled - 1] >> 2] is target:
+        if self.filled and self.holds(self.filled - 1, target):
             self.memo[self.filled - 1] = -1  # the list stays empty: nothing else may refer to it
         self.trace = self.owner.new_trace(target)
         self.count = self.room = 0
@@ -561,10 +567,13 @@ cdef class Reader:
     cdef int slow_event(self, Py_ssize_t height, Py_ssize_t depth) except -1:
         """An event that has to be looked at as a dictionary; ``at`` is before it."""
         cdef int i
+        cdef Py_ssize_t first = self.filled
         self.marks.append(height)
         self.run(height + 1)
         if len(self.stack) != height + 1 or len(self.marks) != depth + 1 or type(self.stack[height]) is not dict:
             raise Unsupported("an event in several parts")
+        if self.holds(first, self.stack[height]):
+            self.memo[first] = -1  # as of usual events: nothing else may refer to it
         self.marks.pop()
         if self.count == self.room:
             self.grow()
@@ -809,7 +818,7 @@ cdef class Reader:
             raise Unsupported("a frame in several parts")
         self.marks.pop()
         made = self.stack.pop()
-        if self.filled > before and self.memo[before] & 3 == OBJECT and self.objects[self.memo[before] >> 2] is made:
+        if self.holds(before, made):
             return self.memo[before] >> 2
         self.objects.append(made)
         return self.object_entry(len(self.objects) - 1) >> 2
