@@ -4,9 +4,11 @@ of the terminal that the tests run in does not change what they see, nor whether
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -22,6 +24,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background
 def no_known_width() -> None:
     """Test runners that start workers tell them the width of their terminal."""
     os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture
+def stand_in() -> Iterator[Any]:
+    """The recorder's back end without a GPU (capture_standin.py); nothing is recorded when the test is over."""
+    from capture_standin import StandIn
+
+    from memtrace.record import backend, recorder
+
+    gc.collect()
+    with StandIn() as found, backend.use(found):
+        yield found
+    assert recorder.active() is None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -56,6 +56,7 @@ def say_forecast(model: Any, optimizer: Any, args: Any, loader: Any) -> None:
 def forecast_line(model: Any, optimizer: Any, args: Any, loader: Any, facts: Mapping[str, Any]) -> str:
     """The line; ``facts`` are those of the process, its limit and card among them."""
     from memtrace.allocator.conf_text import parse_conf
+    from memtrace.allocator.config import conf_string
     from memtrace.estimate.fit import Search
     from memtrace.estimate.forecast import RunPlan
     from memtrace.estimate.moves import FitRun
@@ -80,9 +81,9 @@ def forecast_line(model: Any, optimizer: Any, args: Any, loader: Any, facts: Map
     most = min(_MOST_STEPS, wanted) if wanted > 0 else _MOST_STEPS
     steps = steps_of(lengths, batch=batch, accumulation=options.accumulation)[:most]
     gpu, total = recorded_gpu(facts), int(facts.get("device_total_bytes") or 0)
-    conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     limit = int(facts.get("limit_bytes") or total)
-    run = FitRun(RunPlan(ShapeSource(shape), options, steps, gpu), parse_conf(conf, device_total_bytes=total or None))
+    allocator = parse_conf(conf_string(os.environ), device_total_bytes=total or None)
+    run = FitRun(RunPlan(ShapeSource(shape), options, steps, gpu), allocator)
     search = Search(replace(run, config=run.config.with_limit(limit)))
     as_is = search.as_is
     over = f"{counted(len(steps), 'step')} in the data set's order, limit {format_bytes(limit)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from torch import nn  # noqa: E402
 
 import memtrace  # noqa: E402
 from memtrace.errors import MissingDependencyError, UsageError  # noqa: E402
-from memtrace.record import api, backend, identity, recorder  # noqa: E402
+from memtrace.record import api, identity, recorder  # noqa: E402
 
 
 class Net(nn.Module):
@@ -33,14 +32,6 @@ class Net(nn.Module):
     def forward(self, x: Any) -> Any:
         """Forward."""
         return self.second(self.first(x).relu()) + self.table.sum()
-
-
-@pytest.fixture
-def stand_in() -> Iterator[StandIn]:
-    gc.collect()
-    with StandIn() as found, backend.use(found):
-        yield found
-    assert recorder.active() is None
 
 
 def train(model: Any, optimizer: Any, steps: int, rows: int = 8) -> None:

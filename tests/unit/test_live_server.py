@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import socket
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch import nn  # noqa: E402
 import memtrace  # noqa: E402
 from memtrace.live import protocol  # noqa: E402
 from memtrace.live.watch import _SEEN, Watch  # noqa: E402
-from memtrace.record import backend, recorder, steplog  # noqa: E402
+from memtrace.record import steplog  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +32,6 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setattr(steplog, "_SHARE", 0)  # the steps here are shorter than any real one
-
-
-@pytest.fixture
-def stand_in() -> Iterator[StandIn]:
-    gc.collect()
-    with StandIn() as found, backend.use(found):
-        yield found
-    assert recorder.active() is None
 
 
 class Watcher:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from memtrace.allocator.conf_text import parse_conf
-from memtrace.allocator.config import CONF_VARIABLES
+from memtrace.allocator.config import conf_string
 from memtrace.estimate.dryrun import helper, triton
 from memtrace.estimate.dryrun.assumed import Assumptions
 from memtrace.estimate.dryrun.cuda import install, page_states
@@ -49,8 +49,7 @@ class DryDevice:
         import torch
 
         numbers = re.findall(r"\d+", torch.__version__)
-        text = next((os.environ[name] for name in CONF_VARIABLES if os.environ.get(name)), "")
-        config = parse_conf(text, (int(numbers[0]), int(numbers[1])), capacity_bytes)
+        config = parse_conf(conf_string(os.environ), (int(numbers[0]), int(numbers[1])), capacity_bytes)
         self.memory = DryMemory(gpu, capacity_bytes, config)
         self.memory.drain = library.memtrace_drain
         with contextlib.suppress(ImportError):
