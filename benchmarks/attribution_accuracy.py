@@ -20,7 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from scoring import score
-from support import LABELLED, labels, snapshot, trace_path
+from support import FIELD, LABELLED, STACKS, labels, snapshot, trace_path
 from wrappers import WRAPPERS, dumped_late, wrapped
 
 from memtrace.attribution.categories import Evidence
@@ -105,7 +105,7 @@ def wrapped_rows(names: list[str]) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    names = [name for name in sys.argv[1:] if not name.startswith("--")] or LABELLED
+    names = [name for name in sys.argv[1:] if not name.startswith("--")] or [*LABELLED, *FIELD, *STACKS]
     if "--wrapped" in sys.argv:
         print("| recording | ways | at the peak | of all bytes | purpose at the peak | changed |")
         print("|---|---|---|---|---|---|")
