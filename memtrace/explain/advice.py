@@ -5,6 +5,7 @@ Names of arguments were checked against transformers 5.24, PEFT 0.21, TRL 1.16 a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from memtrace.explain.answer import Advice, Basis
@@ -15,6 +16,9 @@ from memtrace.snapshot.model import Bool
 from memtrace.units import format_bytes as size
 
 LARGE_BLOCKS = "max_split_size_mb:128"
+
+Change = Callable[[Case], Proposal]
+"""A change for a case, worked out where a finding comes of it."""
 
 # One change, as the program that the user writes arguments for spells it.
 _SPELLINGS: dict[str, dict[str, str]] = {
@@ -83,18 +87,21 @@ def rule(change: str) -> Advice:
     return Advice(change, None, Basis.RULE)
 
 
-def formula(case: Case, change: str, rows: Bool, share: float = 1.0, less_bytes: int = 0, **options: Any) -> Proposal:
+def formula(change: str, rows: Bool, share: float = 1.0, less_bytes: int = 0, **options: Any) -> Change:
     """A change after which ``rows`` are ``share`` smaller, less what the change itself costs.
 
     ``change`` may be a key of the table above; ``options`` are those of ``memtrace estimate``.
     """
-    saves = max(0, case.saving(rows, share) - less_bytes)
-    live = int((rows & case.live).sum())
-    terms = f"{live} tensors of {size(case.live_total(rows))}"
-    terms += f" × {share:.3g}" if share < 1 else ""
-    terms += f" - {size(less_bytes)}" if less_bytes else ""
-    terms += " at the refusal" if case.is_oom else " at the peak"
-    return Proposal(words(case, change), saves, Basis.FORMULA, terms, rows, share, options=options)
+
+    def worked_out(case: Case) -> Proposal:
+        saves = max(0, case.saving(rows, share) - less_bytes)
+        terms = f"{(rows & case.live).sum()} tensors of {size(case.live_total(rows))}"
+        terms += f" × {share:.3g}" if share < 1 else ""
+        terms += f" - {size(less_bytes)}" if less_bytes else ""
+        terms += " at the refusal" if case.is_oom else " at the peak"
+        return Proposal(words(case, change), saves, Basis.FORMULA, terms, rows, share, options=options)
+
+    return worked_out
 
 
 def words(case: Case, change: str) -> str:

@@ -16,7 +16,7 @@ from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.explain.case import Case
 from memtrace.explain.detectors.growth import growth_across_steps, leftovers
-from memtrace.explain.detectors.reference import reference_model_copy
+from memtrace.explain.detectors.weights import reference_model_copy
 from memtrace.explain.snapshot_facts import verdict_at
 from memtrace.history.timeline import At
 from memtrace.snapshot.model import Bool

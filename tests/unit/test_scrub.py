@@ -17,7 +17,7 @@ from support import NAMES, trace_path
 from memtrace.analysis import analyse
 from memtrace.attribution.frame_tags import frame_tags, is_cpp, package_of
 from memtrace.errors import SnapshotError
-from memtrace.explain.detectors import precision, reference
+from memtrace.explain.detectors import weights
 from memtrace.export.cut import read_recording
 from memtrace.history.timeline import build
 from memtrace.scrub import ScrubOptions, scrub
@@ -324,7 +324,7 @@ def test_a_library_counts_as_one_only_by_its_own_files() -> None:
 
 
 def test_names_that_findings_look_for_are_harmless() -> None:
-    wanted = reference._LOADERS | reference._COPIERS | precision._UPCAST | precision._CASTS_INPUT
+    wanted = weights._LOADERS | weights._COPIERS | weights._UPCAST | weights._CASTS_INPUT
     assert {name for name in wanted if not Hiding(ScrubOptions()).is_harmless(name)} == set()
 
 

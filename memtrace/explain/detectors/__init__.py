@@ -15,10 +15,7 @@ from memtrace.explain.detectors import (  # noqa: F401  # each registers its det
     evaluation,
     growth,
     lengths,
-    logits,
     optimizer,
-    precision,
-    reference,
     weights,
 )
 from memtrace.explain.detectors.detector import CONTEXT, DETECTORS

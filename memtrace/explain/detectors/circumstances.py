@@ -12,9 +12,8 @@ from memtrace.analysis import is_truncated
 from memtrace.answers.report import outside_allocator as outside_of
 from memtrace.attribution.categories import Category
 from memtrace.explain.advice import rule
-from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
-from memtrace.explain.detectors.detector import detector
+from memtrace.explain.detectors.detector import Seen, detector
 from memtrace.units import GIB
 from memtrace.units import format_bytes as size
 
@@ -25,7 +24,7 @@ _NATIVE = (".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh", ".so")
 
 
 @detector("The limit of this process ran out, not the card", is_context=True)
-def process_limit(case: Case) -> Finding | None:
+def process_limit(case: Case) -> Seen | None:
     """The limit of this process refused the request while the card had room."""
     capacity, refusal = case.capacity, case.refusal
     if capacity is None or refusal is None or capacity.kind != "limit":
@@ -45,11 +44,11 @@ def process_limit(case: Case) -> Finding | None:
         "raise or drop torch.cuda.set_per_process_memory_fraction (per_process_memory_fraction in the settings string) "
         "if it is not meant"
     )
-    return Finding("", "", capacity.low_bytes or None, evidence, (change,))
+    return Seen(None, evidence, (change,), size_bytes=capacity.low_bytes or None)
 
 
-@detector("Memory in use outside PyTorch's allocator")
-def outside_allocator(case: Case) -> Finding | None:
+@detector("Memory in use outside PyTorch's allocator", least=0)
+def outside_allocator(case: Case) -> Seen | None:
     """Memory in use on the card that this allocator does not hold, where the file has the card's totals."""
     facts = outside_of(case.timeline, case.reserved_bytes) or {}
     total, other = facts.get("device_total_bytes"), facts.get("not_this_allocator_bytes")
@@ -61,11 +60,11 @@ def outside_allocator(case: Case) -> Finding | None:
     )
     look = f"{case.setting.card_tool} names the processes; "
     change = rule(look + "paged optimizers and vLLM in the same process don't show in a snapshot")
-    return Finding("", "", other, evidence, (change,))
+    return Seen(None, evidence, (change,), size_bytes=other)
 
 
 @detector("Allocator settings that don't take effect", is_context=True)
-def settings_without_effect(case: Case) -> Finding | None:
+def settings_without_effect(case: Case) -> Seen | None:
     """A settings string that PyTorch refuses, ignores, or could not put into effect."""
     settings = case.timeline.snapshot.settings
     texts = {key: settings[key] for key in CONF_VARIABLES if isinstance(settings.get(key), str) and settings[key]}
@@ -94,11 +93,11 @@ def settings_without_effect(case: Case) -> Finding | None:
     hint = "write key:value pairs with commas, in the environment before Python starts"
     if case.setting.is_windows:
         hint += "; expandable segments don't exist on Windows"
-    return Finding("", "", None, "; ".join(problems[:3]) + ".", (rule(hint),))
+    return Seen(None, "; ".join(problems[:3]) + ".", (rule(hint),))
 
 
 @detector("Stacks without Python frames", is_context=True)
-def cpp_only_stacks(case: Case) -> Finding | None:
+def cpp_only_stacks(case: Case) -> Seen | None:
     """Live bytes whose stack has frames, none of them Python's."""
     table = case.timeline.snapshot.stacks
     native = np.array(
@@ -117,11 +116,11 @@ def cpp_only_stacks(case: Case) -> Finding | None:
         "to name the forward code behind them record under torch.autograd.set_detect_anomaly(True); "
         'stacks="python" keeps files small at no loss'
     )
-    return Finding("", "", case.live_total(rows), evidence, (change,))
+    return Seen(None, evidence, (change,), size_bytes=case.live_total(rows))
 
 
 @detector("Recording began after the model was loaded", is_context=True)
-def late_recording(case: Case) -> Finding | None:
+def late_recording(case: Case) -> Seen | None:
     """Recording began after the model was loaded: its weights have no stacks."""
     if is_truncated(case.timeline) is not None:
         return None
@@ -132,14 +131,15 @@ def late_recording(case: Case) -> Finding | None:
     evidence = f"{int(early.sum())} live blocks are older than the first event; "
     evidence += f"nothing tells what {size(lost)} of them is for."
     change = rule("call torch.cuda.memory._record_memory_history() before from_pretrained, or use memtrace run")
-    return Finding("", "", case.total(early), evidence, (change,))
+    return Seen(None, evidence, (change,), size_bytes=case.total(early))
 
 
 @detector("The beginning of the recording is lost", is_context=True)
-def truncated_trace(case: Case) -> Finding | None:
+def truncated_trace(case: Case) -> Seen | None:
     """The ring buffer overflowed: what was live before the first event has no history."""
     if is_truncated(case.timeline) is not True:
         return None
     early, blocks = case.timeline.replay.initial_requested_bytes, len(case.timeline.replay.initial_blocks.address)
     change = rule("a larger max_entries in torch.cuda.memory._record_memory_history, or record fewer steps")
-    return Finding("", "", early, f"{size(early)} in {blocks} blocks were live before the first event.", (change,))
+    evidence = f"{size(early)} in {blocks} blocks were live before the first event."
+    return Seen(None, evidence, (change,), size_bytes=early)

@@ -1,14 +1,31 @@
-"""What every detector shares: its registration under its name, and the finding it makes of rows of the recording."""
+"""What every detector shares: its registration under its name, and the finding that is made of what it saw."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import wraps
 
+from memtrace.explain.advice import Change
 from memtrace.explain.answer import Advice, Finding
-from memtrace.explain.case import Case
+from memtrace.explain.case import MATERIAL_SHARE, Case
 from memtrace.snapshot.model import Bool
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a detector saw: ``rows`` of ``Timeline.allocations`` (None where no tensors are to blame), whose bytes count
+    unless ``size_bytes`` is given. See :class:`~memtrace.explain.answer.Finding` for the rest."""
+
+    rows: Bool | None
+    evidence: str
+    changes: tuple[Change | Advice, ...] = ()
+    size_bytes: int | None = None
+    title: str = ""
+    frame: str = ""
+    per_step: bool = False
+    beside: str = ""
+
 
 Detector = Callable[[Case], Finding | None]
 
@@ -19,17 +36,31 @@ CONTEXT: set[str] = set()
 """Findings about the circumstances rather than about bytes that could be saved; listed after the others."""
 
 
-def detector(title: str, *, is_context: bool = False) -> Callable[[Detector], Detector]:
-    """Registers a function as a detector: its name is the finding's id. ``title`` is what the finding is called unless
-    the function gives it another."""
+def detector(
+    title: str, *, least: float = MATERIAL_SHARE, is_context: bool = False
+) -> Callable[[Callable[[Case], Seen | None]], Detector]:
+    """Registers a function as a detector: its name is the finding's id, ``title`` what the finding is called unless the
+    function gives it another. What is a smaller share than ``least`` of the memory in use is no finding; circumstances
+    always are. Changes are worked out for findings alone."""
 
-    def register(look: Detector) -> Detector:
+    def register(look: Callable[[Case], Seen | None]) -> Detector:
         name = look.__name__
 
         @wraps(look)
         def named(case: Case) -> Finding | None:
-            found = look(case)
-            return None if found is None else replace(found, id=name, title=found.title or title)
+            seen = look(case)
+            if seen is None:
+                return None
+            rows, size_bytes = seen.rows, seen.size_bytes
+            if size_bytes is None and rows is not None:
+                size_bytes = case.total(rows)
+            if least and not is_context and not case.is_material(size_bytes or 0, least):
+                return None
+            advice = tuple(one if isinstance(one, Advice) else one(case) for one in seen.changes)
+            frame = seen.frame or (case.frame_of(rows) if rows is not None else "")
+            return Finding(
+                name, seen.title or title, size_bytes, seen.evidence, advice, frame, seen.per_step, seen.beside
+            )
 
         DETECTORS[name] = named
         if is_context:
@@ -37,17 +68,3 @@ def detector(title: str, *, is_context: bool = False) -> Callable[[Detector], De
         return named
 
     return register
-
-
-def finding(
-    case: Case,
-    rows: Bool,
-    evidence: str,
-    *advice: Advice,
-    size_bytes: int | None = None,
-    title: str = "",
-    per_step: bool = False,
-) -> Finding:
-    """A finding on rows: their bytes unless others are given, and the call site that made most of them."""
-    whole = case.total(rows) if size_bytes is None else size_bytes
-    return Finding("", title, whole, evidence, advice, case.frame_of(rows), per_step)

@@ -8,9 +8,8 @@ from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.advice import formula
-from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
-from memtrace.explain.detectors.detector import detector, finding
+from memtrace.explain.detectors.detector import Seen, detector
 from memtrace.explain.dims import layer_count
 from memtrace.units import format_bytes as size
 
@@ -20,33 +19,30 @@ _MANY_LAYERS = 7
 
 
 @detector("The evaluation needs more than training")
-def eval_peak(case: Case) -> Finding | None:
+def eval_peak(case: Case) -> Seen | None:
     """The event lies in an evaluation or generation; its bytes are what was made there and is alive."""
     if not case.in_evaluation:
         return None
     made = case.live & (case.facts.born >= _began(case))
     made &= ~case.kind(Category.LORA) & ~case.kind(Purpose.QUANTIZED, Purpose.UNQUANTIZED, Purpose.QUANT_STATE)
-    total = case.total(made)
-    if not case.is_material(total):
-        return None
     generating = case.phase is Phase.GENERATION or bool(case.event_tags & Tag.GENERATE)
     what = "generation" if generating else "evaluation"
-    evidence = f"the event lies in {what}; {size(total)} made since it began are alive"
-    advice = []
+    evidence = f"the event lies in {what}; {size(case.total(made))} made since it began are alive"
+    changes = []
     rest, logits = made, made & case.kind(Purpose.LOGITS)
     if (count := int(logits.sum())) > 1:
         evidence += f", {size(case.total(logits))} of it in {count} tensors of logits"
-        advice.append(formula(case, "eval_outputs", logits))
+        changes.append(formula("eval_outputs", logits))
         rest = made & ~logits
     if generating:
-        advice.append(formula(case, "half the sequences at once: the key/value cache grows with them", made, 0.5))
+        changes.append(formula("half the sequences at once: the key/value cache grows with them", made, 0.5))
     else:
-        advice.append(formula(case, "eval_batch", rest, 0.5))
-    return finding(case, made, evidence + ".", *advice, title=f"The {what} needs more than training")
+        changes.append(formula("eval_batch", rest, 0.5))
+    return Seen(made, evidence + ".", tuple(changes), title=f"The {what} needs more than training")
 
 
 @detector("The evaluation's batch is larger than training's")
-def eval_batch_larger(case: Case) -> Finding | None:
+def eval_batch_larger(case: Case) -> Seen | None:
     """The evaluation's batches have clearly more tokens than training's."""
     if not case.in_evaluation or (case.here is None and not case.passes):
         return None
@@ -61,18 +57,12 @@ def eval_batch_larger(case: Case) -> Finding | None:
         return None
     made = case.live & (born >= began) & ~case.kind(Category.LORA)
     extra = round(case.total(made) * (1 - usual / now))
-    if not case.is_material(extra):
-        return None
-    return finding(
-        case, made,
-        f"{now / usual:.1f} times the tokens of the largest training batch go through the model at once.",
-        formula(case, "eval_batch_as_training", made, 1 - usual / now),
-        size_bytes=extra,
-    )  # fmt: skip
+    evidence = f"{now / usual:.1f} times the tokens of the largest training batch go through the model at once."
+    return Seen(made, evidence, (formula("eval_batch_as_training", made, 1 - usual / now),), size_bytes=extra)
 
 
 @detector("The hidden states of all layers are kept")
-def output_hidden_states(case: Case) -> Finding | None:
+def output_hidden_states(case: Case) -> Seen | None:
     """The hidden states of every layer are kept in a pass without gradients, which frees them else."""
     if not case.in_evaluation or case.phase is Phase.GENERATION:
         return None
@@ -85,13 +75,9 @@ def output_hidden_states(case: Case) -> Finding | None:
     if not len(counts) or int(counts.max()) < max(layers - 1, _LEAST_LAYERS):
         return None
     states &= case.table.stack == stacks[counts.argmax()]
-    if not case.is_material(case.total(states)):
-        return None
-    return finding(
-        case, states,
-        f"{int(states.sum())} tensors of the size of the embedding's output are live, in a pass without gradients.",
-        formula(case, "output_hidden_states=False in the call and in the model's config", states, 1 - 1 / layers),
-    )  # fmt: skip
+    evidence = f"{states.sum()} tensors of the size of the embedding's output are live, in a pass without gradients."
+    change = "output_hidden_states=False in the call and in the model's config"
+    return Seen(states, evidence, (formula(change, states, 1 - 1 / layers),))
 
 
 def _began(case: Case) -> int:

@@ -9,9 +9,8 @@ import numpy as np
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.sites import frame_label
 from memtrace.explain.advice import formula
-from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
-from memtrace.explain.detectors.detector import detector, finding
+from memtrace.explain.detectors.detector import Seen, detector
 from memtrace.snapshot.model import I8, Bool
 from memtrace.units import MIB
 from memtrace.units import format_bytes as size
@@ -54,8 +53,8 @@ def leftovers(case: Case) -> Leftovers | None:
     return Leftovers(rows, per_round[1:-1], by_step)
 
 
-@detector("Every step leaves memory behind")
-def growth_across_steps(case: Case) -> Finding | None:
+@detector("Every step leaves memory behind", least=0)
+def growth_across_steps(case: Case) -> Seen | None:
     """Most steps leave about the same amount behind, none of it weights, gradients or optimizer states."""
     found = leftovers(case)
     if found is None:
@@ -78,10 +77,8 @@ def growth_across_steps(case: Case) -> Finding | None:
     if (rows & (case.kind(Category.ACTIVATIONS) | case.kind(Purpose.LOSS))).any():
         evidence += ". Tensors of the loss and saved activations are among it: a loss is kept with its graph"
         change = "keep numbers, not tensors: losses.append(loss.item()), total += loss.detach()"
-    return finding(
-        case, rows, evidence + ".", formula(case, change, rows),
-        size_bytes=per_step, title=f"Every {unit} leaves {size(per_step)} behind", per_step=True,
-    )  # fmt: skip
+    title = f"Every {unit} leaves {size(per_step)} behind"
+    return Seen(rows, evidence + ".", (formula(change, rows),), size_bytes=per_step, title=title, per_step=True)
 
 
 def _makers(case: Case, rows: Bool) -> tuple[str, str]:
@@ -109,8 +106,8 @@ def _makers(case: Case, rows: Bool) -> tuple[str, str]:
     return told, min(common, key=lambda label: depth[label], default="")
 
 
-@detector("The graph of an earlier pass is still held")
-def retained_graph(case: Case) -> Finding | None:
+@detector("The graph of an earlier pass is still held", least=0.05)
+def retained_graph(case: Case) -> Seen | None:
     """Saved tensors of earlier passes that are alive in this one: a loss or an output still holds their graph."""
     earlier = case.passes[: case.passes.index(case.here)] if case.here is not None else ()
     # What the first pass leaves may be a module's state, and what every pass leaves is growth.
@@ -119,26 +116,24 @@ def retained_graph(case: Case) -> Finding | None:
     saved = case.kind(Purpose.SAVED, Purpose.CHECKPOINT_INPUT) & (case.facts.born < case.here.start)
     saved &= (case.facts.born >= earlier[-1].start) & (case.table.stack >= 0)
     old = saved & case.live
-    if not case.is_material(case.total(old), 0.05) or case.total(old) < _WHOLE_SHARE * case.total(saved):
+    if case.total(old) < _WHOLE_SHARE * case.total(saved):
         return None
-    return finding(
-        case, old,
-        f"{int(old.sum())} tensors that earlier forward passes saved for their backward pass are live in this pass.",
-        formula(case, "drop what holds it before the next forward pass: del loss, outputs; loss.item() for logs; no "
-                "backward(retain_graph=True)", old),
-    )  # fmt: skip
+    evidence = f"{old.sum()} tensors that earlier forward passes saved for their backward pass are live in this pass."
+    change = (
+        "drop what holds it before the next forward pass: del loss, outputs; loss.item() for logs; no "
+        "backward(retain_graph=True)"
+    )
+    return Seen(old, evidence, (formula(change, old),))
 
 
 @detector("Metrics keep tensors of earlier passes on the GPU")
-def metrics_on_gpu(case: Case) -> Finding | None:
+def metrics_on_gpu(case: Case) -> Seen | None:
     """What the code of metrics made and keeps from one pass to the next: predictions, targets, lists of states."""
     since = case.here.start if case.here is not None else int(case.facts.phases.start[max(case.span, 0)])
     made = np.logical_or.reduce([case.made_in(part) for part in _METRICS])
     kept = made & case.live & (case.facts.born >= 0) & (case.facts.born < since)
-    if not case.is_material(case.total(kept)):
-        return None
-    return finding(
-        case, kept, f"{int(kept.sum())} tensors that metrics made in earlier passes are live.",
-        formula(case, "keep metrics off the GPU: compute_on_cpu=True (torchmetrics), or update them with "
-                "preds.detach().cpu(); reset() after each epoch", kept),
-    )  # fmt: skip
+    change = (
+        "keep metrics off the GPU: compute_on_cpu=True (torchmetrics), or update them with preds.detach().cpu(); "
+        "reset() after each epoch"
+    )
+    return Seen(kept, f"{kept.sum()} tensors that metrics made in earlier passes are live.", (formula(change, kept),))

@@ -9,9 +9,8 @@ import numpy as np
 from memtrace.answers.fragmentation import measure
 from memtrace.attribution.categories import Category
 from memtrace.explain.advice import formula, settings_to_try
-from memtrace.explain.answer import Finding
 from memtrace.explain.case import Case
-from memtrace.explain.detectors.detector import detector
+from memtrace.explain.detectors.detector import Seen, detector
 from memtrace.history.timeline import At
 from memtrace.units import counted
 from memtrace.units import format_bytes as size
@@ -43,52 +42,45 @@ def _lengths_vary(sizes: list[int]) -> bool:
     return len(sizes) >= _LEAST_PASSES and len(set(sizes)) >= _LEAST_LENGTHS
 
 
-@detector("Sequences of different lengths leave memory in pieces")
-def variable_length_fragmentation(case: Case) -> Finding | None:
+@detector("Sequences of different lengths leave memory in pieces", least=0)
+def variable_length_fragmentation(case: Case) -> Seen | None:
     """Passes of different lengths left free pieces that later requests can't use."""
     sizes = pass_sizes(case)
-    if not _lengths_vary(sizes) or not case.is_material(waste := _waste(case), 0.03):
+    if not _lengths_vary(sizes):
         return None
     why = (
         f"; {len(sizes)} passes had {len(set(sizes))} different lengths, the longest {max(sizes) / min(sizes):.1f} "
         "times the shortest"
     )
-    return _in_pieces(case, waste, why)
+    return _in_pieces(case, 0.03, why)
 
 
-@detector("Reserved memory that is free in pieces")
-def reserved_in_pieces(case: Case) -> Finding | None:
+@detector("Reserved memory that is free in pieces", least=0)
+def reserved_in_pieces(case: Case) -> Seen | None:
     """The same without different lengths: pieces between tensors of different lifetimes."""
-    if _lengths_vary(pass_sizes(case)) or not case.is_material(waste := _waste(case), 0.03 if case.is_oom else 0.1):
-        return None
-    return _in_pieces(case, waste)
+    return None if _lengths_vary(pass_sizes(case)) else _in_pieces(case, 0.03 if case.is_oom else 0.1)
 
 
-def _waste(case: Case) -> int:
-    """What fragmentation costs: all that is free in pieces at a refusal, else what was reserved beyond the most ever
-    allocated."""
-    if case.is_oom:
-        return case.reserved_bytes - case.allocated_bytes
+def _in_pieces(case: Case, least: float, why: str = "") -> Seen | None:
+    """What is free inside reserved memory at the refusal, else where reserved memory was highest. It costs all that is
+    free at a refusal, else what was reserved beyond the most ever allocated."""
     _, allocated, reserved = case.timeline.peaks()
-    return reserved.size_bytes - allocated.size_bytes
-
-
-def _in_pieces(case: Case, waste: int, why: str = "") -> Finding | None:
-    """What is free inside reserved memory at the refusal, else where reserved memory was highest."""
-    if case.is_oom and case.verdict.verdict == "budget":
+    waste, event = reserved.size_bytes - allocated.size_bytes, reserved.event
+    if case.is_oom:
+        waste, event = case.reserved_bytes - case.allocated_bytes, case.at.event
+    if not case.is_material(waste, least) or (case.is_oom and case.verdict.verdict == "budget"):
         return None
-    event = case.at.event if case.is_oom else case.timeline.peaks()[2].event
     found = measure(case.timeline, case.attribution, At("event", event, case.timeline.time_us(event)))
     when = "at the refusal" if case.is_oom else "where reserved memory was highest"
     free, count = found.reserved_bytes - found.allocated_bytes, found.free_block_count
     told = f"{size(free)} of {size(found.reserved_bytes)} reserved was free in {counted(count, 'piece')} {when}{why}."
     if why or count > 1:
-        return Finding("", "", waste, told, tuple(settings_to_try(case)))
-    return Finding("", "Reserved memory that is free, in one piece", waste, told)
+        return Seen(None, told, tuple(settings_to_try(case)), size_bytes=waste)
+    return Seen(None, told, size_bytes=waste, title="Reserved memory that is free, in one piece")
 
 
-@detector("This batch has more tokens than usual")
-def padding_or_packing(case: Case) -> Finding | None:
+@detector("This batch has more tokens than usual", least=0.05)
+def padding_or_packing(case: Case) -> Seen | None:
     """The pass in question has clearly more tokens than usual, so its activations are what is too much."""
     sizes = pass_sizes(case)
     if case.here is None or len(sizes) != len(case.passes) or len(sizes) <= _LEAST_PASSES:
@@ -99,19 +91,17 @@ def padding_or_packing(case: Case) -> Finding | None:
         return None
     of_pass = case.kind(Category.ACTIVATIONS, Category.TEMPORARY) & case.live & (case.facts.born >= case.here.start)
     extra = round(case.total(of_pass) * (1 - usual / now))
-    if not case.is_material(extra, 0.05):
-        return None
     rank = "the longest" if now >= max(sizes) else "one of the longest"
     cut = {"max_length": int(case.dims.tokens * (usual / now))} if case.dims is not None else {}
     evidence = (
         f"{rank} of {len(sizes)} batches: {now / usual:.2f} times the tokens of the median one, and with them "
         f"{size(extra)} more activations."
     )
-    return Finding("", "", extra, evidence, (formula(case, "length", of_pass, 1 - usual / now, **cut),))
+    return Seen(None, evidence, (formula("length", of_pass, 1 - usual / now, **cut),), size_bytes=extra)
 
 
-@detector("One long sequence pads the others of its batch")
-def padding_by_one_outlier(case: Case) -> Finding | None:
+@detector("One long sequence pads the others of its batch", least=0.05)
+def padding_by_one_outlier(case: Case) -> Seen | None:
     """The recorder's lengths of the largest batch: without its longest sequence all would be clearly shorter."""
     config = case.timeline.snapshot.memtrace.get("config")
     run = config.get("run") if isinstance(config, Mapping) else None
@@ -124,9 +114,6 @@ def padding_by_one_outlier(case: Case) -> Finding | None:
     if share < _PADDING_SHARE or sizes[case.passes.index(case.here)] < max(sizes):
         return None
     of_pass = case.kind(Category.ACTIVATIONS, Category.TEMPORARY) & case.live & (case.facts.born >= case.here.start)
-    extra = round(case.total(of_pass) * share)
-    if not case.is_material(extra, 0.05):
-        return None
     evidence = (
         f"one of {len(lengths)} sequences has {longest:,} tokens, the next longest {second:,}: {share:.0%} of the "
         "batch is there for it alone."
@@ -135,4 +122,4 @@ def padding_by_one_outlier(case: Case) -> Finding | None:
         "batches of like lengths (group_by_length), sequences joined without padding (padding_free or packing), or the "
         "longest samples cut"
     )
-    return Finding("", "", extra, evidence, (formula(case, change, of_pass, share),))
+    return Seen(None, evidence, (formula(change, of_pass, share),), size_bytes=round(case.total(of_pass) * share))
