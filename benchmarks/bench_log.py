@@ -107,7 +107,7 @@ def main() -> int:
             result = read_log(path.open("rb"))
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             print(
-                f"{name:9} {result.bytes_read / 1e6:.0f} MB: {taken:.2f} CPU s = {taken / reading:.0f} x reading, "
+                f"{name:9} {path.stat().st_size / 1e6:.0f} MB: {taken:.2f} CPU s = {taken / reading:.0f} x reading, "
                 f"{taken / scanning:.1f} x grep; {len(result.messages)} messages"
                 f"{' (stopped keeping)' if result.stopped_early else ''}; peak {peak:.0f} MB"
             )

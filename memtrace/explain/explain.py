@@ -61,7 +61,7 @@ def _judged(reading: LogReading, messages: Sequence[OomMessage], lines: Sequence
     message = principal(messages) if messages else None
     frames = frames_in_log(list(lines), message.rank) if message is not None else ()
     setting = setting_of_log(reading, message, lines)
-    return verdict_from_log(messages, reading.summaries, setting, frames)
+    return verdict_from_log(messages, setting, frames)
 
 
 def explain_snapshot(

@@ -94,9 +94,6 @@ class Logs:
         self.reading = replace(
             readings[0],
             messages=tuple(message for reading in readings for message in reading.messages),
-            summaries=tuple(summary for reading in readings for summary in reading.summaries),
-            bytes_read=sum(reading.bytes_read for reading in readings),
-            lines_read=sum(reading.lines_read for reading in readings),
             stopped_early=any(reading.stopped_early for reading in readings),
             settings=tuple(line for reading in readings for line in reading.settings),
         )

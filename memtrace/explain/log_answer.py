@@ -14,7 +14,7 @@ from memtrace.explain.log_facts import facts_of_text, sentence
 from memtrace.explain.setting import RunSetting
 from memtrace.explain.traceback import TracebackCause, cause_in, finding_of
 from memtrace.explain.verdict import judge
-from memtrace.oomlog import MemorySummary, MessageKind, OomMessage
+from memtrace.oomlog import MessageKind, OomMessage
 from memtrace.oomlog.message import intersect
 from memtrace.snapshot.stacks import Frame
 from memtrace.units import GIB, MIB, format_bytes
@@ -69,7 +69,6 @@ class TextAnswer:
 
 def verdict_from_log(
     messages: Sequence[OomMessage],
-    summaries: Sequence[MemorySummary] = (),
     setting: RunSetting | None = None,
     frames: Sequence[Frame] = (),
 ) -> TextAnswer:
@@ -92,7 +91,7 @@ def verdict_from_log(
     if message.is_caught:
         caught = "It stands inside a warning: the program caught it and went on, so it is not what ended the run."
         because = (*because, caught)
-    more = (*setting.already(), *_worth_saying(message, facts, found.verdict, messages, summaries))
+    more = (*setting.already(), *_worth_saying(message, facts, found.verdict, messages))
     return TextAnswer(found.verdict, found.confidence, because, more, message, facts, setting, cause)
 
 
@@ -136,13 +135,7 @@ def findings_of_log(log: TextAnswer) -> tuple[Finding, ...]:
     return ranked(found, log.verdict)
 
 
-def _worth_saying(
-    message: OomMessage,
-    figures: OomFacts,
-    verdict: str,
-    messages: Sequence[OomMessage],
-    summaries: Sequence[MemorySummary],
-) -> list[str]:
+def _worth_saying(message: OomMessage, figures: OomFacts, verdict: str, messages: Sequence[OomMessage]) -> list[str]:
     """Sentences, the most useful first; none of them repeats the verdict."""
     told = [text for look in (_limits, _outside, _pieces) for text in look(message, figures, verdict)]
     if message.component in _BY_COMPONENT:
@@ -154,7 +147,7 @@ def _worth_saying(
         told.append("The text is cut off before its last figure.")
     elif message.damaged:
         told.append("Part of the text could not be read: it is interrupted or misspelt.")
-    return [*told, *_summaries(message, summaries)]
+    return told
 
 
 def _limits(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
@@ -254,15 +247,3 @@ def _across(message: OomMessage, messages: Sequence[OomMessage]) -> Iterator[str
         yield f"The same out-of-memory message was found {len(gpu)} times."
     else:
         yield f"{different} different out-of-memory messages are in the log; this is the first."
-
-
-def _summaries(message: OomMessage, summaries: Sequence[MemorySummary]) -> Iterator[str]:
-    for table in summaries:
-        if message.device not in (None, table.device) or table.allocated_bytes is None or table.reserved_bytes is None:
-            continue
-        peak = format_bytes(table.reserved_peak_bytes) if table.reserved_peak_bytes is not None else "unknown"
-        yield (
-            f"The memory summary on line {table.line} shows {format_bytes(table.allocated_bytes)} allocated of "
-            f"{format_bytes(table.reserved_bytes)} reserved (peak {peak}) on device {table.device}."
-        )
-        return

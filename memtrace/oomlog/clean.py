@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 _ANSI = re.compile(
     r"(?:\x1b|\\u001b)(?:\[[0-9;?]{0,20}[ -/]?[@-~]|\][^\x07\x1b\n]{0,300}(?:\x07|\x1b\\)|[@-Z\\^_=>])"
@@ -139,36 +139,17 @@ def flows(lines: list[TextLine]) -> list[TextFlow]:
     An untagged line also stays in a flow of its own kind, so that a message of an unmarked process between the
     marked lines of another is whole there; the reader drops what it then sees twice.
     """
-    tags = list(dict.fromkeys(line.tag for line in lines))
-    if len(tags) <= 1:
-        return [_join(lines)] if lines else []
-    result: list[TextFlow] = []
-    for tag in tags:
-        if tag == "":
-            result.append(_join([line for line in lines if line.tag == ""]))
-            continue
-        chosen: list[TextLine] = []
-        following = False
-        for line in lines:
-            if line.tag == tag:
-                chosen.append(line)
-                following = True
-            elif line.tag == "":
-                if following:
-                    chosen.append(line)
-            else:
-                following = False
-        result.append(_join(chosen))
-    return result
+    found: dict[str, list[TextLine]] = {}
+    owner = ""
+    for line in lines:
+        found.setdefault(line.tag, []).append(line)
+        owner = line.tag or owner
+        if owner != line.tag:
+            found[owner].append(line)
+    return [_join(own) for own in found.values()]
 
 
 def _join(lines: list[TextLine]) -> TextFlow:
-    starts: list[int] = []
-    pieces: list[str] = []
-    place = 0
-    for line in lines:
-        starts.append(place)
-        piece = "".join(line.text.split())
-        pieces.append(piece)
-        place += len(piece)
-    return TextFlow(tuple(lines), tuple(starts), "".join(pieces))
+    pieces = ["".join(line.text.split()) for line in lines]
+    starts = accumulate(map(len, pieces), initial=0)
+    return TextFlow(tuple(lines), tuple(starts)[:-1], "".join(pieces))

@@ -11,9 +11,8 @@ from memtrace.oomlog.allocator import allocator_drafts, exception_before, is_cod
 from memtrace.oomlog.clean import TextFlow, clean_lines, flows
 from memtrace.oomlog.collect import Collector
 from memtrace.oomlog.message import MessageDraft, MessageKind, OomMessage
-from memtrace.oomlog.summary_table import MemorySummary, read_summaries
 from memtrace.oomlog.texts import TEXTS
-from memtrace.oomlog.windows import Readable, Tally, TextWindow, windows
+from memtrace.oomlog.windows import Readable, TextWindow, windows
 
 _RANKS = (
     re.compile(r"\[?\b(?:global_?rank|rank)\W{1,12}(\d{1,5})", re.IGNORECASE),
@@ -27,16 +26,12 @@ _TEXT_LIMIT = 600
 
 @dataclass(frozen=True)
 class LogReading:
-    """Everything read from one log. ``stopped_early``: it holds more messages than are kept (see collect.py); the rest
-    was only counted through."""
+    """Everything read from one log. ``settings``: lines that set the allocator, or say that a setting has no effect;
+    ``stopped_early``: it holds more messages than are kept (see collect.py)."""
 
     messages: tuple[OomMessage, ...]
-    summaries: tuple[MemorySummary, ...]
-    bytes_read: int
-    lines_read: int
-    stopped_early: bool
     settings: tuple[str, ...] = ()
-    """Lines that set the allocator, or say that a setting has no effect."""
+    stopped_early: bool = False
 
 
 def parse_log(stream: Readable | bytes | str) -> tuple[OomMessage, ...]:
@@ -48,21 +43,14 @@ def parse_log(stream: Readable | bytes | str) -> tuple[OomMessage, ...]:
 
 
 def read_log(stream: Readable | bytes | str) -> LogReading:
-    """Like :func:`parse_log`, with the memory summaries in the log and what was read."""
-    tally = Tally()
-    collector = Collector()
-    summaries: list[MemorySummary] = []
-    cut = False
-
-    for window in windows(stream, tally, lambda: collector.full):
+    """Like :func:`parse_log`, with the settings in the log and whether all of it was read."""
+    collector, settings = Collector(), dict[str, None]()
+    for window in windows(stream, settings):
         if collector.full:
-            cut = True
-            continue
+            return LogReading(collector.finish(), tuple(settings), stopped_early=True)
         for message in _read_window(window):
             collector.add(message)
-        summaries += read_summaries(window.data, window.line)
-    kept = collector.finish(), tuple(summaries), tally.bytes_read, tally.lines_read, cut, tuple(tally.settings)
-    return LogReading(*kept)
+    return LogReading(collector.finish(), tuple(settings))
 
 
 def _read_window(window: TextWindow) -> list[OomMessage]:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 _TRIGGERS: tuple[re.Pattern[bytes], ...] = tuple(
@@ -22,7 +24,7 @@ _TRIGGERS: tuple[re.Pattern[bytes], ...] = tuple(
         rb"out of(?=[^\n\r]{0,24}(?:mem|resource)|[^a-z]{1,120}m|[^a-z0-9]{0,160}[\n\r]|[\\\x1b])",
         rb"mem(?:(?<=f mem)|(?<=outofmem)|(?<=f_mem)|(?<=ice_mem)|(?<=low on mem)|(?<=enough mem)|(?<=cache mem)"
         rb"|(?<=status_mem)|oryerror|oryallocation|ory_utiliz"
-        rb"|ory (?:summary, dev|for the cache|utiliz|segment|object|\(shm))",
+        rb"|ory (?:for the cache|utiliz|segment|object|\(shm))",
         # to allocate, unable to allocate, allocation on device, ALLOC_FAILED, bad_alloc, CUDACachingAllocator.cpp
         rb"alloc(?:at(?:e(?![drs])|ing|ion (?:on d|fail|was p)|or\.cpp)|_?failed| async|\W)",
         rb"total capac",
@@ -45,7 +47,7 @@ LOOK_BACK_BYTES = 768
 LOOK_AHEAD_BYTES = 4096
 """A message of the longest format with generous wrapping and a prefix on every line fits in this."""
 WINDOW_BYTES = 1 << 16
-_MARGIN = 160  # bytes past a hit that deciding about it may need
+_MARGIN = 160  # bytes past a trigger's beginning that deciding about it may need
 _LINE_END_SEARCH = 1024
 
 
@@ -63,22 +65,13 @@ class TextWindow:
     line: int
 
 
-@dataclass
-class Tally:
-    """How much has been read so far."""
-
-    bytes_read: int = 0
-    lines_read: int = 0
-    settings: dict[str, None] = field(default_factory=dict)
-    """Lines that set the allocator, or say that a setting has no effect."""
-
-    def note_settings(self, buffer: bytes, start: int) -> None:
-        """Keep such lines of a buffer from ``start`` on; an error's hint is none."""
-        for hit in _SETTING.finditer(buffer, start):
-            low, high = buffer.rfind(b"\n", 0, hit.start()) + 1, buffer.find(b"\n", hit.end())
-            line = buffer[max(low, hit.start() - 200) : min(high if high >= 0 else len(buffer), hit.end() + 200)]
-            if len(self.settings) < _MOST_SETTINGS and not _HINT.search(line):
-                self.settings[line.decode("utf-8", "replace").strip()] = None
+def _settings(buffer: bytes) -> Iterator[str]:
+    """Lines that set the allocator, or say that a setting has no effect; an error's hint is none."""
+    for hit in _SETTING.finditer(buffer):
+        low, high = buffer.rfind(b"\n", 0, hit.start()) + 1, buffer.find(b"\n", hit.end())
+        line = buffer[max(low, hit.start() - 200) : min(high if high >= 0 else len(buffer), hit.end() + 200)]
+        if not _HINT.search(line):
+            yield line.decode("utf-8", "replace").strip()
 
 
 def blocks(source: Readable | bytes | str) -> Iterator[bytes]:
@@ -108,74 +101,53 @@ def _utf16(head: bytes) -> str | None:
     return None
 
 
-def windows(source: Readable | bytes | str, tally: Tally, enough: Callable[[], bool]) -> Iterator[TextWindow]:
-    """Stretches around every trigger, in order; ``tally`` is kept up to date, and once ``enough()`` is true the rest is
-    only counted."""
-    buffer = b""
-    line = 1  # line number of buffer[0]
-    scanned = 0  # triggers before this place in the buffer are known
-    pending: list[int] = []  # known triggers whose stretch may not be complete yet
+def windows(source: Readable | bytes | str, settings: dict[str, None]) -> Iterator[TextWindow]:
+    """Stretches around every trigger, in order; lines that set the allocator are added to ``settings``."""
+    buffer, line = b"", 1  # line: number of buffer[0]
     stream = blocks(source)
     block = next(stream, None)
     while block is not None:
         following = next(stream, None)
-        last = following is None
-        tally.bytes_read += len(block)
-        tally.lines_read += block.count(b"\n") + (last and not block.endswith(b"\n"))
-        if enough():
-            buffer, pending, block = b"", [], following
-            continue
         buffer += block
-        tally.note_settings(buffer, max(0, scanned - _MARGIN))
-        end = len(buffer) if last else max(scanned, len(buffer) - _MARGIN)
-        pending += _triggers(buffer, scanned, end)
-        scanned = end
-        taken = 0
-        while pending:
-            group, rest = _split_group(pending, buffer)
-            limit = rest if rest is not None else len(buffer)
-            if rest is None and not last and group[-1] + LOOK_AHEAD_BYTES + _LINE_END_SEARCH > len(buffer):
+        block = following
+        settings.update(dict.fromkeys(islice(_settings(buffer), max(0, _MOST_SETTINGS - len(settings)))))
+        taken, keep = 0, len(buffer) - LOOK_BACK_BYTES - _MARGIN
+        for group, limit in _groups(_triggers(buffer), buffer):
+            if following is not None and group[-1] + LOOK_AHEAD_BYTES + _LINE_END_SEARCH > len(buffer):
+                keep = min(keep, _line_start(buffer, group[0]))  # its stretch may not be complete yet
                 break
             start = max(taken, _line_start(buffer, group[0]))
-            stop = max(start, min(limit, _line_end(buffer, group[-1] + LOOK_AHEAD_BYTES)))
-            yield TextWindow(buffer[start:stop], line + buffer.count(b"\n", 0, start))
-            taken = stop
-            pending = pending[len(group) :]
-        keep = max(taken, scanned - LOOK_BACK_BYTES)
-        if pending:
-            keep = max(taken, min(keep, _line_start(buffer, pending[0])))
+            taken = max(start, min(limit, _line_end(buffer, group[-1] + LOOK_AHEAD_BYTES)))
+            yield TextWindow(buffer[start:taken], line + buffer.count(b"\n", 0, start))
+        keep = max(taken, keep)
         line += buffer.count(b"\n", 0, keep)
         buffer = buffer[keep:]
-        scanned -= keep
-        pending = [at - keep for at in pending]
-        block = following
 
 
-def _triggers(block: bytes, start: int, end: int) -> list[int]:
-    """Positions in ``block[start:end]`` at which a message may be, ascending."""
+def _triggers(block: bytes) -> list[int]:
+    """Positions at which a message may be, ascending."""
     low = block.lower()
-    reach = min(len(low), end + _MARGIN)
-    return sorted(hit.start() for words in _TRIGGERS for hit in words.finditer(low, start, reach) if hit.start() < end)
+    return sorted(hit.start() for words in _TRIGGERS for hit in words.finditer(low))
 
 
-def _split_group(hits: list[int], buffer: bytes) -> tuple[list[int], int | None]:
-    """First hits that belong in one stretch, and where the next stretch must begin at the earliest (None: open).
+def _groups(hits: list[int], buffer: bytes) -> Iterator[tuple[list[int], int]]:
+    """Hits that belong in one stretch, and where that must end at the latest.
 
     Hits closer than the look-ahead share a stretch. A log that is nothing but triggers is cut at the beginning of a
     line where the distance between two of them is largest, which is between two messages rather than inside one.
     """
-    half = 0
-    for index in range(1, len(hits)):
-        if hits[index] - hits[index - 1] > LOOK_AHEAD_BYTES + LOOK_BACK_BYTES:
-            return hits[:index], hits[index] - LOOK_BACK_BYTES
-        if not half and hits[index] - hits[0] > WINDOW_BYTES // 2:
-            half = index
-        if hits[index] - hits[0] > WINDOW_BYTES:
-            widest = max(range(half, index + 1), key=lambda i: hits[i] - hits[i - 1])
-            before, after = hits[widest - 1], hits[widest]
-            newline = buffer.rfind(b"\n", before, after)
-            return hits[:widest], newline + 1 if newline >= 0 else max(before + 1, after - 128)
-    return hits, None
+    apart = LOOK_AHEAD_BYTES + LOOK_BACK_BYTES
+    while hits:
+        far = (i for i in range(1, len(hits)) if hits[i] - hits[i - 1] > apart or hits[i] - hits[0] > WINDOW_BYTES)
+        cut = next(far, len(hits))
+        limit = hits[cut] - LOOK_BACK_BYTES if cut < len(hits) else len(buffer)
+        if cut < len(hits) and hits[cut] - hits[cut - 1] <= apart:
+            half = bisect_right(hits, hits[0] + WINDOW_BYTES // 2)
+            cut = max(range(half, cut + 1), key=lambda i: hits[i] - hits[i - 1])
+            before, after = hits[cut - 1], hits[cut]
+            limit = buffer.rfind(b"\n", before, after) + 1 or max(before + 1, after - 128)
+        yield hits[:cut], limit
+        hits = hits[cut:]
 
 
 def _line_start(buffer: bytes, at: int) -> int:

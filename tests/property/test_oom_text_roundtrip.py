@@ -263,8 +263,6 @@ def test_any_chunking_reads_the_same(pairs: list[tuple[Case, str]], data: st.Dat
 
     whole = read_log(log)
     assert read_log(Trickle(log)) == whole
-    assert whole.bytes_read == len(log)
-    assert whole.lines_read == log.count(b"\n")
     assert len(whole.messages) == len({m.text for m in whole.messages})
 
 
@@ -298,7 +296,7 @@ pieces = st.sampled_from(
         b"out of ", b"memory", b"[rank", b"]: ", b"RESOURCE_EXHAUSTED: Out of memory", b"Killed\n", b"allocated; ",
         b"Allocation on device ", b" would exceed allowed memory", b"MPS backend out of memory (MPS allocated: 1.2.3 GB",
         b"NVML_SUCCESS == r INTERNAL ASSERT FAILED", b"exitcode: -9", b"\xff\xfe", "│".encode(), b"0 bytes is free",
-        b"PyTorch CUDA memory summary, device ID 0", b"| Allocated memory | 12 KiB | 13 MiB |", b"1,,,.5 GiB",
+        b"1,,,.5 GiB",
     ]
 )  # fmt: skip
 
@@ -309,7 +307,7 @@ pieces = st.sampled_from(
 )
 def test_no_input_raises(data: bytes) -> None:
     reading = read_log(data)
-    verdict = verdict_from_log(reading.messages, reading.summaries)
+    verdict = verdict_from_log(reading.messages)
     assert verdict.because
     assert verdict.confidence in ("derived", "guess")
     for message in reading.messages:

@@ -26,7 +26,8 @@ from memtrace.explain.explain import explain_snapshot
 # finding -> shares of what is allocated below which it is silent, as its code has them (2 % where none is named)
 SHARES = {
     "checkpointing_inactive": ["0.05"], "kept_logits": ["0.01"], "base_not_quantized": ["0.1"],
-    "experts_not_quantized": ["0.1"], "reference_model_copy": ["0.05", "0.05"], "reserved_in_pieces": ["0.03"], "growth_across_steps": ["0.01"],
+    "experts_not_quantized": ["0.1"], "reference_model_copy": ["0.05", "0.05"], "reserved_in_pieces": ["0.03"],
+    "growth_across_steps": ["0.01"],
     "variable_length_fragmentation": ["0.03"], "padding_or_packing": ["0.05"], "load_time_copies": ["0.05"],
     "optimizer_on_first_step": ["0.01"], "late_recording": ["0.1"], "retained_graph": ["0.05"],
     "padding_by_one_outlier": ["0.05"],
@@ -50,7 +51,11 @@ SAID = [
         (circumstances._OUTSIDE_SHARE, circumstances._CONTEXT_BYTES) == (0.1, 1 << 30),
     ),
     ("reference_model_copy", "5 %", weights._ALIKE_SHARE == 0.9),
-    ("logits_unchunked", "an eighth", activations._SMALLEST_LOGITS_BYTES == MIB and "// 8" in inspect.getsource(activations)),
+    (
+        "logits_unchunked",
+        "an eighth",
+        activations._SMALLEST_LOGITS_BYTES == MIB and "// 8" in inspect.getsource(activations),
+    ),
     ("optimizer_full_precision", "0.9 times", True),
     ("README", "less than 1 % of the capacity", proof.LEAST_SHARE == 0.01),
     ("README", "at least 2 % of the capacity", verdict.MATERIAL_SHARE == 0.02 and case.MATERIAL_SHARE == 0.02),

@@ -175,7 +175,6 @@ def test_more_messages_than_are_kept() -> None:
     reading = read_log(log)
     assert MAX_MESSAGES <= len(reading.messages) < MAX_MESSAGES + 500
     assert reading.stopped_early
-    assert reading.lines_read == MAX_MESSAGES + 500
 
 
 def test_neighbouring_messages_keep_their_figures() -> None:
@@ -184,27 +183,6 @@ def test_neighbouring_messages_keep_their_figures() -> None:
     assert [m.tried_bytes for m in messages] == [round((100 + i) * GIB / 100) for i in range(700)]
     assert all(m.reserved_unallocated_bytes == round(6.78 * GIB) and not m.cut_short for m in messages)
     assert [m.line for m in messages] == list(range(1, 701))
-
-
-def test_memory_summary_table() -> None:
-    table = """
-|===========================================================================|
-|                  PyTorch CUDA memory summary, device ID 1                 |
-|---------------------------------------------------------------------------|
-|            CUDA OOMs: 3            |        cudaMalloc retries: 7         |
-|===========================================================================|
-|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |
-|---------------------------------------------------------------------------|
-| Allocated memory      |   1024 KiB |   2048 MiB |   1200 GiB |   1199 GiB |
-|       from large pool |   1000 KiB |   2047 MiB |   1199 GiB |   1198 GiB |
-| GPU reserved memory   |   4096 MiB |      5 GiB |      6 GiB |      1 GiB |
-| Non-releasable memory | 524288 B   |    900 MiB |    900 GiB |    900 GiB |
-|===========================================================================|
-"""
-    (summary,) = read_log("start\n" + table).summaries
-    assert (summary.device, summary.line) == (1, 4)
-    assert (summary.allocated_bytes, summary.allocated_peak_bytes) == (1 << 20, 2 << 30)
-    assert (summary.reserved_bytes, summary.reserved_peak_bytes) == (4 << 30, 5 << 30)
 
 
 def test_dense_logs_are_cut_between_messages() -> None:

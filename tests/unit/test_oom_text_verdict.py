@@ -6,12 +6,11 @@ from __future__ import annotations
 import pytest
 
 from memtrace.explain.log_answer import TextAnswer, verdict_from_log
-from memtrace.oomlog import parse_log, read_log
+from memtrace.oomlog import parse_log
 
 
 def judge(log: str) -> TextAnswer:
-    reading = read_log(log)
-    return verdict_from_log(reading.messages, reading.summaries)
+    return verdict_from_log(parse_log(log))
 
 
 def text(
@@ -126,17 +125,6 @@ def test_limit_that_old_versions_do_not_print_is_suspected() -> None:
     assert any("set_per_process_memory_fraction" in fact for fact in judge(log).worth_saying)
     recent = text("20.00 MiB", "4.00 GiB", "2.00 GiB", "800.00 MiB", "10.00 MiB")
     assert not any("set_per_process_memory_fraction" in fact for fact in judge(recent).worth_saying)
-
-
-def test_memory_summary_is_a_fact() -> None:
-    log = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 314.00 MiB. GPU \n" + (
-        "|                  PyTorch CUDA memory summary, device ID 0                 |\n"
-        "| Allocated memory      |   9216 MiB |   9300 MiB |   1200 GiB |   1199 GiB |\n"
-        "| GPU reserved memory   |  10240 MiB |  10240 MiB |      6 GiB |      1 GiB |\n"
-    )
-    answer = judge(log)
-    assert answer.verdict == "unknown"
-    assert any("9.00 GiB allocated of 10.00 GiB reserved" in fact for fact in answer.worth_saying)
 
 
 def test_a_log_that_keeps_looking_like_messages_is_still_read() -> None:
