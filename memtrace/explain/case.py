@@ -8,19 +8,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.allocator.config import AllocatorConfig
 from memtrace.analysis import Analysis
-from memtrace.answers.report import Moment, category_bytes, moment_of
+from memtrace.answers.report import category_bytes, moment_of
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
-from memtrace.explain.answer import Capacity
 from memtrace.explain.course import Pass, SamePoint, find_passes, same_points, span_at
 from memtrace.explain.dims import Dims, dims_of
 from memtrace.explain.setting import RunSetting, setting_of_snapshot
 from memtrace.explain.snapshot_facts import Refused, course_of
 from memtrace.explain.verdict import Verdict
-from memtrace.history.timeline import At, Timeline
+from memtrace.history.timeline import At
 from memtrace.snapshot.model import Action, Bool
 
 MATERIAL_SHARE = 0.02
@@ -32,19 +30,16 @@ class Case:
 
     def __init__(self, analysis: Analysis, at: At, verdict: Verdict, refused: Refused | None) -> None:
         self.analysis, self.at, self.verdict, self.refused = analysis, at, verdict, refused
-        self.timeline: Timeline = analysis.timeline
-        self.attribution = analysis.attribution
-        self.facts = analysis.attribution.facts
-        self.table = analysis.timeline.allocations
+        self.timeline, self.attribution = analysis.timeline, analysis.attribution
+        self.facts, self.table, self.config = self.attribution.facts, self.timeline.allocations, self.timeline.config
         self.size = self.table.requested_bytes
-        self.requested_bytes, self.allocated_bytes, self.reserved_bytes = self.timeline.curve_at(at.event)
-        self.refusal = refused.refusal if refused is not None else None
+        _, self.allocated_bytes, self.reserved_bytes = self.timeline.curve_at(at.event)
         self.is_oom = refused is not None
-
-    @property
-    def capacity(self) -> Capacity | None:
-        """What the process could have had, if a request was refused."""
-        return self.refused.capacity if self.refused is not None else None
+        self.refusal = refused.refusal if refused is not None else None
+        self.capacity = refused.capacity if refused is not None else None
+        self.moment = moment_of(analysis, at.event)
+        self.span = span_at(self.facts.phases, at.event)  # row of the phases; -1 if the event lies in none
+        self.phase = Phase(int(self.facts.phases.phase[self.span])) if self.span >= 0 else Phase.UNKNOWN
 
     @property
     def whole_bytes(self) -> int:
@@ -56,26 +51,6 @@ class Case:
         """Back end, release, platform and trainer of the run."""
         expandable = self.config.expandable_segments or self.timeline.replay.maps_pages
         return setting_of_snapshot(self.timeline.snapshot, expandable, self.config.padding_bytes > 0)
-
-    @cached_property
-    def config(self) -> AllocatorConfig:
-        """The recorded allocator settings."""
-        return self.timeline.config
-
-    @cached_property
-    def moment(self) -> Moment:
-        """Phase and step of the event."""
-        return moment_of(self.analysis, self.at.event)
-
-    @cached_property
-    def span(self) -> int:
-        """Row of the phases that the event lies in; -1 if in none."""
-        return span_at(self.facts.phases, self.at.event)
-
-    @cached_property
-    def phase(self) -> Phase:
-        """Phase of the event."""
-        return Phase(int(self.facts.phases.phase[self.span])) if self.span >= 0 else Phase.UNKNOWN
 
     @cached_property
     def live(self) -> Bool:

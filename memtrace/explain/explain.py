@@ -16,8 +16,7 @@ from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Explanation, When
 from memtrace.explain.case import Case
 from memtrace.explain.detectors import detect, ranked
-from memtrace.explain.log_answer import TextAnswer, findings_of_log, principal, verdict_from_log
-from memtrace.explain.log_facts import facts_of_text
+from memtrace.explain.log_answer import TextAnswer, facts_of_text, findings_of_log, principal, verdict_from_log
 from memtrace.explain.setting import setting_of_log
 from memtrace.explain.sizes import asked_at, possibilities, possible_models
 from memtrace.explain.snapshot_facts import device_total_bytes, verdict_at

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from memtrace.oomlog import MessageKind, parse_log, read_log
-from memtrace.oomlog.collect import MAX_MESSAGES
+from memtrace.oomlog.scan import MAX_MESSAGES
 
 LIST = (
     "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 79.15 GiB total capacity; "
