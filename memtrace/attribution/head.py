@@ -25,16 +25,17 @@ def head_stacks(facts: StackFacts, deeper: int = _DEEPER) -> Bool:
     """
     table = facts.python
     result = np.zeros(len(table) + 1, dtype=np.bool_)
-    tags = [frame_tags(f.filename, f.name) for f in table.frames]
+    tags = [int(frame_tags(f.filename, f.name)) for f in table.frames]
     is_library = [package_of(f.filename) in _LIBRARY for f in table.frames]
     code = _function_ids(table)
+    forward_fn = int(Tag.FORWARD_FN)  # plain numbers: flags take ten times as long
     deepest: dict[tuple[int, int], int] = {}
     linear: list[tuple[int, list[tuple[int, int]]]] = []
     for stack in np.flatnonzero(facts.kind[:-1] == Kind.FORWARD).tolist():
         chain, callers, last_nested = 0, [], 0  # functions of the model's own code, outermost first
         segments = _between_calls(table.frame_ids(stack).tolist()[::-1], tags)
         for nested, frames in zip(range(len(segments) - 1, -1, -1), segments, strict=True):
-            forward = next((i for i, f in enumerate(frames) if tags[f] & Tag.FORWARD_FN), 0)
+            forward = next((i for i, f in enumerate(frames) if tags[f] & forward_fn), 0)
             for place, frame in enumerate(frames):
                 # Between a module call and the module's own forward stand hooks and decorators; the innermost segment
                 # is the layer at work.
@@ -53,12 +54,12 @@ def head_stacks(facts: StackFacts, deeper: int = _DEEPER) -> Bool:
     return result
 
 
-def _between_calls(frames: list[int], tags: list[Tag]) -> list[list[int]]:
+def _between_calls(frames: list[int], tags: list[int]) -> list[list[int]]:
     """Frames (outermost first) cut at module calls: the program, the module it calls, the module that calls, …"""
     segments: list[list[int]] = [[]]
-    in_call = False
+    in_call, call = False, int(Tag.CALL)
     for frame in frames:
-        if tags[frame] & Tag.CALL:
+        if tags[frame] & call:
             if not in_call:
                 segments.append([])
             in_call = True

@@ -9,10 +9,8 @@ it is never out of date; what is no longer found is the first to go when the fol
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import mmap
 import os
-import shutil
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,6 +54,8 @@ def cache_folder() -> CacheFolder | None:
 
 def name_of(recording: Path) -> str:
     """What a recording as it is now, read by this memtrace, is called in the cache. Raises OSError."""
+    import hashlib  # here and below: small recordings, which are not kept, are to open fast
+
     found = recording.stat()
     parts = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     return hashlib.blake2b(repr((parts, __version__, _code())).encode(), digest_size=24).hexdigest()
@@ -79,6 +79,8 @@ def read(name: str) -> memoryview | None:
 
 def write(name: str, parts: Sequence[bytes | memoryview]) -> None:
     """Keep a file under a name, if there is room. Raises OSError, RuntimeError."""
+    import shutil
+
     folder = _folder(make=True)
     size = sum(len(part) for part in parts)
     if size > MAX_BYTES or shutil.disk_usage(folder).free < 4 * size:
@@ -138,6 +140,8 @@ def _trim(folder: Path) -> None:
 @lru_cache(maxsize=1)
 def _code() -> str:
     """Changes with the code that decodes, replays and attributes."""
+    import hashlib
+
     here = Path(__file__).parents[1]
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted(file for room in _ROOMS for file in (here / room).rglob("*.py")):

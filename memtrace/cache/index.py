@@ -30,7 +30,7 @@ from memtrace.snapshot.stacks import Frame, StackTable
 if TYPE_CHECKING:
     from memtrace.attribution.user_rules import UserRule
 
-MIN_EVENTS = 1_000_000  # smaller recordings open in a second
+MIN_EVENTS = 1_000_000  # smaller recordings open in a second; no event takes less than a byte, however packed
 Progress = Callable[[float], None]
 
 
@@ -129,12 +129,13 @@ def open_recording(
 
 
 def identified(source: str | os.PathLike[str]) -> tuple[Path | None, str]:
-    """(a recording's path, its name in the cache); the path is None if it may not be kept: no regular file, or off."""
+    """(path, name in the cache) of a recording; the path is None if it is not kept: no regular file, small, or off."""
     if folder.is_off() or os.fspath(source) == "-":
         return None, ""
     path = Path(source)
     try:
-        return (path, folder.name_of(path)) if path.is_file() else (None, "")
+        is_large = path.is_file() and path.stat().st_size >= MIN_EVENTS
+        return (path, folder.name_of(path)) if is_large else (None, "")
     except (OSError, ValueError):
         return None, ""
 

@@ -14,11 +14,10 @@ from memtrace.units import format_bytes, json_text, printable
 from memtrace.writing import check_target, whole_file
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from memtrace.analysis import Analysis
     from memtrace.cache.index import OpenRecording
     from memtrace.history.timeline import At, Timeline
+    from memtrace.render.text import Text
     from memtrace.snapshot.model import Device
 
 _PROGRESS_AFTER_S = 1.0
@@ -91,9 +90,9 @@ def print_json(answer: Any) -> int:
 
 def print_text(render: Callable[[int], Iterable[Text | str]], widest: int = 1 << 16) -> int:
     """What ``render`` has for the width of the terminal, at most ``widest`` columns; returns the exit code 0."""
-    from memtrace.render.text import console, print_lines
+    from memtrace.render.text import print_lines, width
 
-    print_lines(render(min(console().width, widest)))
+    print_lines(render(min(width(), widest)))
     return 0
 
 

@@ -7,12 +7,10 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from rich.text import Text
-
 from memtrace.answers.diff.comparison import Difference, SiteDelta, Story
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category, category_name
-from memtrace.render.text import columns, heading, table, warning_lines
+from memtrace.render.text import Text, columns, heading, table, warning_lines
 from memtrace.render.words import STYLE, clip, moment_name
 from memtrace.units import format_bytes, format_delta
 

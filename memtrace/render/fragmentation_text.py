@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.text import Text
-
 from memtrace.answers.fragmentation import Fragmentation
 from memtrace.answers.pins import Pins
 from memtrace.attribution.categories import category_name
 from memtrace.attribution.sites import NO_STACK
-from memtrace.render.text import heading, more_line, table
+from memtrace.render.text import Text, heading, more_line, table
 from memtrace.render.words import STYLE, bar, clip, moment_name, pool_name, stream_name
 from memtrace.units import counted, format_bytes, format_count
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from rich.text import Text
-
 from memtrace.allocator.config import conf_string
 from memtrace.answers.info import DeviceInfo, Info
 from memtrace.cache.folder import CacheFolder
-from memtrace.render.text import warning_lines
+from memtrace.render.text import Text, warning_lines
 from memtrace.snapshot.model import DEFAULT_POOL
 from memtrace.units import counted, format_bytes, format_count, printable
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
-from rich.text import Text
-
 from memtrace.analysis import PREDICTED
 from memtrace.attribution.categories import Category, category_name
 from memtrace.ranks.compare import RankComparison, meaning_of
-from memtrace.render.text import columns, table, warning_lines
+from memtrace.render.text import Text, columns, table, warning_lines
 from memtrace.render.words import plain_name, verdict_name
 from memtrace.units import format_bytes, printable
 

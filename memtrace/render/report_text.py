@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from rich.text import Text
-
 from memtrace.answers.report import Report
 from memtrace.answers.why import Why
 from memtrace.attribution.categories import Category, category_name
 from memtrace.attribution.sites import NO_STACK
-from memtrace.render.text import heading, more_line, warning_lines
+from memtrace.render.text import Text, heading, more_line, warning_lines
 from memtrace.render.words import STYLE, bar, clip, moment_name
 from memtrace.units import counted, format_bytes, format_count
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from rich.text import Text
-
 from memtrace.answers.segment_map import SegmentMap, SegmentView
 from memtrace.attribution.categories import Category, category_name
-from memtrace.render.text import heading
+from memtrace.render.text import Text, heading
 from memtrace.render.words import FREE, MARKS, PENDING, STYLE, moment_name, pool_name, stream_name
 from memtrace.units import counted, format_bytes, format_count
 

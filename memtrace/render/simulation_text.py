@@ -5,11 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from rich.text import Text
-
 from memtrace.allocator.whatif.selfcheck import SelfCheck
 from memtrace.answers.simulate import Answer, Run
-from memtrace.render.text import columns, heading, table, warning_lines
+from memtrace.render.text import Text, columns, heading, table, warning_lines
 from memtrace.units import format_bytes, format_count
 
 _BY_LUCK = ", by luck of addresses"
@@ -93,7 +91,7 @@ def _table(runs: tuple[Run, ...], width: int) -> list[Text]:
     rows = [(*first, *rest) for first, rest in zip(firsts, figures, strict=True)]
     styles = ["" if run.fits else "red" for run in runs]
     lines = table(rows, (False, False, *right), styles)
-    if max(len(line) for line in lines) > width:
+    if max(len(line.plain) for line in lines) > width:
         lines = _two_lines(names, columns(figures, right), styles, width)
     if len(limits) == 1:  # said once instead of in every row
         lines.append(Text(f"limit on reserved memory in all runs: {_limit(runs[0])}"))

@@ -1,6 +1,6 @@
-"""What the text renderers share: a console that suits the output, headings, columns, and safe printing.
+"""What the text renderers share: lines of styled pieces, a console that suits the output, headings, columns.
 
-Renderers return lines (:class:`rich.text.Text`); only verbs print. Colour disappears with NO_COLOR or in a pipe.
+Renderers return lines (:class:`Text`); only verbs print. Colour disappears with NO_COLOR or in a pipe.
 """
 
 from __future__ import annotations
@@ -10,26 +10,62 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-
-from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from memtrace.units import format_bytes, printable
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text as Rich
+
 _WORD = re.compile(r"\s*\S+(?: [KMGT]?i?B\b\S*)?")  # a size keeps its unit
+_ASKED_FOR = ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE")  # what makes rich write into a pipe as to a terminal
+_WIDTH = 100  # of a pipe, so that it doesn't wrap oddly
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Leave it to the command, whose exit code is not rich's."""
-        raise BrokenPipeError
+class Text:
+    """A line: pieces of text with a style each, in rich's words. rich takes long to load and is left to terminals."""
+
+    def __init__(self, text: str = "", style: str = "") -> None:
+        self.pieces = [(text, style)]
+
+    @classmethod
+    def assemble(cls, *parts: str | tuple[str, str] | Text) -> Text:
+        """A line out of texts, texts with their style, and lines."""
+        line = cls()
+        for part in parts:
+            line.pieces += part.pieces if isinstance(part, Text) else [(part, "") if isinstance(part, str) else part]
+        return line
+
+    def append(self, text: str, style: str = "") -> None:
+        """Add a piece at the end."""
+        self.pieces.append((text, style))
+
+    @property
+    def plain(self) -> str:
+        """The text alone."""
+        return "".join(text for text, _ in self.pieces)
 
 
-def console() -> Console:
-    """A console on stdout, as wide as the terminal or $COLUMNS; else 100 columns, so that pipes don't wrap oddly."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100
-    return _Console(file=sys.stdout, width=width, highlight=False, soft_wrap=True)
+def _is_plain() -> bool:
+    return not (sys.stdout.isatty() or any(name in os.environ for name in _ASKED_FOR))
+
+
+def width() -> int:
+    """Columns of the terminal, or $COLUMNS; else 100."""
+    return _WIDTH if _is_plain() else _console().width
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            """Leave it to the command, whose exit code is not rich's."""
+            raise BrokenPipeError
+
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Quiet(file=sys.stdout, width=None if known else _WIDTH, highlight=False, soft_wrap=True)
 
 
 def heading(title: str) -> Text:
@@ -67,40 +103,42 @@ def more_line(size_bytes: int, count: int, width: int = 10, gap: str = "  ") -> 
 
 
 def print_lines(lines: Iterable[Text | str]) -> None:
-    """Print lines to stdout; where its width is known, what is wider goes on below, broken at spaces."""
-    out = console()
+    """Print lines to stdout; where its width is known, what is wider goes on below, broken at spaces.
+
+    No control characters reach the terminal: names in a file may come from anyone.
+    """
+    safe = (
+        [(printable(piece), style) for piece, style in (line if isinstance(line, Text) else Text(line)).pieces]
+        for line in lines
+    )
+    if _is_plain():
+        for pieces in safe:
+            print("".join(piece for piece, _ in pieces))
+        return
+    from rich.text import Text as Rich
+
+    out = _console()
     width_known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    for line in lines:
-        safe = _safe(line)
-        for part in _wrapped(safe, out) if width_known else (safe,):
-            out.print(part, markup=False)
+    for pieces in safe:
+        line = Rich.assemble(*pieces)
+        for part in _wrapped(line, out.width) if width_known else (line,):
+            out.print(part)
 
 
-def _wrapped(line: Text | str, out: Console) -> Sequence[Text | str]:
-    """The line in parts of the console's width, indented two more than the first; words are never broken."""
-    text = line if isinstance(line, Text) else Text(line)
-    if text.cell_len <= out.width:
+def _wrapped(line: Rich, width: int) -> Sequence[Rich]:
+    """The line in parts of this width, indented two more than the first; words are never broken."""
+    from rich.cells import cell_len
+
+    if line.cell_len <= width:
         return (line,)
-    hang = len(text.plain) - len(text.plain.lstrip(" ")) + 2
+    hang = len(line.plain) - len(line.plain.lstrip(" ")) + 2
     edges, used = list[int](), 0
-    for word in _WORD.finditer(text.plain):
-        if used and used + cell_len(word[0]) > out.width:
+    for word in _WORD.finditer(line.plain):
+        if used and used + cell_len(word[0]) > width:
             edges.append(word.start())
             used = hang + cell_len(word[0].lstrip())
         else:
             used += cell_len(word[0])
-    first, *rest = text.divide(edges)
-    return (first, *(Text.assemble(" " * hang, part[len(part.plain) - len(part.plain.lstrip()) :]) for part in rest))
-
-
-def _safe(line: Text | str) -> Text | str:
-    """No control characters reach the terminal: names in a file may come from anyone."""
-    if isinstance(line, str):
-        return printable(line)
-    if line.plain.isprintable():
-        return line
-    return Text.assemble(*(Text(printable(part.plain), part.style) for part in line.divide(_edges(line))))
-
-
-def _edges(line: Text) -> list[int]:
-    return sorted({edge for span in line.spans for edge in (span.start, span.end) if 0 < edge < len(line.plain)})
+    first, *rest = line.divide(edges)
+    indent = " " * hang
+    return (first, *(type(line).assemble(indent, part[len(part.plain) - len(part.plain.lstrip()) :]) for part in rest))

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-from rich.text import Text
 
 from memtrace.analysis import Analysis
 from memtrace.answers.curves import Curves
 from memtrace.attribution.phases import Phase
-from memtrace.render.text import columns, heading
+from memtrace.render.text import Text, columns, heading
 from memtrace.render.words import STYLE, bar
 from memtrace.units import format_bytes, format_count
 

@@ -292,7 +292,7 @@ def test_where_nothing_can_be_written(snapshot: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_full_disk(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     answer(snapshot)
     assert kept_files(snapshot.parent) == []
 

@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 from memtrace.errors import SnapshotError
 from memtrace.snapshot.bounds import CutShort, Foreign, Hostile
 from memtrace.snapshot.container import half_of_free_memory_bytes, is_json, is_pickle
-from memtrace.snapshot.decoder.machine import Machine
 from memtrace.snapshot.plain import Look, look
 
 # Python objects take 5 to 10 times the bytes of their pickle; hostile opcodes ask for thousands of times.
@@ -83,6 +82,8 @@ def _decode_pickle(stream: BinaryIO, name: str) -> Any:
         if found is Look.CUT_SHORT:
             raise CutShort
         if found is Look.OTHER:
+            from memtrace.snapshot.decoder.machine import Machine  # no dump of PyTorch needs it
+
             return Machine(data).load()
         # Every opcode in it was looked at. From bytes, and only from bytes, the C machine reads what was looked at even
         # where frames overlap.
