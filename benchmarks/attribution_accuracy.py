@@ -4,7 +4,8 @@
     python benchmarks/attribution_accuracy.py --wrapped [NAME …]    # each inside every wrapper, and dumped late
 
 Columns are shares of the peak's bytes (and of all allocated bytes) in the right category; with ``--wrapped`` also of
-the peak's bytes with the right purpose, the lowest of all ways, and how many allocations came out otherwise than plain.
+the peak's bytes with the right purpose, the lowest of all ways; how many allocations came out otherwise than plain, and
+which ways cut phases or steps otherwise.
 """
 
 from __future__ import annotations
@@ -95,20 +96,31 @@ def wrapped_rows(names: list[str]) -> Iterator[list[str]]:
             late = from_raw(dumped_late(raw), name)
             made.append(("dumped late", build(late, late.devices[0])))
         results = []
-        for _, timeline in made:
+        cut: list[str] = []
+        for way, timeline in made:
             after = attribute(timeline)
+            ours, theirs = after.facts.phases, before.facts.phases
+            pairs = (ours.start[:-1], theirs.start[:-1]), (ours.phase, theirs.phase), (ours.step, theirs.step)
+            if not all(np.array_equal(*pair) for pair in pairs):
+                cut.append(way)
             result = score(timeline, after, truth)
             changed = int((_purposes(before) != _purposes(after)).sum())
             results.append((result.at_peak, result.overall, result.purpose_at_peak, changed))
         lowest = [min(column) for column in list(zip(*results, strict=True))[:3]]
-        yield [name, str(len(made)), *(f"{share:.2%}" for share in lowest), str(sum(row[3] for row in results))]
+        yield [
+            name,
+            str(len(made)),
+            *(f"{share:.2%}" for share in lowest),
+            str(sum(row[3] for row in results)),
+            ", ".join(cut),
+        ]
 
 
 def main() -> None:
     names = [name for name in sys.argv[1:] if not name.startswith("--")] or [*LABELLED, *FIELD, *STACKS]
     if "--wrapped" in sys.argv:
-        print("| recording | ways | at the peak | of all bytes | purpose at the peak | changed |")
-        print("|---|---|---|---|---|---|")
+        print("| recording | ways | at the peak | of all bytes | purpose at the peak | changed | other phases |")
+        print("|---|---|---|---|---|---|---|")
         for cells in wrapped_rows(names):
             print("| " + " | ".join(cells) + " |", flush=True)
         return

@@ -20,6 +20,11 @@ Frames = tuple[Frame, ...]  # innermost first
 Fix = Callable[[Frames], Frames]
 
 
+# Scrubbed recordings have paths that begin here: ``site-packages/torch/…``, ``python3/threading.py``, ``train/x.py``.
+INSTALLED = r"^(?:.*/)?(?:site|dist)-packages/"
+STANDARD = r"^(?:.*/)?python3[\d.]*/(?!site-packages|dist-packages)"
+_OWN = r"^(?!.*(?:site-packages|dist-packages|torchinductor_\w+|python3[\d.]*)/)(?!<|memtrace/)"
+OWN_FILE, OWN_FOLDER = _OWN + r".*\.py$", _OWN + r"(?:.*/)?(?=[^/]*\.py$)"
 PLACES = {"~": "/home/u", "py": "/usr/lib/python3.11", "<frozen runpy>": "<frozen runpy>", "tmp": "/tmp"}
 
 
@@ -66,8 +71,9 @@ def around_training(*inner: str) -> Fix:
 
 
 def around_program(*outer: str) -> Fix:
-    """Frames outside everything: what called the script."""
-    return lambda frames: (*frames, *frames_of(outer)) if _in_python(frames) else frames
+    """Frames outside everything: what called the script. Nothing calls a function that autograd's thread applies."""
+    called = frames_of(outer)
+    return lambda frames: (*frames, *called) if _in_python(frames) and frames[-1].name != "apply" else frames
 
 
 def around_modules(*hooks: str) -> Fix:
@@ -113,6 +119,17 @@ def between_functions(*decorators: str) -> Fix:
 def renamed(pattern: str, replacement: str) -> Fix:
     """Other paths."""
     return lambda frames: tuple(f._replace(filename=re.sub(pattern, replacement, f.filename)) for f in frames)
+
+
+def windows(frames: Frames) -> Frames:
+    """As on Windows: drives and backslashes; the standard library lies in ``Lib``."""
+    made = []
+    for frame in frames:
+        path = re.sub(INSTALLED, "C:/Users/u/venv/Lib/site-packages/", frame.filename)
+        path = re.sub(STANDARD, "C:/Python311/Lib/", path)
+        path = re.sub(OWN_FOLDER, "D:/work/", path)
+        made.append(frame._replace(filename=path.replace("/", "\\") if path.endswith(".py") else path))
+    return tuple(made)
 
 
 def other_lines(frames: Frames) -> Frames:
@@ -207,7 +224,7 @@ WRAPPERS: Mapping[str, Fix] = {
     ),
     "functools": between_functions("py/contextlib.py:inner", "py/functools.py:wrapper"),
     "notebook": both(
-        renamed(r"^/(?!.*(site-packages|torchinductor)).*\.py$", "/tmp/ipykernel_3141/2718281828.py"),
+        renamed(OWN_FILE, "/tmp/ipykernel_3141/2718281828.py"),
         around_program(
             "IPython/core/interactiveshell.py:run_code",
             "ipykernel/zmqshell.py:run_cell",
@@ -288,7 +305,55 @@ WRAPPERS: Mapping[str, Fix] = {
         "lightning/pytorch/strategies/strategy.py:optimizer_step",
         "~/lesson.py:optimizer_step",
     ),
-    "other-site-packages": renamed(r"^.*/(site|dist)-packages/", "/opt/conda/envs/x/lib/python3.12/site-packages/"),
+    # A script handed to exec: ``python -c``, launchers, zipped programs, pdb, coverage
+    "exec-string": both(renamed(OWN_FILE, "<string>"), around_program("<string>:<module>", "~/launch.py:main")),
+    "standard-input": renamed(OWN_FILE, "<stdin>"),
+    "asyncio-executor": around_program(
+        "py/concurrent/futures/thread.py:run",
+        "py/concurrent/futures/thread.py:_worker",
+        "py/threading.py:run",
+        "py/threading.py:_bootstrap",
+    ),
+    "asyncio-task": both(
+        around_training("~/jobs/step.py:step", "py/asyncio/events.py:_run"),
+        around_program("py/asyncio/base_events.py:run_forever", "py/asyncio/runners.py:run"),
+    ),
+    "callable-objects": both(
+        between_functions("~/utils/partial.py:__call__", "py/functools.py:__call__"),
+        around_modules("~/hooks/trampoline.py:__call__"),
+    ),
+    "debugger": around_program("<string>:<module>", "py/bdb.py:run", "py/pdb.py:_runscript", "py/pdb.py:main"),
+    "coverage": around_program("coverage/execfile.py:run", "coverage/cmdline.py:do_run", "coverage/cmdline.py:main"),
+    "viztracer": both(
+        around_modules("viztracer/tracer.py:trace_and_save"),
+        around_program("viztracer/main.py:run_code", "viztracer/main.py:run"),
+    ),
+    "retries": both(
+        around_training("tenacity/__init__.py:__call__", "tenacity/__init__.py:wrapped_f"),
+        between_functions("backoff/_sync.py:retry", "py/contextlib.py:inner"),
+    ),
+    "named-functions": between_functions("~/train.py:step", "~/train.py:zero_grad", "~/train.py:checkpoint"),
+    "own-package-like-torch": renamed(OWN_FILE, "/home/u/torch_utils/optim/program.py"),
+    "own-package-like-a-loss": renamed(OWN_FILE, "/home/u/losses/quantizers/cache_utils.py"),
+    "environment-named-torch": renamed(INSTALLED, "/home/u/torch/optim/venv/lib/python3.11/site-packages/"),
+    "environment-named-peft": renamed(INSTALLED, "/opt/conda/envs/peft/lib/python3.11/site-packages/"),
+    "environment-named-transformers": renamed(
+        INSTALLED, "/data/transformers/integrations/safetensors/lib/python3.11/site-packages/"
+    ),
+    "program-among-clones": renamed(OWN_FOLDER, "/home/u/peft/bitsandbytes/safetensors/"),
+    "program-in-torch-folder": renamed(OWN_FOLDER, "/home/u/torch/optim/"),
+    "zipped": renamed(INSTALLED, "/srv/app.pex/site-packages.zip/"),
+    "wheels": renamed(
+        INSTALLED + r"(\w+)/", r"/home/u/.pex/installed_wheels/0/5f/\1-2.5.0-cp311-cp311-linux_x86_64.whl/\1/"
+    ),
+    "source-checkouts": both(
+        renamed(INSTALLED + r"(torch|triton)/", r"/home/u/src/py\1/\1/"),
+        renamed(INSTALLED + r"(transformers|peft|trl|accelerate)/", r"/home/u/git/\1/src/\1/"),
+    ),
+    "windows": windows,
+    "compiled-elsewhere": renamed(r"^.*/torchinductor_\w+/", "/scratch/cache/inductor/"),
+    "installed-program": renamed(OWN_FOLDER, "/env/lib/python3.11/site-packages/company_training/"),
+    "other-site-packages": renamed(INSTALLED, "/opt/conda/envs/x/lib/python3.12/site-packages/"),
     "other-lines": other_lines,
 }
 
@@ -296,7 +361,8 @@ WRAPPERS: Mapping[str, Fix] = {
 def wrapped(snapshot: Snapshot, fix: Fix) -> Snapshot:
     """The snapshot with every stack changed; stacks keep their numbers. Labels by identity, which would hide what
     stacks alone say, are left out."""
-    table, ids = snapshot.stacks, {frame: i for i, frame in enumerate(snapshot.stacks.frames)}
+    table = snapshot.stacks
+    ids: dict[Frame, int] = {}
     made = [[ids.setdefault(f, len(ids)) for f in fix(table.stack(number))] for number in range(len(table))]
     start = np.concatenate([[0], np.cumsum([len(frames) for frames in made])]).astype(np.int64)
     frame = np.array([f for frames in made for f in frames], dtype=np.int32)

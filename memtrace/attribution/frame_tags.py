@@ -1,7 +1,8 @@
 """What single frames say. One table: a tag, a pattern for the file, a pattern for the function, and why.
 
-Patterns are matched against the path with ``/`` separators and the function name; they name public modules and
-functions of the libraries, never line numbers. C++ frames have names like ``torch::autograd::Engine::…``.
+Patterns are matched against the path in the form of :mod:`memtrace.attribution.origin` (``torch/nn/functional.py``) and
+the function name; they name public modules and functions of the libraries, never line numbers. C++ frames have names
+like ``torch::autograd::Engine::…``.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Tag(IntFlag):
 
 
 _CHECKPOINTING = (
-    r"torch/utils/checkpoint\.py$|packages/(deepspeed|fairscale|megatron\w*|colossalai)/.*"
+    r"^torch/utils/checkpoint\.py$|^(deepspeed|fairscale|megatron\w*|colossalai)/.*"
     r"(activation_checkpointing|checkpoint_wrapper|tensor_parallel/random)"
 )
 
@@ -73,76 +74,76 @@ class FrameRule(NamedTuple):
 
 
 FRAME_RULES: tuple[FrameRule, ...] = (
-    FrameRule(Tag.CALL, r"torch/nn/modules/module\.py$", r"^(_call_impl|_wrapped_call_impl|_slow_forward)$"),
+    FrameRule(Tag.CALL, r"^torch/nn/modules/module\.py$", r"^(_call_impl|_wrapped_call_impl|_slow_forward)$"),
     FrameRule(Tag.FORWARD_FN, None, r"^forward$"),
     # Loading
-    FrameRule(Tag.LOAD, r"transformers/core_model_loading\.py$|transformers/quantizers/|accelerate/utils/modeling\.py$|safetensors/", None),
-    FrameRule(Tag.LOAD, r"transformers/integrations/\w+\.py$", r"(load|replace|convert|quantize|shard|pack|dispatch|materialize|set_module|update_param)"),
-    FrameRule(Tag.LOAD, r"transformers/modeling_utils\.py$", r"(load|from_pretrained|warmup|convert|init\w*_weights|tie_weights|^to$|^cuda$)"),
-    FrameRule(Tag.LOAD, r"accelerate/(big_modeling|hooks)\.py$", r"^(pre_forward|init_hook|dispatch_model|load_checkpoint\w*|register_\w+|\w+_offload\w*)$"),
+    FrameRule(Tag.LOAD, r"^transformers/core_model_loading\.py$|^transformers/quantizers/|^accelerate/utils/modeling\.py$|^safetensors/", None),
+    FrameRule(Tag.LOAD, r"^transformers/integrations/\w+\.py$", r"(load|replace|convert|quantize|shard|pack|dispatch|materialize|set_module|update_param)"),
+    FrameRule(Tag.LOAD, r"^transformers/modeling_utils\.py$", r"(load|from_pretrained|warmup|convert|init\w*_weights|tie_weights|^to$|^cuda$)"),
+    FrameRule(Tag.LOAD, r"^accelerate/(big_modeling|hooks)\.py$", r"^(pre_forward|init_hook|dispatch_model|load_checkpoint\w*|register_\w+|\w+_offload\w*)$"),
     FrameRule(Tag.LOAD, None, r"^(from_pretrained|prepare_model_for_kbit_training|load_state_dict|load_checkpoint\w*|from_config)$"),
-    FrameRule(Tag.LOAD, r"torch/nn/modules/module\.py$", r"^(_apply|to|cuda|half|float|bfloat16|to_empty)$"),
-    FrameRule(Tag.LOAD, r"torch/nn/modules/\w+\.py$", r"^(__init__|reset_parameters)$"),
-    FrameRule(Tag.LOAD, r"torch/distributed/utils\.py$", r"^(_sync_params_and_buffers|_sync_module_states)$"),
-    FrameRule(Tag.LOAD, r"torch/nn/parameter\.py$", r"^__deepcopy__$"),
-    FrameRule(Tag.QUANTIZE, r"bitsandbytes/", r"^(quantize_\w+|_quantize|int8_vectorwise_quant|double_quant|vectorwise_quant)$"),
-    FrameRule(Tag.QUANTIZE, r"(hqq|auto_gptq|gptqmodel|awq|torchao|quanto)/", r"quantize|pack|from_float|from_hp"),
-    FrameRule(Tag.ADAPTER_INIT, r"peft/", r"^(get_peft_model|inject_adapter\w*|update_layer|reset_\w*parameters|cast_adapter_dtype|_cast_adapter_dtype|_move_adapter_to_device_of_base_layer|add_adapter|load_adapter|dora_init|_create_and_replace|init_\w+)$"),
+    FrameRule(Tag.LOAD, r"^torch/nn/modules/module\.py$", r"^(_apply|to|cuda|half|float|bfloat16|to_empty)$"),
+    FrameRule(Tag.LOAD, r"^torch/nn/modules/\w+\.py$", r"^(__init__|reset_parameters)$"),
+    FrameRule(Tag.LOAD, r"^torch/distributed/utils\.py$", r"^(_sync_params_and_buffers|_sync_module_states)$"),
+    FrameRule(Tag.LOAD, r"^torch/nn/parameter\.py$", r"^__deepcopy__$"),
+    FrameRule(Tag.QUANTIZE, r"^bitsandbytes/", r"^(quantize_\w+|_quantize|int8_vectorwise_quant|double_quant|vectorwise_quant)$"),
+    FrameRule(Tag.QUANTIZE, r"^(hqq|auto_gptq|gptqmodel|awq|torchao|quanto)/", r"quantize|pack|from_float|from_hp"),
+    FrameRule(Tag.ADAPTER_INIT, r"^peft/", r"^(get_peft_model|inject_adapter\w*|update_layer|reset_\w*parameters|cast_adapter_dtype|_cast_adapter_dtype|_move_adapter_to_device_of_base_layer|add_adapter|load_adapter|dora_init|_create_and_replace|init_\w+)$"),
     # Optimizer
-    FrameRule(Tag.OPTIMIZER, r"torch/optim/(?!lr_scheduler)|bitsandbytes/optim/|apex/optimizers/|deepspeed/ops/(adam|lamb|lion|adagrad)/|packages/(lion_pytorch|galore_torch)/|transformers/optimization\.py$", r"^(?!zero_grad)"),
-    FrameRule(Tag.OPTIMIZER, r"deepspeed/runtime/(zero/stage\w*|bf16_optimizer|fp16/\w+)\.py$", r"^(step|_optimizer_step|initialize_optimizer_states|_\w*update\w*)$"),
-    FrameRule(Tag.OPTIMIZER_STATE, r"(optim|optimizers|adafactor|adam)", r"^(_init_group|init_state|get_state_buffer|_init_state|_initialize_state|init_states?)$"),
+    FrameRule(Tag.OPTIMIZER, r"^torch/optim/(?!lr_scheduler)|^bitsandbytes/optim/|^apex/optimizers/|^deepspeed/ops/(adam|lamb|lion|adagrad)/|^(lion_pytorch|galore_torch)/|^transformers/optimization\.py$", r"^(?!zero_grad)"),
+    FrameRule(Tag.OPTIMIZER, r"^deepspeed/runtime/(zero/stage\w*|bf16_optimizer|fp16/\w+)\.py$", r"^(step|_optimizer_step|initialize_optimizer_states|_\w*update\w*)$"),
+    FrameRule(Tag.OPTIMIZER_STATE, r"(optim|adafactor|adam)[^/]*(/[^/]+)?$", r"^(_init_group|init_state|get_state_buffer|_init_state|_initialize_state|init_states?)$"),
     FrameRule(Tag.ZERO_GRAD, None, r"^zero_grad$"),
     # Autograd and checkpointing
     FrameRule(Tag.RECOMPUTE, _CHECKPOINTING, r"^(recompute_fn|unpack_hook|backward|_run_fn_with_dynamo_disabled)$"),
     FrameRule(Tag.CHECKPOINT, _CHECKPOINTING, r"^(checkpoint|_checkpoint_without_reentrant_generator|forward|checkpoint_sequential)$"),
-    FrameRule(Tag.APPLY, r"torch/autograd/function\.py$", r"^apply$"),
+    FrameRule(Tag.APPLY, r"^torch/autograd/function\.py$", r"^apply$"),
     FrameRule(Tag.BACKWARD_FN, None, r"^(backward|_backward\w*|backward_impl|vjp)$"),
-    FrameRule(Tag.ENGINE, r"torch/autograd/(graph|__init__)\.py$", r"^(_engine_run_backward|backward|grad)$"),
+    FrameRule(Tag.ENGINE, r"^torch/autograd/(graph|__init__)\.py$", r"^(_engine_run_backward|backward|grad)$"),
     FrameRule(Tag.ENGINE_CPP, None, r"torch::autograd::(Engine|python::PythonEngine|GraphTask|AccumulateGrad)|Backward\d+::apply"),
     # What a forward pass is doing
-    FrameRule(Tag.LOSS, r"(loss_utils|/loss|losses?/\w+|cross_entropy\w*)\.py$|liger_kernel/.*(loss|jsd|kl_div|tvd)\w*\.py$", None),
+    FrameRule(Tag.LOSS, r"(loss_utils|/loss|losses?/\w+|cross_entropy\w*)\.py$|^liger_kernel/.*(loss|jsd|kl_div|tvd)\w*\.py$", None),
     FrameRule(Tag.LOSS, None, r"(cross_entropy|nll_loss|log_softmax|kl_div|logsumexp|Loss$|^\w*_loss(_\w+)?$)"),
-    FrameRule(Tag.CROSS_ENTROPY, r"torch/nn/functional\.py$", r"^(cross_entropy|nll_loss|log_softmax)$"),
+    FrameRule(Tag.CROSS_ENTROPY, r"^torch/nn/functional\.py$", r"^(cross_entropy|nll_loss|log_softmax)$"),
     FrameRule(Tag.ATTENTION, None, r"(scaled_dot_product|sdpa_attention|flash_attn|flash_attention|flex_attention|memory_efficient_attention|eager_attention|_upad_input)"),
-    FrameRule(Tag.ATTENTION, r"integrations/\w*attention\.py$|xformers/ops", None),
+    FrameRule(Tag.ATTENTION, r"^transformers/integrations/\w*attention\.py$|^xformers/ops/", None),
     FrameRule(Tag.ATTENTION_EAGER, None, r"^eager_attention\w*$"),
-    FrameRule(Tag.DEQUANT, r"(bitsandbytes|hqq|gptq|awq|torchao|quanto)", r"^(dequantize\w*|_dequantize\w*|dequant\w*|int8_\w*dequant)$"),
-    FrameRule(Tag.QUANT_MATMUL, r"bitsandbytes/(autograd/_functions|backends/[\w/]*ops|functional|_ops)\.py$", None),
-    FrameRule(Tag.QUANT_MODULE, r"bitsandbytes/nn/modules\.py$", r"^forward$"),
-    FrameRule(Tag.LORA, r"peft/tuners/[\w/]*(layer|bnb|lora|dora|variants|awq|gptq|hqq|eetq|aqlm)\.py$", r"^forward$"),
+    FrameRule(Tag.DEQUANT, r"^(bitsandbytes|hqq|auto_gptq|gptqmodel|awq|torchao|quanto)/", r"^(dequantize\w*|_dequantize\w*|dequant\w*|int8_\w*dequant)$"),
+    FrameRule(Tag.QUANT_MATMUL, r"^bitsandbytes/(autograd/_functions|backends/[\w/]*ops|functional|_ops)\.py$", None),
+    FrameRule(Tag.QUANT_MODULE, r"^bitsandbytes/nn/modules\.py$", r"^forward$"),
+    FrameRule(Tag.LORA, r"^peft/tuners/[\w/]*(layer|bnb|lora|dora|variants|awq|gptq|hqq|eetq|aqlm)\.py$", r"^forward$"),
     FrameRule(Tag.NORM, r"(normalization|/rms_norm|layernorm|rmsnorm)\w*\.py$", None),
     FrameRule(Tag.NORM, None, r"^(rms_norm|layer_norm|_norm)$"),
-    FrameRule(Tag.EMBEDDING, r"torch/nn/(modules/sparse|functional)\.py$", r"^(embedding|embedding_bag)$"),
-    FrameRule(Tag.EMBEDDING, r"torch/nn/modules/sparse\.py$", None),
-    FrameRule(Tag.LINEAR, r"torch/nn/modules/linear\.py$", r"^forward$"),
-    FrameRule(Tag.DROPOUT, r"torch/nn/functional\.py$", r"dropout"),
+    FrameRule(Tag.EMBEDDING, r"^torch/nn/(modules/sparse|functional)\.py$", r"^(embedding|embedding_bag)$"),
+    FrameRule(Tag.EMBEDDING, r"^torch/nn/modules/sparse\.py$", None),
+    FrameRule(Tag.LINEAR, r"^torch/nn/modules/linear\.py$", r"^forward$"),
+    FrameRule(Tag.DROPOUT, r"^torch/nn/functional\.py$", r"dropout"),
     FrameRule(Tag.ACT, r"(transformers/activations|torch/nn/modules/activation)\.py$", r"^forward$"),
-    FrameRule(Tag.ACT, r"torch/nn/functional\.py$", r"^(silu|gelu|relu|mish|elu|glu)$"),
+    FrameRule(Tag.ACT, r"^torch/nn/functional\.py$", r"^(silu|gelu|relu|mish|elu|glu)$"),
     FrameRule(Tag.ROPE, None, r"(rotary|rotate_half|apply_rope)"),
     FrameRule(Tag.ROPE, r"rope_utils\.py$|rotary\w*\.py$", None),
     # The rest
     FrameRule(Tag.CUBLAS, None, r"(getCUDABlas\w*Workspace|getCurrentCUDABlas\w*Handle|getNewWorkspace|getWorkspaceAndSize|cublas\w*Workspace|CublasLtWorkspace)"),
-    FrameRule(Tag.COMM, r"torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py$", None),
+    FrameRule(Tag.COMM, r"^torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py$", None),
     FrameRule(Tag.COMM, None, r"c10d::ProcessGroup"),
-    FrameRule(Tag.BUCKET, r"torch/nn/parallel/distributed\.py$", r"^(__init__|_ddp_init_helper|_build_\w+|_pre_forward|_rebuild_\w+)$"),
+    FrameRule(Tag.BUCKET, r"^torch/nn/parallel/distributed\.py$", r"^(__init__|_ddp_init_helper|_build_\w+|_pre_forward|_rebuild_\w+)$"),
     FrameRule(Tag.BUCKET, None, r"c10d::Reducer::(initialize_buckets|rebuild_buckets|Reducer)"),
-    FrameRule(Tag.GATHER, r"torch/distributed/fsdp/(_fully_shard/\w+|_flat_param)\.py$", r"^(foreach_all_gather\w*|\w+_all_gather_outputs|(pre_|wait_for_)?unshard|_alloc_padded_unsharded_flat_param|_all_gather_flat_param|_use_low_precision_shard)$"),
-    FrameRule(Tag.GATHER, r"deepspeed/runtime/zero/(partition_parameters|partitioned_param_coordinator)\.py$", r"all_?gather|fetch_sub_module"),
-    FrameRule(Tag.REDUCE, r"torch/distributed/fsdp/(_fully_shard/\w+|_runtime_utils)\.py$", r"^(foreach_reduce\w*|_?post_backward(_hook)?|_reduce_grad\w*|_get_reduce_scatter_tensors|\w*accumulate\w*_grad\w*|to_accumulated_grad\w*|_cast_grad_to_param_dtype|_post_reduce_grad_callback)$"),
-    FrameRule(Tag.REDUCE, r"deepspeed/runtime/zero/(stage3|stage_1_and_2)\.py$", r"reduce|average|ipg|partition_grad|get_flat_partition|_prepare_fp32_grad|setup_buckets|process_gradients|grad_handling_hook"),
-    FrameRule(Tag.SHARDS, r"deepspeed/runtime/zero/\w+\.py$", r"^(defragment|_create_fp16_partitions\w*|flatten_dense_tensors_aligned|_move_to_flat_buffer)$"),
-    FrameRule(Tag.MASTERS, r"deepspeed/runtime/(zero/stage\w*|bf16_optimizer|fp16/\w+)\.py$", r"^(__init__|_setup_for_real_optimizer|_create_fp32_partitions|initialize_optimizer_states)$"),
-    FrameRule(Tag.ENGINE, r"torch/distributed/fsdp/", r"^(_?(pre|post)_backward(_hook)?|_backward_prefetch|_root_(pre|post)_backward\w*|_post_backward_final_callback)$"),
-    FrameRule(Tag.ENGINE, r"deepspeed/runtime/zero/", r"^(grad_handling_hook|reduce_partition_and_remove_grads|reduce_leaf_module_grads|_(pre|post)_backward_module_hook)$"),
+    FrameRule(Tag.GATHER, r"^torch/distributed/fsdp/(_fully_shard/\w+|_flat_param)\.py$", r"^(foreach_all_gather\w*|\w+_all_gather_outputs|(pre_|wait_for_)?unshard|_alloc_padded_unsharded_flat_param|_all_gather_flat_param|_use_low_precision_shard)$"),
+    FrameRule(Tag.GATHER, r"^deepspeed/runtime/zero/(partition_parameters|partitioned_param_coordinator)\.py$", r"all_?gather|fetch_sub_module"),
+    FrameRule(Tag.REDUCE, r"^torch/distributed/fsdp/(_fully_shard/\w+|_runtime_utils)\.py$", r"^(foreach_reduce\w*|_?post_backward(_hook)?|_reduce_grad\w*|_get_reduce_scatter_tensors|\w*accumulate\w*_grad\w*|to_accumulated_grad\w*|_cast_grad_to_param_dtype|_post_reduce_grad_callback)$"),
+    FrameRule(Tag.REDUCE, r"^deepspeed/runtime/zero/(stage3|stage_1_and_2)\.py$", r"reduce|average|ipg|partition_grad|get_flat_partition|_prepare_fp32_grad|setup_buckets|process_gradients|grad_handling_hook"),
+    FrameRule(Tag.SHARDS, r"^deepspeed/runtime/zero/\w+\.py$", r"^(defragment|_create_fp16_partitions\w*|flatten_dense_tensors_aligned|_move_to_flat_buffer)$"),
+    FrameRule(Tag.MASTERS, r"^deepspeed/runtime/(zero/stage\w*|bf16_optimizer|fp16/\w+)\.py$", r"^(__init__|_setup_for_real_optimizer|_create_fp32_partitions|initialize_optimizer_states)$"),
+    FrameRule(Tag.ENGINE, r"^torch/distributed/fsdp/", r"^(_?(pre|post)_backward(_hook)?|_backward_prefetch|_root_(pre|post)_backward\w*|_post_backward_final_callback)$"),
+    FrameRule(Tag.ENGINE, r"^deepspeed/runtime/zero/", r"^(grad_handling_hook|reduce_partition_and_remove_grads|reduce_leaf_module_grads|_(pre|post)_backward_module_hook)$"),
     FrameRule(Tag.KV_CACHE, r"cache_utils\.py$", r"^(update|lazy_initialization|__init__|reorder_cache)$"),
     FrameRule(Tag.KV_CACHE, r"kv_?cache\w*\.py$|cache_engine\.py$", None),
     FrameRule(Tag.KV_CACHE, None, r"^(setup_caches|_?allocate_kv_caches?|init_kv_cache|_allocate_kv_cache_tensors)$"),
-    FrameRule(Tag.GENERATE, r"generation/utils\.py$", r"^generate$"),
-    FrameRule(Tag.EVALUATE, r"packages/(transformers|trl|lightning|pytorch_lightning|accelerate|sentence_transformers)/", r"^(evaluate|evaluation_loop|prediction_step|prediction_loop|nested_concat|validation_step|_evaluation_step)$"),
-    FrameRule(Tag.COMPILED, r"torchinductor_\w+/|torch/_inductor/", None),
-    FrameRule(Tag.INT8, r"bitsandbytes/", r"^(int8_\w+|matmul|get_cxB|init_8bit_state)$"),
-    FrameRule(Tag.GRAPH_RESTORE, r"cudagraph_trees\.py$", None),
+    FrameRule(Tag.GENERATE, r"^transformers/generation/utils\.py$", r"^generate$"),
+    FrameRule(Tag.EVALUATE, r"^(transformers|trl|lightning|pytorch_lightning|accelerate|sentence_transformers)/", r"^(evaluate|evaluation_loop|prediction_step|prediction_loop|nested_concat|validation_step|_evaluation_step)$"),
+    FrameRule(Tag.COMPILED, r"torchinductor_\w+/|/(\w\w)/c\1\w{40,}\.py$|^torch/_inductor/", None),
+    FrameRule(Tag.INT8, r"^bitsandbytes/", r"^(int8_\w+|matmul|get_cxB|init_8bit_state)$"),
+    FrameRule(Tag.GRAPH_RESTORE, r"^torch/_inductor/cudagraph_trees\.py$", None),
 )  # fmt: skip
 
 _COMPILED = tuple(
@@ -152,35 +153,10 @@ _COMPILED = tuple(
 
 
 @lru_cache(maxsize=1 << 17)
-def frame_tags(filename: str, name: str) -> Tag:
+def frame_tags(path: str, name: str) -> Tag:
     """All tags of one frame."""
-    path = filename.replace("\\", "/")
     tags = Tag(0)
     for tag, file_pattern, name_pattern in _COMPILED:
         if (file_pattern is None or file_pattern.search(path)) and (name_pattern is None or name_pattern.search(name)):
             tags |= tag
     return tags
-
-
-_PACKAGE = re.compile(r"^(?:.*/)?(?:site-packages|dist-packages)/([^/]+?)(?:\.py$|/)")
-_STANDARD = re.compile(r"(^|/)lib/python3[\d.]*/(?!site-packages|dist-packages)|^<frozen|^<string>")
-
-
-def package_of(filename: str) -> str:
-    """The installed package a file belongs to ("torch"), "" for the user's own code."""
-    found = _PACKAGE.match(filename.replace("\\", "/"))
-    return found[1] if found else ""
-
-
-def is_own_code(filename: str, name: str) -> bool:
-    """Whether a frame is the user's: neither installed nor Python's own, nor C++."""
-    return not package_of(filename) and not _STANDARD.search(filename) and not is_cpp(filename, name)
-
-
-_CPP_FILE = re.compile(r"(^|\.(cpp|cc|cxx|c|h|hpp|cuh?|so[\d.]*)|\?\?)$")
-_CPP_NAME = re.compile(r"::|\(|^_*Py[A-Z_]|^(__clone|_start|__libc_start_\w+|pthread_\w+)$")
-
-
-def is_cpp(filename: str, name: str) -> bool:
-    """Whether a frame is a C or C++ one. PyTorch splices Python frames among them, not always in the right place."""
-    return _CPP_FILE.search(filename) is not None or _CPP_NAME.search(name) is not None

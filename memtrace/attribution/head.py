@@ -9,13 +9,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.frame_tags import Tag, frame_tags, package_of
+from memtrace.attribution.frame_tags import Tag, frame_tags
+from memtrace.attribution.origin import package_of
 from memtrace.attribution.stack_facts import Kind, StackFacts
 from memtrace.snapshot.stacks import StackTable
 
 Bool = NDArray[np.bool_]
 _DEEPER = 3
-_LIBRARY = {"torch", "peft", "bitsandbytes", "accelerate", "deepspeed"}
+_LIBRARY = {"torch", "peft", "bitsandbytes", "accelerate", "deepspeed", "lightning", "lightning_fabric"}
 
 
 def head_stacks(facts: StackFacts, deeper: int = _DEEPER) -> Bool:
@@ -27,23 +28,26 @@ def head_stacks(facts: StackFacts, deeper: int = _DEEPER) -> Bool:
     result = np.zeros(len(table) + 1, dtype=np.bool_)
     tags = [int(frame_tags(f.filename, f.name)) for f in table.frames]
     is_library = [package_of(f.filename) in _LIBRARY for f in table.frames]
+    is_container = [f.filename == "torch/nn/modules/container.py" for f in table.frames]
     code = _function_ids(table)
     forward_fn = int(Tag.FORWARD_FN)  # plain numbers: flags take ten times as long
     deepest: dict[tuple[int, int], int] = {}
     linear: list[tuple[int, list[tuple[int, int]]]] = []
     for stack in np.flatnonzero(facts.kind[:-1] == Kind.FORWARD).tolist():
-        chain, callers, last_nested = 0, [], 0  # functions of the model's own code, outermost first
+        chain, callers, last_nested, in_model = 0, [], 0, False  # functions of own code, outermost first
         segments = _between_calls(table.frame_ids(stack).tolist()[::-1], tags)
         for nested, frames in zip(range(len(segments) - 1, -1, -1), segments, strict=True):
             forward = next((i for i, f in enumerate(frames) if tags[f] & forward_fn), 0)
             for place, frame in enumerate(frames):
                 # Between a module call and the module's own forward stand hooks and decorators; the innermost segment
                 # is the layer at work.
-                if nested and place >= forward and not is_library[frame]:
+                is_model = is_container[frame] and not in_model  # a container that the program itself calls
+                if nested and place >= forward and (is_model or not is_library[frame]):
                     key = (chain, code[frame])
                     deepest[key] = max(deepest.get(key, 0), nested)
-                    callers.append(key)
+                    callers = [key] if is_model else [*callers, key]
                     last_nested = nested
+                    in_model |= frames is not segments[0]
                 chain = hash((chain, code[frame]))
         if callers and last_nested <= 2 and facts.tags[stack] & int(Tag.LINEAR | Tag.QUANT_MODULE):
             linear.append((stack, callers))

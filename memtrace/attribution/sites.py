@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from memtrace.attribution.frame_tags import Tag, frame_tags, package_of
+from memtrace.attribution.frame_tags import Tag, frame_tags
 from memtrace.attribution.head import head_stacks
+from memtrace.attribution.origin import package_of
 from memtrace.attribution.stack_facts import StackFacts
 from memtrace.snapshot.stacks import Frame, StackTable
 

@@ -5,6 +5,7 @@ Computed once a stack, never once an event: real traces have hundreds of stacks 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from enum import IntEnum
@@ -12,7 +13,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.frame_tags import Tag, frame_tags, is_cpp, is_own_code, package_of
+from memtrace.attribution.frame_tags import Tag, frame_tags
+from memtrace.attribution.origin import is_cpp, is_own_code, package_of, with_origins
 from memtrace.snapshot.stacks import Frame, StackTable
 
 I8 = NDArray[np.int64]
@@ -41,7 +43,7 @@ class StackFacts:
     running inside a module that a trainer's ``compute_loss`` called. ``is_bucket``: data-parallel training's own code
     allocates, not the model it calls. ``site``: a number for the part inside the outermost module call, whoever makes
     that call. ``depth``: number of nested module calls. ``python``: the same stacks without C++ frames, whose place
-    among the Python ones is not reliable.
+    among the Python ones is not reliable, and with paths as :mod:`memtrace.attribution.origin` has them.
     """
 
     tags: I8
@@ -96,6 +98,7 @@ def stack_facts(table: StackTable) -> StackFacts:
     Outer frames only say who called the program, so the *innermost* code that says something decides the kind: of a
     module's forward, the autograd engine, an optimizer and a loader, whichever is nearest to the allocation.
     """
+    table = dataclasses.replace(table, frames=with_origins(table.frames))
     frame_bits = np.array([int(frame_tags(f.filename, f.name)) for f in table.frames] or [0], dtype=np.int64)
     all_tags = _reduce(np.bitwise_or, frame_bits[table.frame], table, len(table), 0)
     is_empty = np.diff(table.start) == 0
@@ -106,7 +109,7 @@ def stack_facts(table: StackTable) -> StackFacts:
     last_call = _reduce(np.maximum, np.where(is_call, position, -1), table, count, -1)
     implementations = np.array([f.name == "_call_impl" for f in table.frames] or [False], dtype=np.bool_)
     calls = _reduce(np.add, (is_call & implementations[table.frame]).astype(np.int64), table, count, 0)
-    own = np.array([is_own_code(f.filename, f.name) for f in table.frames] or [False], dtype=np.bool_)[table.frame]
+    own = np.array([is_own_code(f.filename) for f in table.frames] or [False], dtype=np.bool_)[table.frame]
     bits = np.where(_speaks(table, own, position, last_call), frame_bits[table.frame], 0)
 
     def first(tag: Tag) -> I8:
@@ -203,7 +206,7 @@ _CLOSURE = re.compile(r"closure|<lambda>")
 
 def _is_plain(frame: Frame) -> bool:
     """A frame of Python's own library, which only passes calls on."""
-    return not package_of(frame.filename) and not is_own_code(frame.filename, frame.name)
+    return frame.filename.startswith("python3/")
 
 
 def _sites(table: StackTable, last_call: I8) -> I8:
@@ -215,12 +218,14 @@ def _sites(table: StackTable, last_call: I8) -> I8:
 
 
 def _applies_backward(table: StackTable, bits: I8) -> I8:
-    """Position of ``Function.apply`` where it calls a ``backward``; the forward goes through an ``apply`` as well."""
+    """Position of ``Function.apply`` where it calls a ``backward``, or where no Python code calls it, which is what
+    autograd's threads do; the forward goes through an ``apply`` as well."""
     is_apply = (bits & int(Tag.APPLY)) != 0
-    inner_backward = np.zeros(len(bits), dtype=np.bool_)
-    inner_backward[1:] = (bits[:-1] & int(Tag.BACKWARD_FN)) != 0
+    by_engine = np.zeros(len(bits), dtype=np.bool_)
+    by_engine[1:] = (bits[:-1] & int(Tag.BACKWARD_FN)) != 0
     starts = table.start[:-1]
-    inner_backward[starts[starts < len(bits)]] = False  # the frame before belongs to another stack
+    by_engine[starts[starts < len(bits)]] = False  # the frame before belongs to another stack
+    by_engine[table.start[1:][np.diff(table.start) > 0] - 1] = True
     position = _positions(table)
-    position[~(is_apply & inner_backward)] = FAR
+    position[~(is_apply & by_engine)] = FAR
     return _reduce(np.minimum, position, table, len(table), int(FAR))

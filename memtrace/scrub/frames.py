@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from memtrace.attribution.frame_tags import is_cpp
+from memtrace.attribution.origin import LIBRARIES, is_cpp
 from memtrace.scrub.hiding import Hiding
-from memtrace.scrub.words import CPP_NAMESPACE, LIBRARIES, PACKAGES
+from memtrace.scrub.words import CPP_NAMESPACE, PACKAGES
 
 _INSTALLED = re.compile(r"(?:.*/)?((?:site|dist)-packages)/(([\w.-]+?)(?:\.py)?(?:/.*)?)")
 _STANDARD = re.compile(r"(?:.*/)?(lib(?:64)?/python\d(?:\.\d+)?t?|[A-Za-z]:/.*Lib)/((\w+)(?:\.py)?(?:/.*)?)")

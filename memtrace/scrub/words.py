@@ -9,20 +9,7 @@ from __future__ import annotations
 import re
 
 from memtrace.attribution.categories import SUBCATEGORIES, Category
-
-# Package folder: beginnings of its own files, by which it is known outside site-packages, too.
-_LIBRARIES = """
-accelerate:accelerator.py,big_modeling.py,hooks.py,optimizer.py,utils/ apex:optimizers/,normalization/
-axolotl:cli/,core/,utils/ bitsandbytes:_ops.py,autograd/,backends/,functional.py,nn/,optim/
-datasets:arrow_dataset.py,iterable_dataset.py deepspeed:ops/,runtime/ flash_attn:flash_attn_interface.py,layers/,ops/
-lightning:fabric/,pytorch/ liger_kernel:ops/,transformers/ llamafactory:train/,model/ memtrace:capture/,record/
-peft:mapping.py,peft_model.py,tuners/,utils/ pytorch_lightning:loops/,trainer/ safetensors:torch.py
-torch:_compile.py,_dynamo/,_inductor/,_ops.py,autograd/,nn/,optim/,utils/ torchao:dtypes/,optim/,quantization/
-torchtune:modules/,training/
-transformers:core_model_loading.py,integrations/,modeling_utils.py,models/,trainer.py,utils/ triton:compiler/,runtime/
-trl:kernels/,models/,trainer/ unsloth:kernels/,models/ unsloth_zoo:patching_utils.py,loss_utils.py xformers:ops/
-"""
-LIBRARIES = {name: tuple(own.split(",")) for name, own in (entry.split(":") for entry in _LIBRARIES.split())}
+from memtrace.attribution.origin import LIBRARIES
 
 # Installed packages that everybody has.
 _PACKAGES = """

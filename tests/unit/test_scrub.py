@@ -15,7 +15,8 @@ from strategies import FRAME, event, modern
 from support import NAMES, trace_path
 
 from memtrace.analysis import analyse
-from memtrace.attribution.frame_tags import frame_tags, is_cpp, package_of
+from memtrace.attribution.frame_tags import frame_tags
+from memtrace.attribution.origin import is_cpp, package_of, with_origins
 from memtrace.errors import SnapshotError
 from memtrace.explain.detectors import weights
 from memtrace.export.cut import read_recording
@@ -69,8 +70,9 @@ def same_memory(before: Snapshot, after: Snapshot) -> None:
             old_frames, new_frames = before.stacks.stack(old), after.stacks.stack(new)
             assert [f.line for f in old_frames] == [f.line for f in new_frames]
             for a, b in zip(old_frames, new_frames, strict=True):
-                assert frame_tags(a.filename, a.name) == frame_tags(b.filename, b.name)
                 assert is_cpp(a.filename, a.name) == is_cpp(b.filename, b.name)
+            for a, b in zip(with_origins(old_frames), with_origins(new_frames), strict=True):
+                assert frame_tags(a.filename, a.name) == frame_tags(b.filename, b.name)
                 assert package_of(a.filename) == package_of(b.filename) or not package_of(b.filename)
 
 

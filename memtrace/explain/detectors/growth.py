@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memtrace.attribution.categories import Category, Purpose
+from memtrace.attribution.origin import is_own_code
 from memtrace.attribution.sites import frame_label
 from memtrace.explain.advice import formula
 from memtrace.explain.case import Case
@@ -21,7 +22,6 @@ _SMALLEST_STEP_BYTES = MIB // 4
 _UNDER_SHARE = 0.95  # of the bytes, made under one line: it is named
 _WHOLE_SHARE = 0.5  # of what a pass saved: a graph is kept whole, a module's state is a small part of it
 _METRICS = ("torchmetrics/", "torcheval/", "/metrics/", "/metrics.py", "/metric.py")
-_LIBRARY = ("site-packages/", "dist-packages/", "/torch/", "lib/python", "<frozen", "<string>")
 
 
 class Leftovers(NamedTuple):
@@ -88,14 +88,15 @@ def _makers(case: Case, rows: Bool) -> tuple[str, str]:
     lines: dict[str, int] = {}
     depth: dict[str, int] = {}
     whole = 0
+    python = case.attribution.facts.stacks.python
     for stack, total in case.by_stack(rows).items():
         label = case.attribution.sites.label(stack) or "no stack recorded"
         sites[label] = sites.get(label, 0) + total
         if stack < 0:
             continue
         whole += total
-        frames = case.timeline.snapshot.stacks.stack(stack)
-        own = [frame for frame in frames if not any(part in frame.filename.replace("\\", "/") for part in _LIBRARY)]
+        frames = case.timeline.snapshot.stacks.frames
+        own = [frames[i] for i in python.frame_ids(stack).tolist() if is_own_code(python.frames[i].filename)]
         for place, frame in enumerate(own):
             label = frame_label(frame)
             lines[label] = lines.get(label, 0) + total
