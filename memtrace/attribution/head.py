@@ -34,7 +34,8 @@ def head_stacks(facts: StackFacts, deeper: int = _DEEPER) -> Bool:
     deepest: dict[tuple[int, int], int] = {}
     linear: list[tuple[int, list[tuple[int, int]]]] = []
     for stack in np.flatnonzero(facts.kind[:-1] == Kind.FORWARD).tolist():
-        chain, callers, last_nested, in_model = 0, [], 0, False  # functions of own code, outermost first
+        callers: list[tuple[int, int]] = []  # functions of the model's own code, outermost first
+        chain, last_nested, in_model = 0, 0, False
         segments = _between_calls(table.frame_ids(stack).tolist()[::-1], tags)
         for nested, frames in zip(range(len(segments) - 1, -1, -1), segments, strict=True):
             forward = next((i for i, f in enumerate(frames) if tags[f] & forward_fn), 0)
