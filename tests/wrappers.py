@@ -109,7 +109,7 @@ def between_functions(*decorators: str) -> Fix:
         made: list[Frame] = []
         for frame in frames:
             made.append(frame)
-            if "site-packages" not in frame.filename and frame.filename.endswith(".py") and frame.name != "<module>":
+            if re.match(OWN_FILE, frame.filename) and frame.name != "<module>":
                 made += frames_of(decorators)
         return tuple(made)
 
