@@ -21,7 +21,6 @@ from memtrace.attribution.categories import Evidence
 from memtrace.attribution.classify import I2, as_known
 from memtrace.attribution.phases import Phases
 from memtrace.cache import folder
-from memtrace.cache.store import Unfit, pack, unpack
 from memtrace.history.timeline import Levels, Peak, Timeline, build
 from memtrace.snapshot.load import load
 from memtrace.snapshot.model import Annotation, Blocks, Device, DeviceTrace, Segments, Snapshot
@@ -59,13 +58,10 @@ class Kept(NamedTuple):
     known: dict[int, Known]
 
 
-_CLASSES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        Kept, Snapshot, Device, DeviceTrace, Segments, Blocks, StackTable, Frame, Annotation, Replayed, Replay, Levels,
-        Peak, InitialBlocks, InitialSegments, Known, Phases, Allocations,
-    )
-}  # fmt: skip
+_CLASSES = (
+    Kept, Snapshot, Device, DeviceTrace, Segments, Blocks, StackTable, Frame, Annotation, Replayed, Replay, Levels,
+    Peak, InitialBlocks, InitialSegments, Known, Phases, Allocations,
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -112,6 +108,8 @@ class OpenRecording:
         large = sum(len(device.trace) for device in self.snapshot.devices) >= MIN_EVENTS
         if self.path is not None and large and self.unwritten:
             self.unwritten = False
+            from memtrace.cache.store import Unfit, pack
+
             with contextlib.suppress(OSError, RuntimeError, Unfit, MemoryError):
                 if folder.name_of(self.path) == self.name:  # what was read is what is there now
                     folder.write(self.name, pack(Kept(self.name, self.snapshot, self.replayed, self.known), _CLASSES))
@@ -142,6 +140,8 @@ def identified(source: str | os.PathLike[str]) -> tuple[Path | None, str]:
 
 def find(name: str) -> Kept | None:
     """What is kept of a recording under this name."""
+    from memtrace.cache.store import Unfit, unpack
+
     with contextlib.suppress(OSError, Unfit, MemoryError):
         data = folder.read(name)
         kept = unpack(data, _CLASSES) if data is not None else None

@@ -69,8 +69,8 @@ def refuse_sharing(lists: list[Any]) -> None:
     thousands of devices, or of millions of events."""
     for item in lists:
         if isinstance(item, list) and len(item) > _MAX_SHARED_ENTRIES:
-            distinct = len(np.unique(np.fromiter(map(id, item), dtype=np.int64, count=len(item))))
-            if len(item) > distinct + _MAX_SHARED_ENTRIES:
+            ids = np.sort(np.fromiter(map(id, item), dtype=np.int64, count=len(item)))
+            if np.count_nonzero(ids[1:] == ids[:-1]) > _MAX_SHARED_ENTRIES:
                 raise SnapshotError("one entry is named over and over, which no snapshot does; damaged or hostile")
     sizes = [(id(item), len(item)) for item in lists if hasattr(item, "__len__")]
     if sum(size for _, size in sizes) > sum(dict(sizes).values()) + _MAX_SHARED_ENTRIES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -27,16 +28,24 @@ def as_list(value: Any, what: str) -> list[Any]:
 def as_dicts(value: Any, what: str) -> list[dict[str, Any]]:
     """A list whose items are all dictionaries."""
     items = as_list(value, what)
-    if not all(type(item) is dict for item in items):
+    if not set(map(type, items)) <= {dict}:
         index, item = next((i, x) for i, x in enumerate(items) if type(x) is not dict)
         raise SnapshotError(f"{what}[{index}] is {kind_of(item)}, expected a dictionary")
     return items
 
 
+def values_of(entries: Sequence[dict[str, Any]], key: str, default: Any) -> list[Any]:
+    """What each entry has under a key."""
+    try:
+        return list(map(itemgetter(key), entries))
+    except KeyError:
+        return [entry.get(key, default) for entry in entries]
+
+
 def integers(entries: Sequence[dict[str, Any]], key: str, what: str, default: int | None) -> NDArray[np.int64]:
     """One int64 column. ``default`` fills missing or null values; with None the key is required."""
-    values = [entry.get(key, default) for entry in entries]
-    if not set(map(type, values)) - {int}:  # numpy would take 512.5, "512" and True for whole numbers
+    values = values_of(entries, key, default)
+    if set(map(type, values)) <= {int}:  # numpy would take 512.5, "512" and True for whole numbers
         with contextlib.suppress(OverflowError):
             return np.array(values, dtype=np.int64)
     return np.array([_integer(entry, key, f"{what}[{i}]", default) for i, entry in enumerate(entries)], dtype=np.int64)
@@ -59,38 +68,34 @@ def _integer(entry: dict[str, Any], key: str, where: str, default: int | None) -
 
 def sizes(entries: Sequence[dict[str, Any]], key: str, what: str, default: int | None) -> NDArray[np.int64]:
     """Like :func:`integers`, for byte counts: 0 to below 2**60."""
-    column = integers(entries, key, what, default)
-    bad = (column < 0) | (column >= _MAX_SIZE_BYTES)
-    if bad.any():
-        index = int(np.argmax(bad))
-        raise SnapshotError(f"{what}[{index}]: {key!r} is {int(column[index])}, which is not a size in bytes")
-    return column
+    return _within(integers(entries, key, what, default), _MAX_SIZE_BYTES - 1, key, what, "size in bytes")
 
 
 def addresses(entries: Sequence[dict[str, Any]], key: str, what: str, default: int | None) -> NDArray[np.int64]:
     """Like :func:`integers`, for device addresses: 0 to 2**62, so that address + size can't overflow."""
-    column = integers(entries, key, what, default)
-    bad = (column < 0) | (column > (1 << 62))
+    return _within(integers(entries, key, what, default), 1 << 62, key, what, "device address")
+
+
+def _within(column: NDArray[np.int64], most: int, key: str, what: str, kind: str) -> NDArray[np.int64]:
+    bad = (column < 0) | (column > most)
     if bad.any():
         index = int(np.argmax(bad))
-        raise SnapshotError(f"{what}[{index}]: {key!r} is {int(column[index])}, which is not a device address")
+        raise SnapshotError(f"{what}[{index}]: {key!r} is {int(column[index])}, which is not a {kind}")
     return column
 
 
-def interned(
-    entries: Sequence[dict[str, Any]], key: str, default: Hashable, first: Sequence[Any] = ()
-) -> tuple[NDArray[np.int32], tuple[Any, ...]]:
-    """One int32 column of codes plus the distinct values, ``first`` ones in front.
+def numbered(values: Sequence[Any]) -> tuple[NDArray[np.int32], tuple[Any, ...]]:
+    """One int32 column of codes, and the distinct values that they stand for, in order of appearance.
 
     Values that can't be hashed are replaced by their text, since a damaged file may hold anything.
     """
-    codes: dict[Any, int] = {value: i for i, value in enumerate(first)}
-    values = [entry.get(key, default) for entry in entries]
     try:
-        column = [codes.setdefault(value, len(codes)) for value in values]
+        distinct = dict.fromkeys(values)
     except TypeError:
-        column = [codes.setdefault(_hashable(value), len(codes)) for value in values]
-    return np.array(column, dtype=np.int32), tuple(codes)
+        values = list(map(_hashable, values))
+        distinct = dict.fromkeys(values)
+    codes = {value: i for i, value in enumerate(distinct)}
+    return np.fromiter(map(codes.__getitem__, values), np.int32, len(values)), tuple(codes)
 
 
 def _hashable(value: Any) -> Hashable:

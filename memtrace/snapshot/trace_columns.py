@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from memtrace.errors import SnapshotError
-from memtrace.snapshot.fields import addresses, as_dicts, integers, interned, kind_of, sizes
+from memtrace.snapshot.fields import addresses, as_dicts, integers, kind_of, numbered, sizes, values_of
 from memtrace.snapshot.intern import StackInterner
-from memtrace.snapshot.model import DEFAULT_POOL, Action, DeviceTrace, PoolId
+from memtrace.snapshot.model import DEFAULT_POOL, I4, Action, DeviceTrace, PoolId
 from memtrace.units import printable
 
 ACTIONS = {action.name.lower(): int(action) for action in Action if action is not Action.UNKNOWN}
@@ -18,87 +18,108 @@ KNOWN_KEYS = {
     "action", "addr", "device_free", "size", "stream", "time_us", "compile_context", "user_metadata",
     "internal_metadata", "pool_id", "frames", "forward_frames", "cpp_frames", "category",
 }  # fmt: skip
-_COLUMNS = ("action", "address", "size", "stream", "stack", "context", "pool", "user_metadata", "compile_context")
+TEXTS = ("user_metadata", "compile_context", "category")  # columns that index ``strings``
+Coded = tuple[I4, Sequence[Any]]  # a column of codes, and the values they stand for in order of appearance
 
 
 def read_trace(device: int, raw: Any, stacks: StackInterner, warn: Any) -> DeviceTrace:
     """Columns of one inner list of ``device_traces``. ``warn`` is called with one line for each oddity."""
     what = f"device_traces[{device}]"
     entries = as_dicts(raw, what)
-    names = [entry.get("action") for entry in entries]
+    first_keys = entries[0] if entries else {}
+    names = values_of(entries, "action", None)
     try:
-        codes = [ACTIONS.get(name, int(Action.UNKNOWN)) for name in names]  # type: ignore[arg-type]
+        codes = {name: ACTIONS.get(name, int(Action.UNKNOWN)) for name in dict.fromkeys(names)}
     except TypeError:
         raise SnapshotError(f"{what}: an entry's 'action' is not a text") from None
-    action = np.array(codes, dtype=np.uint8)
+    action = np.fromiter(map(codes.__getitem__, names), np.uint8, len(names))
     unknown = {int(i): shown_name(names[i]) for i in np.flatnonzero(action == Action.UNKNOWN)}
-    size_default = 0 if unknown else None
-    stream, stream_values = interned(entries, "stream", 0)
-    frames = [entry.get("frames") for entry in entries]
-    stack, context = stacks.column(frames)
-    strings: tuple[str, ...] = ("",)
-    user_metadata, strings = interned(entries, "user_metadata", "", strings)
-    compile_context, strings = interned(entries, "compile_context", "", strings)
-    category = None
-    if entries and "category" in entries[0]:
-        category, strings = interned(entries, "category", "", strings)
-    strings = tuple(text if isinstance(text, str) else "" for text in strings)
-    if "N/A" in strings:  # what PyTorch writes for "no compiled region"
-        compile_context[compile_context == strings.index("N/A")] = 0
-    pool, pools = _pools(entries)
+    stack, context = stacks.column(values_of(entries, "frames", None))
+    pools = [pool_id(pool) for pool in values_of(entries, "pool_id", None)] if "pool_id" in first_keys else []
     return finished(
         entries,
         warn,
+        first_keys,
+        [numbered(values_of(entries, "stream", 0)), numbered(pools)]
+        + [numbered(values_of(entries, key, "") if key in first_keys or key != "category" else []) for key in TEXTS],
         device=device,
         action=action,
         address=addresses(entries, "addr", what, 0),
-        size=sizes(entries, "size", what, size_default),
-        stream=stream,
-        streams=stream_values,
-        time_us=integers(entries, "time_us", what, 0) if entries and "time_us" in entries[0] else None,
+        size=sizes(entries, "size", what, 0 if unknown else None),
+        time_us=integers(entries, "time_us", what, 0) if "time_us" in first_keys else None,
         stack=stack,
         context=context,
-        pool=pool,
-        pools=pools,
-        user_metadata=user_metadata,
-        compile_context=compile_context,
-        strings=strings,
         unknown_actions=unknown,
-        category=category,
     )
 
 
 def finished(
-    entries: Sequence[dict[str, Any]] | Mapping[int, dict[str, Any]], warn: Any, **columns: Any
+    entries: Sequence[dict[str, Any]] | Mapping[int, dict[str, Any]],
+    warn: Any,
+    first_keys: Container[str],
+    coded: Sequence[Coded],
+    **columns: Any,
 ) -> DeviceTrace:
     """The trace of these columns, with what is rare read from the entries: all of them, or by event those that have it.
 
-    ``streams`` are values as recorded. Events are sorted where the ring was rotated wrongly.
+    ``coded`` are streams, pools and the three :data:`TEXTS`, as recorded; what the first event lacks, a trace has not.
     """
-
-    def numbered() -> Iterable[tuple[int, dict[str, Any]]]:
-        return entries.items() if isinstance(entries, Mapping) else enumerate(entries)
-
+    count = len(columns["action"])
+    numbers = entries if isinstance(entries, Mapping) else range(count)
     for name in sorted(set(columns["unknown_actions"].values())):
         warn(f"unknown action {name!r} in the trace: kept, and ignored for the state of memory")
-    looked_at = sampled(len(columns["action"]))
-    if isinstance(entries, Mapping):
-        keys = {key for i, entry in entries.items() if i in looked_at for key in entry}
-    else:
-        keys = set().union(*(entries[i] for i in looked_at))
+    keys = {key for i in sampled(count) if i in numbers for key in entries[i]}
     for key in sorted(map(str, keys - KNOWN_KEYS)):
         warn(f"unknown key {key[:60]!r} in trace entries: ignored")
-    columns["strings"] = tuple(map(printable, columns["strings"]))
-    columns["streams"] = tuple(stream_handle(value) for value in columns["streams"])
-    trace = DeviceTrace(
-        oom_device_free_bytes={
+    streams, pools, strings = dict[Any, int](), {DEFAULT_POOL: 0}, {"": 0}
+    columns["stream"] = _renumbered(coded[0], streams, count)
+    columns["pool"] = _renumbered(coded[1], pools, count) if "pool_id" in first_keys else _constant(-1, count)
+    for name, (codes, values) in zip(TEXTS, coded[2:], strict=True):
+        texts = codes, [value if isinstance(value, str) else "" for value in values]
+        is_there = name != "category" or name in first_keys
+        none = "N/A" if name == "compile_context" else ""  # what PyTorch writes for "no compiled region"
+        columns[name] = _renumbered(texts, strings, count, none) if is_there else None
+    rare = [(i, entries[i]) for i in numbers if "forward_frames" in entries[i] or "internal_metadata" in entries[i]]
+    sparse: dict[str, Any] = {
+        "unknown_actions": columns.pop("unknown_actions"),
+        "oom_device_free_bytes": {
             i: device_free(entries[i]) for i in np.flatnonzero(columns["action"] == Action.OOM).tolist()
         },
-        forward_frames=forward_frames(numbered()),
-        internal_metadata=internal_metadata(numbered()),
+        "forward_frames": {i: tuple(map(printable, e["forward_frames"])) for i, e in rare if _has_lines(e)},
+        "internal_metadata": {i: _short(e["internal_metadata"]) for i, e in rare if "internal_metadata" in e},
+    }
+    time_us = columns["time_us"]
+    if time_us is not None and (np.diff(time_us) < 0).any():
+        # List order is the true order, except after max_entries was lowered: the ring is then rotated wrongly.
+        warn("events are not in time order (max_entries was probably lowered while recording): sorted by time")
+        order = np.argsort(time_us, kind="stable")
+        place = np.argsort(order).tolist()
+        columns = {name: part[order] if isinstance(part, np.ndarray) else part for name, part in columns.items()}
+        sparse = {name: {place[i]: value for i, value in part.items()} for name, part in sparse.items()}
+    return DeviceTrace(
+        streams=tuple(map(stream_handle, streams)),
+        pools=tuple(pools),
+        strings=tuple(map(printable, strings)),
         **columns,
+        **sparse,
     )
-    return in_time_order(trace, warn)
+
+
+def _renumbered(coded: Coded, known: dict[Any, int], count: int, none: str = "") -> I4:
+    """A coded column with its values numbered behind those ``known``; the text ``none`` counts as the first."""
+    codes, values = coded
+    numbers = [known.setdefault(value, len(known)) for value in values]
+    if none:
+        numbers = [0 if value == none else number for value, number in zip(values, numbers, strict=True)]
+    if len(numbers) < 2:
+        return _constant(numbers[0] if numbers else 0, count)
+    if numbers != list(range(len(numbers))):
+        codes[:] = np.array(numbers, np.int32)[codes]
+    return codes
+
+
+def _constant(number: int, count: int) -> I4:
+    return np.broadcast_to(np.int32(number), (count,))
 
 
 def shown_name(value: Any) -> str:
@@ -130,59 +151,11 @@ def pool_id(value: Any) -> PoolId:
     return DEFAULT_POOL
 
 
-def _pools(entries: list[dict[str, Any]]) -> tuple[np.ndarray[Any, np.dtype[np.int32]], tuple[PoolId, ...]]:
-    if not entries or "pool_id" not in entries[0]:
-        return np.full(len(entries), -1, dtype=np.int32), (DEFAULT_POOL,)
-    codes: dict[PoolId, int] = {DEFAULT_POOL: 0}
-    column = [codes.setdefault(pool_id(entry.get("pool_id")), len(codes)) for entry in entries]
-    return np.array(column, dtype=np.int32), tuple(codes)
-
-
-def forward_frames(entries: Iterable[tuple[int, dict[str, Any]]]) -> dict[int, tuple[str, ...]]:
-    """``forward_frames`` of the numbered entries that have them."""
-    found: dict[int, tuple[str, ...]] = {}
-    for i, entry in entries:
-        if "forward_frames" in entry:
-            value = entry["forward_frames"]
-            if isinstance(value, list) and all(isinstance(line, str) for line in value):
-                found[i] = tuple(map(printable, value))
-    return found
-
-
-def internal_metadata(entries: Iterable[tuple[int, dict[str, Any]]]) -> dict[int, str]:
-    """``internal_metadata`` of the numbered entries that have it, as text."""
-    return {i: _short(entry["internal_metadata"]) for i, entry in entries if "internal_metadata" in entry}
+def _has_lines(entry: dict[str, Any]) -> bool:
+    lines = entry.get("forward_frames")
+    return isinstance(lines, list) and all(isinstance(line, str) for line in lines)
 
 
 def _short(value: Any) -> str:
     """A text of bounded cost: writing out lists that share lists could take forever."""
     return printable(str(value)[:200]) if isinstance(value, (str, int, float, type(None))) else type(value).__name__
-
-
-def in_time_order(trace: DeviceTrace, warn: Any) -> DeviceTrace:
-    """List order is the true order, except after ``max_entries`` was lowered: the ring is then rotated wrongly."""
-    time_us = trace.time_us
-    if time_us is None or len(time_us) < 2 or not (np.diff(time_us) < 0).any():
-        return trace
-    warn("events are not in time order (max_entries was probably lowered while recording): sorted by time")
-    order = np.argsort(time_us, kind="stable")
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    columns = {name: getattr(trace, name)[order] for name in _COLUMNS}
-
-    def moved(sparse: Any) -> Any:
-        return {int(place[i]): value for i, value in sparse.items()}
-
-    return DeviceTrace(
-        device=trace.device,
-        time_us=time_us[order],
-        streams=trace.streams,
-        pools=trace.pools,
-        strings=trace.strings,
-        oom_device_free_bytes=moved(trace.oom_device_free_bytes),
-        unknown_actions=moved(trace.unknown_actions),
-        forward_frames=moved(trace.forward_frames),
-        internal_metadata=moved(trace.internal_metadata),
-        category=None if trace.category is None else trace.category[order],
-        **columns,
-    )

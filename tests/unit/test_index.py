@@ -304,7 +304,7 @@ def test_values_survive_packing() -> None:
         "wide": np.array([1 << 40, -1]), "narrow": np.arange(5), "empty": np.zeros(0, np.int32),
         "same": np.broadcast_to(np.int32(7), (9,)), "flags": np.array([True, False]),
     }  # fmt: skip
-    classes = {"Frame": Frame, "Annotation": Annotation}
+    classes = (Frame, Annotation)
     made = unpack(memoryview(b"".join(pack(value, classes))), classes)
     assert made.keys() == value.keys()
     for key, wanted in value.items():
@@ -316,10 +316,22 @@ def test_values_survive_packing() -> None:
             assert type(made[key]) is type(wanted)
 
 
-@pytest.mark.parametrize("value", [{1, 2}, object(), np.zeros((2, 2)), np.array(["a"])])
+@pytest.mark.parametrize("value", [object(), np.zeros((2, 2)), np.array(["a"]), Frame, Path(), print, len])
 def test_other_values_are_refused(value: Any) -> None:
     with pytest.raises(Unfit):
-        pack(value, {})
+        pack(value, ())
+
+
+def test_no_other_class_is_made_and_no_damaged_description_is_looked_at() -> None:
+    stored = b"".join(pack([Frame("a.py", 3, "f"), np.arange(9)], (Frame,)))
+    with pytest.raises(Unfit):
+        unpack(memoryview(stored), (Annotation,))
+    for at in range(len(stored)):
+        damaged = bytearray(stored)
+        damaged[at] ^= 1
+        with contextlib.suppress(Unfit):
+            frame, numbers = unpack(memoryview(damaged), (Frame,))
+            assert frame == Frame("a.py", 3, "f") and len(numbers) == 9
 
 
 def test_a_short_trace_of_hand_made_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,9 @@ def test_newest_keys() -> None:
         entry["pool_id"] = [0, 0]
     raw["device_traces"][0][1] |= {
         "user_metadata": "layer.0", "forward_frames": ["a", "b"], "internal_metadata": "mallocWithAddress",
+        "compile_context": "N/A",
     }  # fmt: skip
+    raw["device_traces"][0][2]["user_metadata"] = "N/A"  # a text like any other, but where PyTorch says "no region"
     raw["device_traces"][0].append(event("annotate", BASE, 2 * MIB, 7, user_metadata="weight", pool_id=(0, 0)))
     raw["allocator_settings"] |= {"max_round_threshold": -1}
     raw |= {"host_segments": [{"device": -1, "total_size": 4096}], "host_traces": [{"action": "alloc"}]}
@@ -110,7 +112,8 @@ def test_newest_keys() -> None:
     assert snapshot.torch_at_least == "2.15"
     assert snapshot.warnings == ()
     assert (snapshot.host_reserved_bytes, snapshot.host_events) == (4096, 1)
-    assert trace.strings[trace.user_metadata[1]] == "layer.0"
+    assert [trace.strings[number] for number in trace.user_metadata[:4]] == ["", "layer.0", "N/A", ""]
+    assert not trace.compile_context.any()
     assert trace.forward_frames == {1: ("a", "b")}
     assert trace.internal_metadata == {1: "mallocWithAddress"}
     assert trace.action[7] == Action.ANNOTATE

@@ -17,15 +17,14 @@ from memtrace import compiled
 from memtrace.snapshot.bounds import Unsupported
 from memtrace.snapshot.fields import addresses, integers, sizes
 from memtrace.snapshot.intern import ListRef, StackInterner
-from memtrace.snapshot.model import DEFAULT_POOL, Action, DeviceTrace, PoolId
-from memtrace.snapshot.trace_columns import ACTIONS, finished, pool_id, shown_name
+from memtrace.snapshot.model import Action, DeviceTrace, PoolId
+from memtrace.snapshot.trace_columns import ACTIONS, TEXTS, finished, pool_id, shown_name
 
 COMPILED = compiled.part("decoder")
 WINDOW_BYTES = 512 << 10  # with its columns, what stays in a processor's cache
 _MAX_RARE_SHARE = 0.2  # of a long trace; above it objects are as fast
 _RARE_FLOOR = 20_000
 _ASKED = (int(Action.OOM), int(Action.UNKNOWN))  # read as dictionaries
-_TEXTS = ("user_metadata", "compile_context", "category")
 
 
 class TraceColumns:
@@ -74,7 +73,7 @@ class TraceColumns:
 
     def rare(self, at: int, event: dict[str, Any]) -> tuple[Any, ...]:
         """The columns of an event that was built."""
-        name, stream, texts = event.get("action"), event.get("stream", 0), [event.get(key, "") for key in _TEXTS]
+        name, stream, texts = event.get("action"), event.get("stream", 0), [event.get(key, "") for key in TEXTS]
         if type(name) is not str or type(stream) is not int or any(type(text) is not str for text in texts):
             raise Unsupported("an odd event")
         code = ACTIONS.get(name, int(Action.UNKNOWN))
@@ -115,50 +114,22 @@ class TraceColumns:
         """The finished trace; may be called once. ``warn`` is called with one line for each oddity."""
         if self._lacks_size and not self._unknown:
             raise Unsupported("an event without a size")
-        stream, streams = self._decoded(0, {})
-        strings = {"": 0}
-        user_metadata, strings = self._decoded(2, strings)
-        compile_context, strings = self._decoded(3, strings, "N/A")  # what PyTorch writes for "no compiled region"
-        category = None
-        if "category" in self.first_keys:
-            category, strings = self._decoded(4, strings)
-        pool: NDArray[np.int32] = np.broadcast_to(np.int32(-1), (self._count,))
-        pools: dict[PoolId, int] = {DEFAULT_POOL: 0}
-        if "pool_id" in self.first_keys:
-            pool, pools = self._decoded(1, pools)
         address, size, time_us = self.wide
+        nothing = np.empty(0, np.int32)
         return finished(
             self._rare,
             warn,
+            self.first_keys,
+            [(nothing if codes is None else codes, list(v)) for codes, v in zip(self.coded, self._values, strict=True)],
             device=device,
             action=self.action,
             address=address,
             size=size,
-            stream=stream,
-            streams=tuple(streams),
             time_us=time_us if "time_us" in self.first_keys else None,
             stack=self.stacks,
             context=self.lists,
-            pool=pool,
-            pools=tuple(pools),
-            user_metadata=user_metadata,
-            compile_context=compile_context,
-            strings=tuple(strings),
             unknown_actions=self._unknown,
-            category=category,
         )
-
-    def _decoded(self, column: int, known: dict[Any, int], none: str = "") -> tuple[NDArray[np.int32], dict[Any, int]]:
-        """A coded column with its values numbered behind those ``known``, and all of these; ``none`` counts as 0."""
-        numbers = [_code(known, value) for value in self._values[column]]
-        if none:
-            numbers = [0 if value == none else n for value, n in zip(self._values[column], numbers, strict=True)]
-        codes = self.coded[column]
-        if codes is None:
-            return np.broadcast_to(np.int32(numbers[0] if numbers else 0), (self._count,)), known
-        if numbers != list(range(len(numbers))):
-            codes[:] = np.array(numbers, np.int32)[codes]
-        return codes, known
 
 
 def _code(codes: dict[Any, int], value: Any) -> int:
