@@ -47,7 +47,7 @@ def _answer(args: argparse.Namespace) -> Explanation:
             refuse_foreign(logs)
             raise NoAnswerError(f"{', '.join(logs)}: nothing here says that memory ran out")
         line = principal(reading.messages).line
-        return explain_log(reading, logs, read.lines(line))
+        return explain_log(reading, logs, *read.around(line))
     args.file = snapshots[0]
     analysis, at = open_analysis(args)
     return explain_snapshot(analysis, at, capacity_bytes=capacity, reading=reading, files=args.files)

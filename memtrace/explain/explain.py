@@ -33,18 +33,21 @@ _RECORD_IT = "A text does not say what held the memory; memtrace run SCRIPT reco
 _IN_GENERAL = "What helps most runs, not proven for this one: fewer tokens a batch, checkpointing, a base in 4 bits."
 
 
-def explain_log(reading: LogReading, files: Sequence[str] = (), lines: Sequence[str] = ()) -> Explanation:
-    """The answer from a log alone. ``lines``: the log up to the message that :func:`principal` picks, if at hand."""
-    log = _judged(reading, reading.messages, lines)
+def explain_log(
+    reading: LogReading, files: Sequence[str] = (), before: Sequence[str] = (), after: Sequence[str] = ()
+) -> Explanation:
+    """The answer from a log alone. ``before``, ``after``: lines up to the message that :func:`principal` picks, that
+    one included, and behind it, if at hand."""
+    log = _judged(reading, reading.messages, before, after)
     more, findings = log.worth_saying, findings_of_log(log)
     if log.oom is not None and log.oom.is_gpu_oom and log.verdict in ("budget", "fragmentation", "unknown"):
-        general = (_IN_GENERAL,) if log.verdict == "budget" and not findings else ()
+        general = (_IN_GENERAL,) if log.verdict == "budget" and not findings and not log.setting.serves else ()
         more = (*more, *general, _RECORD_IT)
     return Explanation(
         oom=log.oom.contract() if log.oom is not None else None,
         verdict=log.verdict,
         confidence=log.confidence,
-        when=moment_in_log(list(lines), log.oom.rank) if log.oom is not None else None,
+        when=moment_in_log(before, after) if log.oom is not None else None,
         because=log.because,
         findings=findings,
         ooms=tuple(message.contract() for message in reading.messages),
@@ -55,11 +58,13 @@ def explain_log(reading: LogReading, files: Sequence[str] = (), lines: Sequence[
     )
 
 
-def _judged(reading: LogReading, messages: Sequence[OomMessage], lines: Sequence[str] = ()) -> TextAnswer:
-    """The verdict on a log's messages, with what the lines before the principal one and its settings say."""
+def _judged(
+    reading: LogReading, messages: Sequence[OomMessage], before: Sequence[str] = (), after: Sequence[str] = ()
+) -> TextAnswer:
+    """The verdict on a log's messages, with what the lines around the principal one and its settings say."""
     message = principal(messages) if messages else None
-    frames = frames_in_log(list(lines), message.rank) if message is not None else ()
-    setting = setting_of_log(reading, message, lines)
+    frames = frames_in_log(before, after) if message is not None else ()
+    setting = setting_of_log(reading, message, before, [frame.filename for frame in frames])
     return verdict_from_log(messages, setting, frames)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from memtrace.errors import MemtraceError, SnapshotError
-from memtrace.explain.traceback import lines_before
+from memtrace.explain.traceback import lines_around
 from memtrace.oomlog import LogReading, read_log
 from memtrace.snapshot.container import open_stream
 
@@ -111,17 +111,17 @@ class Logs:
             self._stdin.append(data)
         return data
 
-    def lines(self, number: int) -> list[str]:
-        """The log up to line ``number``, its last few hundred lines; [] for several logs and very large ones, which
-        are not read twice."""
+    def around(self, number: int) -> tuple[list[str], list[str]]:
+        """Lines up to line ``number`` and behind it; none for several logs and very large ones, which are not read
+        twice."""
         if len(self.sources) != 1 or number <= 0:
-            return []
+            return [], []
         if self.sources[0] == "-":
-            return lines_before(io.BytesIO(b"".join(self._stdin)), number)
+            return lines_around(io.BytesIO(b"".join(self._stdin)), number)
         if Path(self.sources[0]).stat().st_size > _TWICE_BYTES:
-            return []
+            return [], []
         with _unpacked(self.sources[0]) as stream:
-            return lines_before(stream, number)
+            return lines_around(stream, number)
 
 
 def refuse_foreign(sources: Sequence[str]) -> None:

@@ -89,7 +89,8 @@ def verdict_from_log(
     if cause is not None:
         because = (f"By the traceback the request is {cause.what}.", *because)
     elif frames and message.is_gpu_oom:
-        last = frames[-1]
+        own = (frame for frame in reversed(frames) if "/torch/" not in frame.filename.replace("\\", "/"))
+        last = next(own, frames[-1])
         where = f"{short_path(last.filename)}:{last.line} {last.name}"
         because = (*because[:1], f"By the traceback it was asked for at {where}.", *because[1:])
     if message.is_caught:
@@ -235,6 +236,9 @@ def _other_runs(message: OomMessage, messages: Sequence[OomMessage]) -> Iterator
 def _across(message: OomMessage, messages: Sequence[OomMessage]) -> Iterator[str]:
     if message.times_printed > 1:
         yield f"The same message stands in the log {message.times_printed} times; it is counted once."
+    host = next((m for m in messages if m.kind is MessageKind.HOST), None)
+    if host is not None and message.is_gpu_oom:
+        yield f"Line {host.line} tells of another failure: {host.what}. No change to GPU memory helps against that one."
     gpu = [m for m in messages if m.is_gpu_oom and m.kind is not MessageKind.WARNING]
     if len(gpu) < 2:
         return

@@ -25,7 +25,7 @@ _NAMED = re.compile(rf"try setting ({_VARIABLE})")
 _TRAINERS = (  # the outermost program first: it is what a person writes arguments for
     ("axolotl", "/axolotl/"), ("llamafactory", "/llamafactory/"), ("trl", "/trl/"),
     ("transformers", "/transformers/trainer"), ("lightning", "/lightning/"), ("lightning", "/pytorch_lightning/"),
-    ("deepspeed", "/deepspeed/"), ("accelerate", "/accelerate/"),
+    ("deepspeed", "/deepspeed/"), ("accelerate", "/accelerate/"), ("vllm", "/vllm/"), ("sglang", "/sglang/"),
 )  # fmt: skip
 _TOOLS = {"cuda": "nvidia-smi", "hip": "rocm-smi", "npu": "npu-smi info", "xpu": "xpu-smi"}
 
@@ -54,6 +54,11 @@ class RunSetting:
         if self.backend == "xpu" or (self.release is not None and self.release >= (2, 10)):
             return "PYTORCH_ALLOC_CONF"
         return "PYTORCH_HIP_ALLOC_CONF" if self.backend == "hip" else "PYTORCH_CUDA_ALLOC_CONF"
+
+    @property
+    def serves(self) -> bool:
+        """Whether the program answers prompts and trains nothing."""
+        return self.trainer in ("vllm", "sglang")
 
     @property
     def card_tool(self) -> str:
@@ -107,7 +112,9 @@ def setting_of_snapshot(snapshot: Snapshot, is_expandable: bool, is_npu: bool = 
     )
 
 
-def setting_of_log(reading: LogReading, message: OomMessage | None, lines: Iterable[str]) -> RunSetting:
+def setting_of_log(
+    reading: LogReading, message: OomMessage | None, lines: Iterable[str], files: Iterable[str]
+) -> RunSetting:
     """From what a log prints: exports, warnings, the message's own hint, and the files of its traceback."""
     text = "\n".join([*reading.settings, *lines])
     words = message.text if message is not None else ""
@@ -116,7 +123,7 @@ def setting_of_log(reading: LogReading, message: OomMessage | None, lines: Itera
         backend=(message.backend if message is not None else None) or "cuda",
         release=_release(message.torch_at_least or "") if message is not None else None,
         is_windows=bool(_WINDOWS_PATH.search(text)),
-        trainer=trainer_of(re.findall(r'File "([^"\n]+)"', text)),
+        trainer=trainer_of(files),
         conf=put[2].rstrip(".,;") if put is not None else "",
         is_expandable=bool(_ENABLED.search(words + text)),
         unsupported=bool(_UNSUPPORTED.search(text)),

@@ -1,4 +1,4 @@
-"""What the lines before an error tell: its phase and cause by the traceback, its step by the progress bar.
+"""What the lines around an error tell: its phase and cause by the traceback, its step by the progress bar.
 
 A cause fits if each of its patterns is found among the frames, written ``file.py:function`` from the outermost to the
 innermost; ``last`` must be found among the three innermost. The first that fits is it.
@@ -20,11 +20,19 @@ from memtrace.attribution.stack_facts import Kind, stack_facts
 from memtrace.explain.advice import spelled
 from memtrace.explain.answer import Advice, Basis, Finding, When
 from memtrace.explain.facts import ByteSpan
+from memtrace.oomlog.clean import process_of
 from memtrace.snapshot.stacks import Frame, StackTable
 
-_LINES_BEFORE = 400
-_FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,7}), in ([\w<>.]{1,200})')
-_RANK_TAG = re.compile(r"\s*\[?(?:default|rank)[ :=]{0,2}(\d{1,5})\]?:")
+_LINES_BEFORE, _LINES_AFTER = 400, 100
+# Python's own tracebacks (quoted once more inside JSON), those of IPython, rich and old notebooks.
+_FRAME = re.compile(
+    r'File \\?"([^"\n]{1,400}?)\\?", line (\d{1,7}), in ([\w<>]{1,200})'
+    r"|(?<![^\s:\"])([^\s:\"]{1,400}\.py):(\d{1,7}),?\s{1,80}in\s{1,80}([\w<>.]{1,200})"
+    r"|(?<![^\s:\"])([^\s:\"]{1,400}\.py) in ([\w<>.]{1,200})\("
+    r"(?:[^\n]*\n){1,10}?[^\n]{0,80}?-{2,}> (\d{1,7})"
+)
+_BOX = re.compile(r"[│|]")  # that rich draws around its tracebacks
+_REFUSED = re.compile(r"out of memory|OutOfMemory", re.IGNORECASE)
 _TRACEBACK = "Traceback (most recent call last)"
 _BAR = re.compile(r"(?<![\d.])(\d{1,9})/(\d{1,9}) \[[^\]\n]{0,60}(?:it/s|s/it|<|\?)")
 _OTHER_BARS = re.compile(r"load|shard|map|token|download|generat|filter|fetch|pack|truncat|eval|saving", re.IGNORECASE)
@@ -98,7 +106,7 @@ CAUSES = (
         "optimizer_on_first_step", "Optimizer states appear with the first step",
         r"optim\w*/\w+\.py:(?:_?init_\w+|_init_group|initialize_optimizer_states)|:initialize_optimizer_states$",
         "an optimizer state, made when the first step is taken",
-        ("8-bit or paged states: optim=\"paged_adamw_8bit\"; sharded or offloaded states where several GPUs train",),
+        ("optim_paged", "sharded or offloaded states where several GPUs train"),
     ),
     TracebackCause(
         "eval_peak", "Generation runs out of memory",
@@ -129,23 +137,44 @@ CAUSES = (
 )  # fmt: skip
 
 
-def lines_before(lines: Iterable[bytes], number: int) -> list[str]:
-    """The last few hundred lines up to line ``number`` (1-based), that one included."""
-    kept = deque(islice(lines, max(number, 1)), maxlen=_LINES_BEFORE)
-    return [line.decode("utf-8", "replace")[-4000:] for line in kept]
+def lines_around(lines: Iterable[bytes], number: int) -> tuple[list[str], list[str]]:
+    """The last few hundred lines up to line ``number`` (1-based), that one included, and some that follow it."""
+    source = iter(lines)
+    before = deque(islice(source, max(number, 1)), maxlen=_LINES_BEFORE)
+    told = (
+        [line.decode("utf-8", "replace")[-4000:] for line in part] for part in (before, islice(source, _LINES_AFTER))
+    )
+    return next(told), next(told)
 
 
-def frames_in_log(lines: list[str], rank: int | None = None) -> tuple[Frame, ...]:
-    """Frames of the last traceback in the lines, the outermost first; lines of other ranks are left out."""
-    mine = [line for line in lines if rank is None or (tag := _RANK_TAG.match(line)) is None or int(tag[1]) == rank]
+def frames_in_log(before: Sequence[str], after: Sequence[str] = ()) -> tuple[Frame, ...]:
+    """Frames of the last traceback up to the message, the outermost first; or of the first one that follows it and
+    ends in running out of memory, for some loggers put the message first. Lines of other processes are left out."""
+    tag = process_of(before[-1]) if before else ""
+    if found := _frames(before, tag):
+        return found
+    start = next((i for i, line in enumerate(after) if _TRACEBACK in line), len(after))
+    end = next((i for i in range(start, len(after)) if _REFUSED.search(after[i])), start)
+    return _frames(after[start:end], tag)
+
+
+def _frames(lines: Sequence[str], tag: str) -> tuple[Frame, ...]:
+    mine = [line for line in lines if not tag or process_of(line) in ("", tag)]
     start = max((i for i, line in enumerate(mine) if _TRACEBACK in line), default=0)
-    found = [_FRAME.search(line) for line in mine[start:]]
-    return tuple(Frame(m[1], int(m[2]), m[3]) for m in found if m is not None)
+    text = "\n".join(_BOX.sub(" ", line).rstrip() for line in mine[start:])
+    found = []
+    for match in _FRAME.finditer(text):
+        file, line, name = (part for part in match.groups() if part is not None)
+        line, name = (line, name) if line.isdigit() else (name, line)
+        found.append(Frame(file, int(line), name.rsplit(".", 1)[-1]))
+    return tuple(found)
 
 
-def moment_in_log(lines: list[str], rank: int | None = None) -> When | None:
-    """Phase and step at the last of ``lines``; None if neither a traceback nor a progress bar tells."""
-    phase, step = _phase(frames_in_log(lines, rank)), _step(lines)
+def moment_in_log(before: Sequence[str], after: Sequence[str] = ()) -> When | None:
+    """Phase and step at the last of the lines ``before``; None if neither a traceback nor a progress bar tells. A bar
+    may be drawn once more, or first, behind the message."""
+    phase, step = _phase(frames_in_log(before, after)), _step(before)
+    step = _step(after[::-1]) if step is None else step
     if phase is Phase.UNKNOWN and step is None:
         return None
     return When(phase.label, step, None if step is None else step == 0, None, "log", {})
@@ -165,7 +194,7 @@ def _phase(outermost_first: tuple[Frame, ...]) -> Phase:
     return _PHASES.get(Kind(int(facts.kind[0])), Phase.UNKNOWN)
 
 
-def _step(lines: list[str]) -> int | None:
+def _step(lines: Sequence[str]) -> int | None:
     """Finished steps by the last progress bar that is not one of loading, preparing data or evaluating."""
     for line in reversed(lines):
         for part in reversed(re.split(r"[\r\n]", line)):

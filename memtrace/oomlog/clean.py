@@ -96,6 +96,11 @@ def clean_lines(data: bytes, first_line: int) -> list[TextLine]:
     return lines
 
 
+def process_of(line: str) -> str:
+    """What a line's prefix tells of the process that wrote it; "" if nothing."""
+    return next((clean.tag for clean in clean_lines(line.encode(), 1)), "")
+
+
 def _clean(part: str, number: int) -> TextLine | None:
     if "%" in part or "it [" in part or "━" in part or "█" in part:
         part = _without_bars(part)

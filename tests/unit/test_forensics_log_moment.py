@@ -9,7 +9,7 @@ import pytest
 
 from memtrace.explain.explain import explain_log
 from memtrace.explain.inputs import Logs
-from memtrace.explain.traceback import lines_before, moment_in_log
+from memtrace.explain.traceback import frames_in_log, lines_around, moment_in_log
 from memtrace.oomlog import read_log
 
 MODULE = (
@@ -71,6 +71,39 @@ def test_step_by_the_progress_bar(bar: str, step: int | None) -> None:
     assert when is not None and when.step == step and when.first_step == (None if step is None else step == 0)
 
 
+def test_a_bar_drawn_behind_the_message() -> None:
+    after = ["\n", "  1%| | 7/1000 [00:03<06:00, 2.75it/s]\n", "  2%| | 20/1000 [00:09<06:00, 2.75it/s]\n"]
+    when = moment_in_log(log(FORWARD), after[:2])
+    assert when is not None and when.step == 7
+    when = moment_in_log(log(FORWARD, "  1%| | 6/1000 [00:03<06:00, 2.75it/s]"), after)
+    assert when is not None and when.step == 6
+
+
+def test_a_traceback_behind_the_message_that_ends_in_it() -> None:
+    after = ["Traceback (most recent call last):\n", *(OWN + BACKWARD).splitlines(keepends=True)]
+    when = moment_in_log([MESSAGE], [*after, MESSAGE])
+    assert when is not None and when.phase == "backward"
+    assert moment_in_log([MESSAGE], [*after, "ChildFailedError: train.py FAILED\n"]) is None
+
+
+FORMS = {
+    "IPython": "File /x/site-packages/torch/optim/adam.py:178, in Adam._init_group(self)\n    177 if\n--> 178 a\n",
+    "old notebooks": "/x/site-packages/torch/optim/adam.py in _init_group(self, group)\n    177 if:\n--> 178     a\n",
+    "rich": "│ /x/site-packages/torch/optim/adam.py:178 in _init_group      │\n│ ❱ 178 │   a   │\n",
+    "rich, wrapped": "│ /x/site-packages/torch/optim/adam.py:178 in   │\n│ _init_group   │\n│ ❱ 178 │   a   │\n",
+    "JSON": r"  File \"/x/site-packages/torch/optim/adam.py\", line 178, in _init_group\n    a\n" + "\n",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_traceback(form: str) -> None:
+    lines = f"Traceback (most recent call last)\n{FORMS[form]}{MESSAGE}".splitlines(keepends=True)
+    (frame,) = frames_in_log(lines)
+    assert (frame.filename, frame.line, frame.name) == ("/x/site-packages/torch/optim/adam.py", 178, "_init_group")
+    when = moment_in_log(lines)
+    assert when is not None and when.phase == "optimizer"
+
+
 def test_nothing_to_go_by() -> None:
     assert moment_in_log([MESSAGE]) is None
     assert moment_in_log(["Traceback (most recent call last):\n", MESSAGE]) is None
@@ -81,12 +114,12 @@ def test_a_file_is_read_up_to_its_message(tmp_path: Path) -> None:
     text = "loss 1\n" * 1000 + "".join(log(BACKWARD, "  3%| | 3/100 [00:04<06:00, 2.75it/s]")) + "restarting\n" * 9
     file.write_text(text)
     reading = read_log(text)
-    lines = Logs([str(file)]).lines(reading.messages[0].line)
-    assert len(lines) == 400 and "out of memory" in lines[-1]
-    when = explain_log(reading, [str(file)], lines).when
+    before, after = Logs([str(file)]).around(reading.messages[0].line)
+    assert len(before) == 400 and "out of memory" in before[-1] and after == ["restarting\n"] * 9
+    when = explain_log(reading, [str(file)], before, after).when
     assert when is not None and (when.phase, when.step, when.first_step) == ("backward", 3, False)
-    assert Logs([str(file), str(file)]).lines(5) == []
+    assert Logs([str(file), str(file)]).around(5) == ([], [])
     packed = tmp_path / "log.gz"
     packed.write_bytes(gzip.compress(text.encode()))
-    assert Logs([str(packed)]).lines(reading.messages[0].line) == lines
-    assert lines_before(iter([b"a", b"b", b"c"]), 2) == ["a", "b"]
+    assert Logs([str(packed)]).around(reading.messages[0].line) == (before, after)
+    assert lines_around(iter([b"a", b"b", b"c"]), 2) == (["a", "b"], ["c"])

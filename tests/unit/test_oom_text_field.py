@@ -11,6 +11,8 @@ import pytest
 from memtrace.cli import main
 from memtrace.explain.answer import Explanation
 from memtrace.explain.explain import explain_log
+from memtrace.explain.log_answer import principal
+from memtrace.explain.traceback import lines_around
 from memtrace.oomlog import read_log
 
 TRUTH = Path(__file__).parent.parent / "truth" / "field_logs.jsonl"
@@ -19,7 +21,9 @@ BY_ID = {case["id"]: case["text"] for case in CASES}
 
 
 def explained(text: str) -> Explanation:
-    return explain_log(read_log(text), (), text.splitlines(keepends=True))
+    reading = read_log(text)
+    around = lines_around(text.encode().splitlines(keepends=True), principal(reading.messages).line)
+    return explain_log(reading, (), *around)
 
 
 def said(answer: Explanation) -> str:
@@ -33,6 +37,9 @@ def test_right_in_verdict_names_and_words_to_avoid(case: dict[str, Any]) -> None
     assert case["want_verdict"] in (None, answer.verdict)
     assert [word for word in case["should_name"] if word not in said(answer)] == []
     assert [word for word in case["must_not_advise"] if word in said(answer)] == []
+    assert set(case.get("findings", ())) <= {finding.id for finding in answer.findings}
+    for key in ("step", "phase"):
+        assert key not in case or getattr(answer.when, key) == case[key]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
