@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,10 +13,12 @@ from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.state import AllocatorState
 from memtrace.allocator.whatif.program import Op
 from memtrace.allocator.whatif.whatif import Simulation
-from memtrace.snapshot.model import Action, Snapshot
+from memtrace.snapshot.model import DEFAULT_POOL, Action, Snapshot
 from memtrace.snapshot.stacks import StackTable
 
 Frames: TypeAlias = Callable[[int], list[dict[str, Any]]]
+_BLOCK = ("address", "size", "requested_size", "state", "frames")
+WrittenBlock: TypeAlias = tuple[int, int, int, str, list[dict[str, Any]]]
 _SEGMENT_EVENTS = {
     Action.SEGMENT_ALLOC: "segment_alloc",
     Action.SEGMENT_FREE: "segment_free",
@@ -30,12 +33,12 @@ def as_snapshot(snapshot: Snapshot, run: Simulation) -> dict[str, Any]:
     The events are told again with simulated addresses and segment events, so that the file can be browsed over time;
     stacks and times are those of the recorded events.
     """
-    frames = _frames(snapshot.stacks)
+    frames = frames_of(snapshot.stacks)
     device = run.program.evidence.device.device
     traces: list[list[dict[str, Any]]] = [[] for _ in range(device + 1)]
     traces[device] = _trace(run, frames)
     return {
-        "segments": _segments(run, frames, device),
+        "segments": segments_of(run.state, _used_blocks(run, frames), device, run.program.evidence.history.pools),
         "device_traces": traces,
         "allocator_settings": settings_of(run.config),
         "external_annotations": [
@@ -61,12 +64,12 @@ def settings_of(config: AllocatorConfig) -> dict[str, Any]:
     }
 
 
-def _frames(stacks: StackTable) -> Frames:
+def frames_of(stacks: StackTable) -> Frames:
     """Stacks as lists of frame dictionaries; one list a stack, shared as in PyTorch's own dumps. [] for -1."""
 
     @cache
     def frame(number: int) -> dict[str, Any]:
-        return stacks.frames[number]._asdict()
+        return {**stacks.frames[number]._asdict(), **stacks.fx.get(number, {})}
 
     @cache
     def of(stack: int) -> list[dict[str, Any]]:
@@ -91,52 +94,71 @@ def mapped_ranges(state: AllocatorState) -> list[tuple[int, int, int, bool]]:
     return sorted(ranges)
 
 
-def _segments(run: Simulation, frames: Frames, device: int) -> list[dict[str, Any]]:
-    program, state = run.program, run.state
-    evidence = program.evidence
+def segment_of(
+    device: int,
+    address: int,
+    total_bytes: int,
+    blocks: Sequence[WrittenBlock],
+    *,
+    small: bool,
+    expandable: bool = False,
+    stream: int = 0,
+    pool: tuple[int, int] = DEFAULT_POOL,
+    frames: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
+    """A segment as PyTorch dumps it."""
+    active = [block for block in blocks if block[3] != "inactive"]
+    return {
+        "device": device,
+        "address": address,
+        "total_size": total_bytes,
+        "allocated_size": sum(block[1] for block in active if block[3] == "active_allocated"),
+        "active_size": sum(block[1] for block in active),
+        "requested_size": sum(block[2] for block in active),
+        "stream": stream,
+        "segment_type": "small" if small else "large",
+        "segment_pool_id": pool,
+        "is_expandable": expandable,
+        "frames": frames or [],
+        "blocks": [dict(zip(_BLOCK, block, strict=True)) for block in blocks],
+    }  # fmt: skip
+
+
+def segments_of(
+    state: AllocatorState,
+    used: Iterable[WrittenBlock],
+    device: int = 0,
+    pools: Sequence[tuple[int, int]] = (DEFAULT_POOL,),
+) -> list[dict[str, Any]]:
+    """The segments of an allocator's state, as PyTorch dumps them: ``used`` blocks, and the free ones between."""
+    free: list[WrittenBlock] = [(address, size, 0, "inactive", []) for address, size in state.free_at.items()]
+    blocks = sorted([*free, *used], key=itemgetter(0))
+    found, at = [], 0
+    for address, size, number, expandable in mapped_ranges(state):
+        first = at
+        while at < len(blocks) and blocks[at][0] < address + size:
+            at += 1
+        name = state.ids[number]
+        found.append(
+            segment_of(
+                device, address, size, blocks[first:at], small=name.small, expandable=expandable,
+                stream=_signed(name.stream), pool=pools[name.pool],
+            )
+        )  # fmt: skip
+    return found
+
+
+def _used_blocks(run: Simulation, frames: Frames) -> Iterator[WrittenBlock]:
+    program, evidence = run.program, run.program.evidence
     trace, life = evidence.device.trace, evidence.life
-    blocks: list[tuple[int, int, int, str, int]] = [
-        (address, size, 0, "inactive", -1) for address, size in state.free_at.items()
-    ]
     initial_stack = np.full(life.count, -1, dtype=np.int64)
     initial_stack[evidence.beginning.handle] = evidence.beginning.blocks.stack
     held = [(handle, "active_allocated") for handle in run.live().tolist()]
-    held += [(handle, "active_pending_free") for handle in run.pending]
-    for handle, status in held:
+    for handle, status in [*held, *((handle, "active_pending_free") for handle in run.pending)]:
         event = int(life.alloc_event[handle])
         stack = int(trace.stack[event]) if event >= 0 else int(initial_stack[handle])
-        size = int(run.block_bytes[handle])
-        blocks.append((int(run.address[handle]), size, int(program.requested_bytes[handle]), status, stack))
-    blocks.sort()
-    pools = evidence.history.pools
-    result = []
-    at = 0
-    for address, size, number, expandable in mapped_ranges(state):
-        mine = []
-        while at < len(blocks) and blocks[at][0] < address + size:
-            mine.append(blocks[at])
-            at += 1
-        name = state.ids[number]
-        result.append(
-            {
-                "device": device,
-                "address": address,
-                "total_size": size,
-                "allocated_size": sum(b[1] for b in mine if b[3] == "active_allocated"),
-                "active_size": sum(b[1] for b in mine if b[3] != "inactive"),
-                "requested_size": sum(b[2] for b in mine if b[3] != "inactive"),
-                "stream": _signed(name.stream),
-                "segment_type": "small" if name.small else "large",
-                "segment_pool_id": pools[name.pool],
-                "is_expandable": expandable,
-                "frames": [],
-                "blocks": [
-                    {"address": b[0], "size": b[1], "requested_size": b[2], "state": b[3], "frames": frames(b[4])}
-                    for b in mine
-                ],
-            }
-        )
-    return result
+        sizes = int(run.block_bytes[handle]), int(program.requested_bytes[handle])
+        yield int(run.address[handle]), *sizes, status, frames(stack)
 
 
 def _trace(run: Simulation, frames: Frames) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The ``memtrace`` command. Each verb is one file here; only the chosen one is imported.
 
 A verb file has ``add_arguments(parser)`` and ``run(args) -> int`` (the exit code). To add a verb, write the file and
-list it in ``VERBS``.
+list it in ``QUESTIONS``.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from memtrace.cli.parsing import Parser, nearest, verb_module, verb_parser
 from memtrace.errors import MemtraceError, SnapshotError, UsageError
 from memtrace.units import printable
 
-# Verb -> (module, one line for the overview), by the question that people come with.
-QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
+# Verb (the name of its file) -> one line for the overview, by the question that people come with.
+QUESTIONS: dict[str, dict[str, str]] = {
     "it died: why, and what to change?": {
-        "explain": ("explain", "why it ran out of memory and what to change, from a snapshot, a log or both"),
-        "report": ("report", "where every reserved byte is at the peak, at the OOM or at any event"),
-        "browse": ("browse", "walk through all of it in the terminal (also plain: memtrace FILE)"),
+        "explain": "why it ran out of memory and what to change, from a snapshot, a log or both",
+        "report": "where every reserved byte is at the peak, at the OOM or at any event",
+        "browse": "walk through all of it in the terminal (also plain: memtrace FILE)",
     },
     "what changed?": {
-        "diff": ("diff", "what changed between two recordings, by category and call site"),
-        "check": ("check", "a gate for CI: fail when a recording needs more memory than allowed"),
+        "diff": "what changed between two recordings, by category and call site",
+        "check": "a gate for CI: fail when a recording needs more memory than allowed",
     },
     "will it fit?": {
-        "forecast": ("forecast", "the step at which a run will die, before it starts, from the lengths of its data"),
-        "fit": ("fit", "the cheapest changes that make a run fit, and what each option adds"),
+        "forecast": "the step at which a run will die, before it starts, from the lengths of its data",
+        "fit": "the cheapest changes that make a run fit, and what each option adds",
     },
     "what does my run do?": {
-        "run": ("run", "run an unchanged training script with recording on"),
-        "live": ("live", "watch the memory of a program that runs, sound alarms before it dies"),
-        "ranks": ("ranks", "one row a GPU of a multi-GPU run, the imbalance, the odd one out"),
+        "run": "run an unchanged training script with recording on",
+        "live": "watch the memory of a program that runs, sound alarms before it dies",
+        "ranks": "one row a GPU of a multi-GPU run, the imbalance, the odd one out",
     },
     "more": {
-        "demo": ("demo", "the main job on a bundled recording of a real OOM"),
-        "attach": ("attach", "let memtrace live watch a program that was started without memtrace"),
-        "simulate": ("simulate", "would it have fit? the same program under other settings, limits, edits"),
-        "steps": ("steps", "memory over the steps of a long run: growth, or only varying lengths"),
-        "fragmentation": ("fragmentation", "reserved but unusable bytes: why, where, pinned by what"),
-        "segments": ("segments", "map of segments and blocks at an event"),
-        "graph": ("graph", "the segment/block graph (GraphML, JSON, DOT)"),
-        "allocations": ("allocations", "every allocation, one row each (CSV, JSON, Parquet)"),
-        "timeline": ("timeline", "memory over time by category (CSV, JSON, plot)"),
-        "export": ("export", "files for other tools: Perfetto, speedscope, HTML, a cut snapshot"),
-        "info": ("info", "what a snapshot file holds"),
-        "scrub": ("scrub", "remove paths, user names and the like before a snapshot is shared"),
-        "mcp": ("mcp", "the answers as tools for agents (Model Context Protocol)"),
-        "estimate": ("estimate", "the memory of a QLoRA run before it runs: fits or not, and why"),
-        "dryrun": ("dryrun", "an unchanged script, or any architecture, without a GPU and without data"),
-        "sweep": ("sweep", "measure on a GPU what each option adds, one thing at a time"),
-        "capture": ("capture", "build a QLoRA run and record it"),
-        "completion": ("completion", "print the shell completion script for bash, zsh or fish"),
+        "demo": "the main job on a bundled recording of a real OOM",
+        "attach": "let memtrace live watch a program that was started without memtrace",
+        "simulate": "would it have fit? the same program under other settings, limits, edits",
+        "steps": "memory over the steps of a long run: growth, or only varying lengths",
+        "fragmentation": "reserved but unusable bytes: why, where, pinned by what",
+        "segments": "map of segments and blocks at an event",
+        "graph": "the segment/block graph (GraphML, JSON, DOT)",
+        "allocations": "every allocation, one row each (CSV, JSON, Parquet)",
+        "timeline": "memory over time by category (CSV, JSON, plot)",
+        "export": "files for other tools: Perfetto, speedscope, HTML, a cut snapshot",
+        "info": "what a snapshot file holds",
+        "scrub": "remove paths, user names and the like before a snapshot is shared",
+        "mcp": "the answers as tools for agents (Model Context Protocol)",
+        "estimate": "the memory of a QLoRA run before it runs: fits or not, and why",
+        "dryrun": "an unchanged script, or any architecture, without a GPU and without data",
+        "sweep": "measure on a GPU what each option adds, one thing at a time",
+        "capture": "build a QLoRA run and record it",
+        "completion": "print the shell completion script for bash, zsh or fish",
     },
 }
-VERBS = {verb: entry for verbs in QUESTIONS.values() for verb, entry in verbs.items()}
+VERBS = {verb: line for verbs in QUESTIONS.values() for verb, line in verbs.items()}
 _FIRST_STEPS = """memtrace says why a GPU ran out of memory. Where to begin:
 
   memtrace demo                     a real out-of-memory error, explained; no GPU needed
@@ -76,7 +76,7 @@ def _overview() -> Parser:
     width = max(map(len, VERBS))
     verbs = ""
     for question, group in QUESTIONS.items():
-        verbs += f"\n{question}\n" + "".join(f"  {verb:<{width}}  {line}\n" for verb, (_, line) in group.items())
+        verbs += f"\n{question}\n" + "".join(f"  {verb:<{width}}  {line}\n" for verb, line in group.items())
     parser = Parser(
         prog="memtrace",
         description="Why did the GPU run out of memory? Reads PyTorch snapshots, says what every byte was for.",
@@ -153,7 +153,7 @@ def _dispatch(args: list[str]) -> int:
         close = nearest(name, VERBS)
         hint = f"did you mean {' or '.join(close)}?" if close else "memtrace --help lists them"
         raise UsageError(f"no verb and no file {name[:200]!r}; {hint}")
-    module = verb_module(VERBS[name][0])
+    module = verb_module(name)
     parser = verb_parser(name, module)
     parsed = parser.parse_args(args[1:])
     if sys.stdout is None:

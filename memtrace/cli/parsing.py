@@ -43,9 +43,9 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
     return [*close, *begins][:3]
 
 
-def verb_module(module: str) -> ModuleType:
+def verb_module(verb: str) -> ModuleType:
     """The file of one verb."""
-    return import_module(f"memtrace.cli.{module}")
+    return import_module(f"memtrace.cli.{verb}")
 
 
 def verb_parser(verb: str, module: ModuleType) -> Parser:
@@ -57,13 +57,12 @@ def verb_parser(verb: str, module: ModuleType) -> Parser:
     return parser
 
 
-def whole_parser(verbs: Mapping[str, tuple[str, str]]) -> Parser:
+def whole_parser(verbs: Mapping[str, str]) -> Parser:
     """One parser with every verb as a subparser, for tools that read parsers (shell completion); imports all verbs."""
     parser = Parser(prog="memtrace")
     parser.add_argument("--version", action="store_true", help="the version of memtrace")
     parser.add_argument("--verbose", action="store_true", help="with --version: the environment, for bug reports")
     choices = parser.add_subparsers(dest="verb", metavar="VERB")
-    for verb, (module, line) in verbs.items():
-        file = verb_module(module)
-        file.add_arguments(choices.add_parser(verb, help=line, description=line))
+    for verb, line in verbs.items():
+        verb_module(verb).add_arguments(choices.add_parser(verb, help=line, description=line))
     return parser

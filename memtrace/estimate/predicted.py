@@ -13,7 +13,7 @@ from typing import Any
 
 from memtrace._version import __version__
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.export import settings_of
+from memtrace.allocator.export import WrittenBlock, segment_of, settings_of
 from memtrace.allocator.rounding import round_size, segment_size
 from memtrace.errors import UsageError
 from memtrace.estimate.cells import Cells
@@ -236,36 +236,17 @@ class SnapshotWriter:
         return found
 
     def _segment(self, address: int, total: int, inside: list[int]) -> dict[str, Any]:
-        stream, placement = self.stream, self.placement
-        blocks: list[dict[str, Any]] = []
+        blocks: list[WrittenBlock] = []
         cursor = address
         for index in inside:
-            start, size = placement.address[index], placement.block_bytes[index]
+            start, size = self.placement.address[index], self.placement.block_bytes[index]
             if start > cursor:
-                blocks.append(_block(cursor, start - cursor, 0, "inactive", []))
-            blocks.append(_block(start, size, stream.sizes[index], "active_allocated", self.stack(index, "end")))
+                blocks.append((cursor, start - cursor, 0, "inactive", []))
+            blocks.append((start, size, self.stream.sizes[index], "active_allocated", self.stack(index, "end")))
             cursor = start + size
         if cursor < address + total:
-            blocks.append(_block(cursor, address + total - cursor, 0, "inactive", []))
-        used = sum(placement.block_bytes[index] for index in inside)
-        return {
-            "device": 0,
-            "address": address,
-            "total_size": total,
-            "allocated_size": used,
-            "active_size": used,
-            "requested_size": sum(stream.sizes[index] for index in inside),
-            "stream": 0,
-            "segment_type": "small" if total == 2 << 20 else "large",
-            "segment_pool_id": (0, 0),
-            "is_expandable": False,
-            "frames": [],
-            "blocks": blocks,
-        }
-
-
-def _block(address: int, size: int, requested: int, state: str, frames: Frames) -> dict[str, Any]:
-    return {"address": address, "size": size, "requested_size": requested, "state": state, "frames": frames}
+            blocks.append((cursor, address + total - cursor, 0, "inactive", []))
+        return segment_of(0, address, total, blocks, small=total == 2 << 20)
 
 
 def _frame(filename: str, name: str) -> dict[str, Any]:

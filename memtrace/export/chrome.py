@@ -37,10 +37,10 @@ def _events(tracks: Tracks, name: str, base_ns: int) -> Iterator[dict[str, Any]]
     for thread, category, slices in ((_PHASES, "phase", tracks.phases), (_RANGES, "range", tracks.ranges)):
         for piece in slices:
             yield _slice(piece, pid, thread, category, base_ns)
-    for oom in tracks.ooms:
-        args = {"event": oom.event, "asked_bytes": oom.asked_bytes}
-        ts = (oom.time_ns - base_ns) / 1000
-        yield {"ph": "i", "s": "p", "name": oom.name, "cat": "oom", "pid": pid, "tid": _PHASES, "ts": ts, "args": args}
+    for time_ns, number, asked_bytes in tracks.ooms:
+        args, ts = {"event": number, "asked_bytes": asked_bytes}, (time_ns - base_ns) / 1000
+        head = {"ph": "i", "s": "p", "name": "out of memory", "cat": "oom", "pid": pid, "tid": _PHASES}
+        yield {**head, "ts": ts, "args": args}
     for title, group in (("memory by category (bytes)", tracks.categories), ("memory (bytes)", tracks.levels)):
         for time_ns, values in tracks.changes(*group.values()):
             args = dict(zip(group, values, strict=True))

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from memtrace.allocator.export import Frames, WrittenBlock, frames_of, segment_of
 from memtrace.errors import NoAnswerError, SnapshotError
 from memtrace.history.layout import State, layout_at
 from memtrace.history.timeline import Timeline, build
@@ -70,7 +71,7 @@ def cut(recording: RawRecording, timeline: Timeline, first: int, stop: int) -> d
     span = None if times is None else (int(times[first]), int(times[stop - 1]))
     traces: list[list[Any]] = [[] for _ in raw.get("device_traces") or []]
     segments: list[dict[str, Any]] = []
-    stacks = _Stacks(snapshot)
+    stacks = frames_of(snapshot.stacks)
     for device in snapshot.devices:
         if device.device == timeline.device.device:
             line, low, high = timeline, first, stop
@@ -134,62 +135,32 @@ def _within(note: Any, span: tuple[int, int]) -> bool:
     return isinstance(time_us, int) and span[0] <= time_us <= span[1]
 
 
-class _Stacks:
-    """Stacks as the lists of dictionaries PyTorch writes; each frame and each stack is one object, as there."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._table = snapshot.stacks
-        self._frames: dict[int, dict[str, Any]] = {}
-        self._lists: dict[int, list[dict[str, Any]]] = {}
-
-    def __call__(self, stack: int) -> list[dict[str, Any]]:
-        if stack not in self._lists:
-            self._lists[stack] = [self._frame(number) for number in self._table.frame_ids(stack).tolist()]
-        return self._lists[stack]
-
-    def _frame(self, number: int) -> dict[str, Any]:
-        if number not in self._frames:
-            frame = self._table.frames[number]
-            known = {"filename": frame.filename, "line": frame.line, "name": frame.name}
-            self._frames[number] = {**known, **self._table.fx.get(number, {})}
-        return self._frames[number]
-
-
-def _segments(timeline: Timeline, event: int, stacks: _Stacks) -> list[dict[str, Any]]:
+def _segments(timeline: Timeline, event: int, stacks: Frames) -> list[dict[str, Any]]:
     """The device's segments just after ``event``, in the form PyTorch dumps them."""
-    layout = layout_at(timeline, event)
-    table = timeline.allocations
+    layout, table = layout_at(timeline, event), timeline.allocations
     origin = _segment_stacks(timeline, event)
+
+    def block(number: int) -> WrittenBlock:
+        row = int(layout.row[number])
+        requested, frames = (int(table.requested_bytes[row]), stacks(int(table.stack[row]))) if row >= 0 else (0, [])
+        state = _STATES[State(int(layout.block_state[number]))]
+        return int(layout.block_address[number]), int(layout.block_bytes[number]), requested, state, frames
+
     segments = []
     for number in range(len(layout)):
-        blocks: list[dict[str, Any]] = []
-        for block in range(int(layout.first_block[number]), int(layout.first_block[number + 1])):
-            row = int(layout.row[block])
-            new: dict[str, Any] = {
-                "address": int(layout.block_address[block]),
-                "size": int(layout.block_bytes[block]),
-                "requested_size": int(table.requested_bytes[row]) if row >= 0 else 0,
-                "state": _STATES[State(int(layout.block_state[block]))],
-                "frames": stacks(int(table.stack[row])) if row >= 0 else [],
-            }
-            blocks.append(new)
         pool, address = int(layout.pool[number]), int(layout.address[number])
-        active = [b for b in blocks if b["state"] != "inactive"]
         segments.append(
-            {
-                "device": timeline.device.device,
-                "address": address,
-                "total_size": int(layout.total_bytes[number]),
-                "allocated_size": sum(b["size"] for b in active if b["state"] == "active_allocated"),
-                "active_size": sum(b["size"] for b in active),
-                "requested_size": sum(b["requested_size"] for b in active),
-                "stream": int(layout.stream[number]),
-                "segment_type": "small" if layout.is_small[number] else "large",
-                "segment_pool_id": layout.pools[pool] if 0 <= pool < len(layout.pools) else DEFAULT_POOL,
-                "is_expandable": bool(layout.is_expandable[number]),
-                "frames": stacks(origin.get(address, -1)),
-                "blocks": blocks,
-            }
+            segment_of(
+                timeline.device.device,
+                address,
+                int(layout.total_bytes[number]),
+                [block(i) for i in range(int(layout.first_block[number]), int(layout.first_block[number + 1]))],
+                small=bool(layout.is_small[number]),
+                expandable=bool(layout.is_expandable[number]),
+                stream=int(layout.stream[number]),
+                pool=layout.pools[pool] if 0 <= pool < len(layout.pools) else DEFAULT_POOL,
+                frames=stacks(origin.get(address, -1)),
+            )
         )
     return segments
 

@@ -5,9 +5,9 @@ Written as speedscope's JSON (https://www.speedscope.app), and collapsed for fla
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +15,14 @@ from numpy.typing import NDArray
 from memtrace._version import __version__
 from memtrace.analysis import Analysis
 from memtrace.answers.report import by_stack, report
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, category_name
 from memtrace.attribution.sites import BEFORE_RECORDING, NO_STACK, short_path
 from memtrace.history.timeline import At
 
-I8 = NDArray[np.int64]
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
-@dataclass(frozen=True, slots=True)
-class FlameNode:
+class FlameNode(NamedTuple):
     """One level of a flame graph. ``file`` and ``line`` are None for categories and for what has no source."""
 
     name: str
@@ -34,106 +32,77 @@ class FlameNode:
 
 @dataclass(frozen=True, slots=True)
 class WeightedStacks:
-    """``weights[i]`` bytes belong to the nodes ``stacks[i]`` (numbers into ``nodes``, outermost first)."""
+    """Bytes of each path of nodes, outermost first; the largest path comes first."""
 
     title: str
-    nodes: tuple[FlameNode, ...]
-    stacks: tuple[tuple[int, ...], ...]
-    weights: tuple[int, ...]
+    weights: dict[tuple[FlameNode, ...], int]
 
     @property
     def total_bytes(self) -> int:
         """Sum of all weights."""
-        return sum(self.weights)
-
-    def named(self) -> Iterator[tuple[list[FlameNode], int]]:
-        """(nodes, bytes) of every stack."""
-        for stack, weight in zip(self.stacks, self.weights, strict=True):
-            yield [self.nodes[i] for i in stack], weight
+        return sum(self.weights.values())
 
 
 def live_stacks(analysis: Analysis, at: At) -> WeightedStacks:
     """Everything reserved at an event: live allocations by stack, and fragmentation by kind. Sums to reserved bytes."""
     timeline = analysis.timeline
     rows = timeline.live_rows(at.event)
-    rows = rows[~timeline.pending(rows, at.event)]
-    builder = _Builder(analysis)
-    builder.add_rows(rows)
-    prefix = f"{Category.FRAGMENTATION}/"
+    sums = _by_path(analysis, rows[~timeline.pending(rows, at.event)])
     for key, size in report(analysis, at).subcategories.items():
-        if key.startswith(prefix) and size > 0:
-            builder.add([FlameNode(str(Category.FRAGMENTATION)), FlameNode(key.removeprefix(prefix))], size)
-    return builder.done(f"reserved bytes at event {at.event} ({at.kind})")
+        category, _, kind = key.partition("/")
+        if category == Category.FRAGMENTATION:
+            sums[FlameNode(category), FlameNode(kind)] = size
+    return _ranked(f"reserved bytes at event {at.event} ({at.kind})", sums)
 
 
 def volume_stacks(analysis: Analysis) -> WeightedStacks:
     """Every allocation made within the span, by stack, weighted by the bytes it asked for, freed or not."""
-    builder = _Builder(analysis)
     (first, stop), made = analysis.timeline.span, analysis.timeline.allocations.alloc_event
-    builder.add_rows(np.flatnonzero((made >= first) & (made < stop)))
     where = f"events {first} to {stop - 1}" if analysis.timeline.window else "the recording"
-    return builder.done(f"bytes allocated over {where}")
+    sums = _by_path(analysis, np.flatnonzero((made >= first) & (made < stop)))
+    return _ranked(f"bytes allocated over {where}", sums)
 
 
-class _Builder:
-    """Collects stacks; equal ones are added up."""
+def _by_path(analysis: Analysis, rows: NDArray[np.int64]) -> dict[tuple[FlameNode, ...], int]:
+    """Requested bytes of the rows by path; equal paths are added up."""
+    meaning, stacks = analysis.attribution.lora_meaning, analysis.timeline.snapshot.stacks
 
-    def __init__(self, analysis: Analysis) -> None:
-        self._analysis = analysis
-        self._nodes: dict[FlameNode, int] = {}
-        self._sums: dict[tuple[int, ...], int] = {}
-        self._paths: dict[int, list[FlameNode]] = {}
+    @cache
+    def frames(stack: int) -> list[FlameNode]:
+        found = reversed(stacks.stack(stack))
+        return [FlameNode(frame.name, short_path(frame.filename) or None, frame.line or None) for frame in found]
 
-    def add(self, path: list[FlameNode], size_bytes: int) -> None:
-        key = tuple(self._nodes.setdefault(node, len(self._nodes)) for node in path)
-        self._sums[key] = self._sums.get(key, 0) + size_bytes
+    sums: dict[tuple[FlameNode, ...], int] = {}
+    for group in by_stack(analysis, rows):
+        inside = frames(group.stack) or [FlameNode(BEFORE_RECORDING if group.is_early else NO_STACK)]
+        head = FlameNode(category_name(group.rule.category, meaning)), FlameNode(group.rule.subcategory)
+        sums[*head, *inside] = sums.get((*head, *inside), 0) + group.bytes
+    return sums
 
-    def add_rows(self, rows: I8) -> None:
-        for group in by_stack(self._analysis, rows):
-            frames = self._path(group.stack) or [FlameNode(BEFORE_RECORDING if group.is_early else NO_STACK)]
-            self.add([FlameNode(str(group.rule.category)), FlameNode(group.rule.subcategory), *frames], group.bytes)
 
-    def _path(self, stack: int) -> list[FlameNode]:
-        """Frames of a stack, outermost first."""
-        known = self._paths.get(stack)
-        if known is None:
-            frames = self._analysis.timeline.snapshot.stacks.stack(stack)
-            known = self._paths[stack] = [
-                FlameNode(frame.name, short_path(frame.filename) or None, frame.line or None)
-                for frame in reversed(frames)
-            ]
-        return known
-
-    def done(self, title: str) -> WeightedStacks:
-        ranked = sorted((item for item in self._sums.items() if item[1] > 0), key=lambda item: -item[1])
-        return WeightedStacks(
-            title, tuple(self._nodes), tuple(stack for stack, _ in ranked), tuple(size for _, size in ranked)
-        )
+def _ranked(title: str, sums: dict[tuple[FlameNode, ...], int]) -> WeightedStacks:
+    return WeightedStacks(title, {path: size for path, size in sorted(sums.items(), key=lambda s: -s[1]) if size > 0})
 
 
 def to_speedscope(stacks: WeightedStacks, name: str) -> dict[str, Any]:
     """One *sampled* profile whose unit is bytes; each stack is one sample, largest first."""
+    nodes: dict[FlameNode, int] = {}
+    samples = [[nodes.setdefault(node, len(nodes)) for node in path] for path in stacks.weights]
     profile = {"type": "sampled", "name": stacks.title, "unit": "bytes", "startValue": 0}
-    profile |= {"endValue": stacks.total_bytes, "samples": [list(stack) for stack in stacks.stacks]}
-    profile["weights"] = list(stacks.weights)
+    profile |= {"endValue": stacks.total_bytes, "samples": samples, "weights": list(stacks.weights.values())}
     return {
         "$schema": _SCHEMA,
         "exporter": f"memtrace {__version__}",
         "name": name,
         "activeProfileIndex": 0,
-        "shared": {"frames": [_frame(node) for node in stacks.nodes]},
+        "shared": {"frames": [{k: v for k, v in node._asdict().items() if v is not None} for node in nodes]},
         "profiles": [profile],
     }
 
 
-def _frame(node: FlameNode) -> dict[str, Any]:
-    source = {"file": node.file, "line": node.line}
-    return {"name": node.name, **{key: value for key, value in source.items() if value is not None}}
-
-
 def to_collapsed(stacks: WeightedStacks) -> str:
     """One line a stack: nodes separated by ``;``, a space, and the bytes."""
-    return "".join(f"{';'.join(map(_label, nodes))} {weight}\n" for nodes, weight in stacks.named())
+    return "".join(f"{';'.join(map(_label, path))} {weight}\n" for path, weight in stacks.weights.items())
 
 
 def _label(node: FlameNode) -> str:

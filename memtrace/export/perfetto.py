@@ -69,21 +69,23 @@ class _Writer:
         self._packet(_number(_PACKET_TIMESTAMP, time_ns) + _message(_PACKET_EVENT, content))
 
     def slices(self, name: str, category: str, slices: tuple[Slice, ...]) -> None:
-        """A track of slices, in the order their ends and beginnings must have."""
+        """A track of slices, each ended before what comes after it and after what lies in it."""
         if not slices:
             return
         uuid = self.track(name)
-        marks = [(piece.start_ns, piece.start_order, True, piece) for piece in slices]
-        marks += [(piece.end_ns, piece.end_order, False, piece) for piece in slices]
-        for time_ns, _, begins, piece in sorted(marks, key=lambda mark: mark[:2]):
-            if begins:
-                content = _number(_EVENT_TYPE, _SLICE_BEGIN) + _number(_EVENT_TRACK, uuid)
-                content += _message(_EVENT_CATEGORIES, category) + _message(_EVENT_NAME, piece.name)
-                for key, value in (("step", piece.step), ("event", piece.event)):
-                    content += b"" if value is None else _argument(key, value)
-            else:
-                content = _number(_EVENT_TYPE, _SLICE_END) + _number(_EVENT_TRACK, uuid)
-            self.event(time_ns, content)
+        end = _number(_EVENT_TYPE, _SLICE_END) + _number(_EVENT_TRACK, uuid)
+        open_ns: list[int] = []
+        for piece in sorted(slices, key=lambda piece: (piece.start_ns, -piece.end_ns)):
+            while open_ns and open_ns[-1] <= piece.start_ns and piece.end_ns > open_ns[-1]:
+                self.event(open_ns.pop(), end)
+            content = _number(_EVENT_TYPE, _SLICE_BEGIN) + _number(_EVENT_TRACK, uuid)
+            content += _message(_EVENT_CATEGORIES, category) + _message(_EVENT_NAME, piece.name)
+            for key, value in (("step", piece.step), ("event", piece.event)):
+                content += b"" if value is None else _argument(key, value)
+            self.event(piece.start_ns, content)
+            open_ns.append(piece.end_ns)
+        while open_ns:
+            self.event(open_ns.pop(), end)
 
     def _packet(self, content: bytes) -> None:
         self._out.write(_message(_TRACE_PACKET, content + _number(_PACKET_SEQUENCE, _SEQUENCE)))
@@ -100,10 +102,11 @@ def write_perfetto(tracks: Tracks, name: str, out: IO[bytes]) -> None:
     writer.slices("recorded ranges", "range", tracks.ranges)
     if tracks.ooms:
         uuid = writer.track("out of memory")
-        for oom in tracks.ooms:
-            content = _number(_EVENT_TYPE, _INSTANT) + _number(_EVENT_TRACK, uuid) + _message(_EVENT_NAME, oom.name)
-            content += _argument("asked_bytes", oom.asked_bytes) + _argument("event", oom.event)
-            writer.event(oom.time_ns, content)
+        for time_ns, event, asked_bytes in tracks.ooms:
+            content = _number(_EVENT_TYPE, _INSTANT) + _number(_EVENT_TRACK, uuid)
+            content += _message(_EVENT_NAME, "out of memory")
+            content += _argument("asked_bytes", asked_bytes) + _argument("event", event)
+            writer.event(time_ns, content)
     for title, curve in (*tracks.levels.items(), *tracks.categories.items()):
         uuid = writer.track(title, counter=True)
         head = _number(_EVENT_TYPE, _COUNTER) + _number(_EVENT_TRACK, uuid)

@@ -65,8 +65,7 @@ def _stack(axes: Any, analysis: Analysis, curves: Curves, events: NDArray[np.int
             step="post",
         )
     axes.set_xlim(curves.first, curves.first + max(1, len(curves) - 1))
-    axes.set_xlabel("event")
-    axes.set_ylabel("GiB")
+    axes.set(xlabel="event", ylabel="GiB")
 
 
 def plot_timeline(analysis: Analysis, curves: Curves, target: Path) -> None:
@@ -135,10 +134,7 @@ def plot_forecast(found: Forecast, target: Path) -> None:
         if found.oom is not None and found.oom.step >= 0:
             needed = found.oom.reserved_bytes + found.oom.requested_bytes
             axes.plot([found.oom.step], [needed / GIB], "x", color=_RED, markersize=10, label="out of memory")
-        axes.set_xlabel("step")
-        axes.set_ylabel("highest bytes of the step, GiB")
-        axes.set_ylim(bottom=0)
-        axes.legend(frameon=False)
+        _of_steps(axes, "highest bytes of the step, GiB")
 
 
 def plot_steps(series: StepSeries, target: Path) -> None:
@@ -148,10 +144,13 @@ def plot_steps(series: StepSeries, target: Path) -> None:
         axes.plot(series.step, series.reserved_bytes / GIB, color=_BLUE, label="reserved")
         axes.plot(series.step, series.peak_allocated_bytes / GIB, color=_LIGHT, label="peak of the step")
         axes.plot(series.step, series.allocated_bytes / GIB, color=_RED, label="allocated after the step")
-        axes.set_xlabel("step")
-        axes.set_ylabel("GiB")
-        axes.set_ylim(bottom=0)
-        axes.legend(frameon=False)
+        _of_steps(axes, "GiB")
+
+
+def _of_steps(axes: Any, what: str) -> None:
+    axes.set(xlabel="step", ylabel=what)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
 
 
 def plot_sweep(outcomes: Sequence[Outcome], target: Path) -> None:
@@ -171,5 +170,4 @@ def plot_sweep(outcomes: Sequence[Outcome], target: Path) -> None:
             line = found.constant_bytes + found.per_token_bytes * t + found.per_token_squared_bytes * t * t
             right.plot(t, line / GIB, "-", color=_RED, label="fitted, at batch 1")
             right.legend(frameon=False)
-        right.set_xlabel("tokens a micro-batch")
-        right.set_ylabel("requested peak, GiB")
+        right.set(xlabel="tokens a micro-batch", ylabel="requested peak, GiB")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
 from memtrace.answers.curves import category_curves, pick_events
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, category_name
 from memtrace.attribution.phases import Phase
 from memtrace.errors import NoAnswerError
 
@@ -24,33 +24,19 @@ I8 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Something that lasts: ``name`` from ``start_ns`` to ``end_ns``.
-
-    ``start_order`` and ``end_order`` sort ends and beginnings that fall on one time, so that slices stay nested.
-    """
+    """Something that lasts: ``name`` from ``start_ns`` to ``end_ns``, beside or inside the others of its track."""
 
     name: str
     start_ns: int
     end_ns: int
-    start_order: int
-    end_order: int
-    event: int | None
-    step: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Instant:
-    """A moment: a refused request."""
-
-    name: str
-    time_ns: int
-    event: int
-    asked_bytes: int
+    event: int | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tracks:
-    """One device. ``levels`` and ``categories`` map a name to bytes at each of ``time_ns``."""
+    """One device. ``levels`` and ``categories`` map a name to bytes at each of ``time_ns``; ``ooms`` are the refused
+    requests: (time in ns, event, bytes asked for)."""
 
     device: int
     device_name: str
@@ -61,7 +47,7 @@ class Tracks:
     categories: dict[str, I8]
     phases: tuple[Slice, ...]
     ranges: tuple[Slice, ...]
-    ooms: tuple[Instant, ...]
+    ooms: tuple[tuple[int, int, int], ...]
 
     def changes(self, *curves: I8) -> Iterator[tuple[int, tuple[int, ...]]]:
         """(time, values) of each event at which one of the curves has another value than before."""
@@ -85,8 +71,8 @@ def build_tracks(analysis: Analysis, points: int | None = None) -> Tracks:
     events = pick_events(curves, points if points else len(curves))
     place = events - curves.first
     times = event_times_ns(timeline.trace.time_us, len(timeline))
-    present = [(str(category), i) for i, category in enumerate(Category) if curves.categories[i].any()]
-    ooms = [(event, int(timeline.trace.size[event])) for event in timeline.oom_events]
+    meaning = analysis.attribution.lora_meaning
+    present = [(str(category_name(c, meaning)), i) for i, c in enumerate(Category) if curves.categories[i].any()]
     return Tracks(
         device=timeline.device.device,
         device_name=timeline.device_name,
@@ -97,7 +83,7 @@ def build_tracks(analysis: Analysis, points: int | None = None) -> Tracks:
         categories={name: curves.categories[i, place] for name, i in present},
         phases=tuple(_phases(analysis, times)),
         ranges=tuple(_ranges(analysis)),
-        ooms=tuple(Instant("out of memory", int(times[event]), event, asked) for event, asked in ooms),
+        ooms=tuple((int(times[event]), event, int(timeline.trace.size[event])) for event in timeline.oom_events),
     )
 
 
@@ -119,7 +105,7 @@ def _phases(analysis: Analysis, times: I8) -> Iterator[Slice]:
             end = int(times[last]) if last < len(times) else int(times[-1]) + 1
             step = int(phases.step[i])
             name = Phase(int(phases.phase[i])).label
-            yield Slice(name, int(times[first]), end, 2 * i + 1, 2 * i + 2, first, step if step >= 0 else None)
+            yield Slice(name, int(times[first]), end, first, step if step >= 0 else None)
 
 
 def _ranges(analysis: Analysis) -> Iterator[Slice]:
@@ -133,20 +119,17 @@ def _ranges(analysis: Analysis) -> Iterator[Slice]:
     first, stop = analysis.timeline.span
     begin_ns = int(times[first]) * 1000
     end_ns = int(times[stop - 1]) * 1000 if analysis.timeline.window else 1 << 63
-    open_at: list[tuple[str, int, int]] = []
-    order = 0
+    open_at: list[tuple[str, int]] = []
     for note in analysis.timeline.snapshot.annotations:
-        order += 1
         if note.device != device:
             continue
         if note.stage == "START":
-            open_at.append((note.name, note.time_us * 1000, order))
-        elif any(name == note.name for name, _, _ in open_at):
+            open_at.append((note.name, note.time_us * 1000))
+        elif any(name == note.name for name, _ in open_at):
             while open_at:  # whatever was opened inside it and never closed ends with it
-                name, start, start_order = open_at.pop()
-                order += 1
+                name, start = open_at.pop()
                 start, end = max(start, begin_ns), max(start, note.time_us * 1000)
                 if end >= begin_ns and start <= end_ns:
-                    yield Slice(name, start, min(end, end_ns), start_order, order, None, None)
+                    yield Slice(name, start, min(end, end_ns))
                 if name == note.name:
                     break

@@ -11,19 +11,14 @@ from memtrace.answers.diff.comparison import Difference, SiteDelta, Story
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category, category_name
 from memtrace.render.text import Text, columns, heading, table, warning_lines
-from memtrace.render.words import STYLE, clip, moment_name
+from memtrace.render.words import STYLE, clip, moment_line
 from memtrace.units import format_bytes, format_delta
 
 _LINE = re.compile(r":\d+ ")
 _HOW = {
-    "line": "",
-    "kind": "",
-    "function": "same function",
-    "caller": "same caller",
-    "operator": "same operator",
-    "no stack": "",
+    "function": "same function", "caller": "same caller", "operator": "same operator",
     "purpose": "no stack on one side",
-}
+}  # fmt: skip
 
 
 def render_diff(answer: Difference, width: int = 100, sites: int = 12) -> Iterator[Text]:
@@ -69,7 +64,7 @@ def _changed(answer: Difference) -> list[SiteDelta]:
 
 def _note(site: SiteDelta) -> str:
     """How the two sides of a site were found to be one."""
-    return _HOW[site.match] if site.match is not None else "only after" if site.after_count else "only before"
+    return _HOW.get(site.match, "") if site.match is not None else "only after" if site.after_count else "only before"
 
 
 def _moments(answer: Difference, story: Story) -> str:
@@ -102,10 +97,8 @@ def _cause_lines(answer: Difference, story: Story, width: int) -> Iterator[Text]
 
 
 def _head(budget: Report) -> str:
-    step = "" if budget.moment.step is None else f", step {budget.moment.step}"
-    phase = "" if budget.moment.phase == "unknown" else f", {budget.moment.phase}"
     return (
-        f"{PurePath(budget.file).name} · {budget.device_name} · {moment_name(budget.at)}{step}{phase} · peak allocated "
+        f"{PurePath(budget.file).name} · {budget.device_name} · {moment_line(budget)} · peak allocated "
         f"{format_bytes(budget.peaks['allocated_bytes'])}, reserved {format_bytes(budget.peaks['reserved_bytes'])}"
     )
 

@@ -11,7 +11,7 @@ from memtrace.answers.why import Why
 from memtrace.attribution.categories import Category, category_name
 from memtrace.attribution.sites import NO_STACK
 from memtrace.render.text import Text, heading, more_line, warning_lines
-from memtrace.render.words import STYLE, bar, clip, moment_name
+from memtrace.render.words import STYLE, bar, clip, moment_line, moment_name
 from memtrace.units import counted, format_bytes, format_count
 
 _STACK_LINES = 6
@@ -50,14 +50,8 @@ def _where(report: Report) -> str:
 
 
 def _head(report: Report) -> list[Text]:
-    moment = report.moment
-    parts = [moment_name(report.at)]
-    if moment.step is not None:
-        parts.append(f"step {moment.step}")
-    if moment.phase != "unknown":
-        parts.append(moment.phase)
     head = Text.assemble(
-        (PurePath(report.file).name, "bold"), f" · {report.device_name} · ", (", ".join(parts), "bold")
+        (PurePath(report.file).name, "bold"), f" · {report.device_name} · ", (moment_line(report), "bold")
     )
     asked = report.fragmentation.asked_bytes
     total = f"{format_bytes(report.reserved_bytes)} reserved, {format_bytes(report.allocated_bytes)} allocated"

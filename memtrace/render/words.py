@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category, category_name
 from memtrace.history.timeline import At
 from memtrace.units import format_count
@@ -80,6 +81,12 @@ def moment_name(at: At) -> str:
     if at.kind == "end" and at.event < 0:
         return "final state, no history recorded"
     return f"{MOMENTS[at.kind]} {f'at event {format_count(at.event)}' if at.event >= 0 else 'before the first event'}"
+
+
+def moment_line(report: Report) -> str:
+    """``out of memory at event 250,595, step 10, forward``."""
+    step = "" if report.moment.step is None else f", step {report.moment.step}"
+    return f"{moment_name(report.at)}{step}" + (f", {report.moment.phase}" if report.moment.phase != "unknown" else "")
 
 
 def stream_name(stream: int) -> str:

@@ -132,6 +132,13 @@ def test_timeline_keeps_extremes(capsysbinary: pytest.CaptureFixture[bytes], tmp
     run(capsysbinary, "timeline", TINY, "--plot", str(tmp_path / "p.gif"), code=2)
 
 
+def test_people_read_trained_in_the_header_without_adapters(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    for name, word in (("tinyllama_full", "trained"), ("tiny-llama_3-steps", "lora")):
+        asked = ("timeline", str(trace_path(name)), "--points", "20")
+        assert run(capsysbinary, *asked)[0].splitlines()[0].split(",")[6] == word
+        assert "lora" in json.loads(run(capsysbinary, *asked, "--format", "json")[0])[0]
+
+
 def test_fragmentation_keys(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     answer = run_json(capsysbinary, "fragmentation", FRAGMENTED)
     assert set(answer) >= {

@@ -202,7 +202,7 @@ def mentioned(text: str) -> list[str]:
 
 def parser_of(verb: str) -> argparse.ArgumentParser:
     """The parser of one verb, as the command line builds it."""
-    module = import_module(f"memtrace.cli.{VERBS[verb][0]}")
+    module = import_module(f"memtrace.cli.{verb}")
     parser = argparse.ArgumentParser(prog=f"memtrace {verb}")
     module.add_arguments(parser)
     return parser

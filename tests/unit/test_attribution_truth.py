@@ -14,7 +14,9 @@ from memtrace.answers.why import explain_decision
 from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence
 from memtrace.attribution.classify import attribute
 from memtrace.explain.explain import explain_snapshot
+from memtrace.export.flame import live_stacks, to_collapsed
 from memtrace.export.html.page import html_report
+from memtrace.export.tracks import build_tracks
 from memtrace.history.timeline import build, choose_event
 from memtrace.render.report_text import render_report, render_why
 
@@ -144,6 +146,8 @@ def test_people_read_trained_where_no_adapters_are_in_play(name: str, word: str)
     shown = "\n".join(text.plain for text in texts)
     assert f"  {word} " in shown and f"→ {word}/params" in shown
     assert f"</i>{word}</span>" in html_report(made, at)
+    assert f"\n{word};params;" in f"\n{to_collapsed(live_stacks(made, at))}"
+    assert {"lora", "trained"} & set(build_tracks(made, 100).categories) == {word}
 
 
 @pytest.mark.parametrize("name", LABELLED)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memtrace.allocator.config import AllocatorConfig, fraction_limit
-from memtrace.allocator.export import mapped_ranges, settings_of
+from memtrace.allocator.export import segments_of, settings_of
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, segment_size
 from memtrace.allocator.simulator import Allocator
 from memtrace.estimate.dryrun.stacks import DryStacks
@@ -200,45 +200,14 @@ class DryMemory:
                 where = "device_free" if action == "oom" else "addr"
                 entry = {"action": action, where: address, "size": size, "stream": 0, "time_us": time_us}
                 trace.append(entry | {"frames": frames[stack], "user_metadata": metadata})
+            live = self._live.items()
+            used = ((at, block, size, "active_allocated", frames[stack]) for at, (_, block, size, stack, _) in live)
             return {
-                "segments": self._segments(frames),
+                "segments": segments_of(self._allocator.state, used),
                 "device_traces": [trace],
                 "allocator_settings": settings_of(self.config),
                 "external_annotations": [],
             }
-
-    def _segments(self, frames: list[Any]) -> list[dict[str, Any]]:
-        state = self._allocator.state
-        blocks: list[Any] = [(address, size, 0, "inactive", []) for address, size in state.free_at.items()]
-        for address, (_, block, size, stack, _) in self._live.items():
-            blocks.append((address, block, size, "active_allocated", frames[stack]))
-        blocks.sort(key=lambda block: block[0])
-        keys = ("address", "size", "requested_size", "state", "frames")
-        found: list[dict[str, Any]] = []
-        at = 0
-        for address, total, number, expands in mapped_ranges(state):
-            mine: list[dict[str, Any]] = []
-            while at < len(blocks) and blocks[at][0] < address + total:
-                mine.append(dict(zip(keys, blocks[at], strict=True)))
-                at += 1
-            used = sum(block["size"] for block in mine if block["state"] != "inactive")
-            found.append(
-                {
-                    "device": 0,
-                    "address": address,
-                    "total_size": total,
-                    "allocated_size": used,
-                    "active_size": used,
-                    "requested_size": sum(block["requested_size"] for block in mine),
-                    "stream": 0,
-                    "segment_type": "small" if state.ids[number].small else "large",
-                    "segment_pool_id": (0, 0),
-                    "is_expandable": expands,
-                    "frames": [],
-                    "blocks": mine,
-                }
-            )
-        return found
 
 
 def _text(size: int) -> str:
