@@ -48,9 +48,9 @@ class Signals:
     def step_leaves(self) -> Bool:
         """Made in an optimizer step and alive after it. In a step that the recording does not see end: alive, and from
         a call site that left something in earlier steps, else from a function that makes states, else from a call site
-        that left more than what it made last."""
+        that left more than what it made last. What is gone before the next step begins is no state."""
         f = self.facts
-        kept = self.in_optimizer & (f.outlives_span | (f.before_trace & f.persistent))
+        kept = self.in_optimizer & (f.outlives_span | (f.before_trace & f.persistent)) & ~self._gone_before_next_step
         alive = self.in_optimizer & f.persistent & (f.span == len(f.phases) - 1)
         stack = f.timeline.allocations.stack
         count = np.bincount(stack[alive] + 1, minlength=len(f.stacks.kind))[stack + 1]
@@ -58,6 +58,21 @@ class Signals:
             return kept | (alive & np.isin(stack, np.unique(stack[kept])))
         makes_states = f.has(Tag.OPTIMIZER_STATE)
         return alive & makes_states if (self.in_optimizer & makes_states).any() else alive & (count > 1)
+
+    @cached_property
+    def _gone_before_next_step(self) -> Bool:
+        f = self.facts
+        steps = f.phases.start[:-1][f.phases.phase == Phase.OPTIMIZER]
+        following = np.append(steps, -1)[np.searchsorted(steps, f.born, side="right")]
+        gone = self.in_optimizer & f.outlives_span & (f.ended < following)
+        stack = f.timeline.allocations.stack  # behind the last step, what the same call left in earlier ones tells
+        return gone | (self.in_optimizer & ~f.persistent & (following < 0) & np.isin(stack, np.unique(stack[gone])))
+
+    @cached_property
+    def step_gradients(self) -> Bool:
+        """As large as a state, and gone before the next step begins."""
+        sizes = np.unique(self.facts.size[self.step_leaves])
+        return self._gone_before_next_step & np.isin(self.facts.size, sizes[sizes >= _LARGE_BYTES])
 
     @cached_property
     def replaced_weights(self) -> Bool:
@@ -335,7 +350,8 @@ class Signals:
         """Buffers that reduce gradients, what comes out of them, and the whole gradients that go in."""
         f = self.facts
         given_up = (f.free_stack >= 0) & f.stacks.has(Tag.REDUCE)[f.free_stack] & self.in_backward
-        return (f.has(Tag.REDUCE) & self.in_trace) | given_up
+        lasting = self.in_backward | f.outlives_span | f.stays  # not what setting up or a step makes for itself
+        return (f.has(Tag.REDUCE) & self.in_trace & lasting) | given_up
 
     @cached_property
     def trains_whole(self) -> Bool:
@@ -385,6 +401,17 @@ class Signals:
         born = np.append(f.born[made[first]], NEVER)[np.where(found, place, len(sizes))]
         replaced[rows] = born < f.ended[rows]
         return replaced
+
+    @cached_property
+    def early_masters(self) -> Bool:
+        """As many of a size as a step makes gradients of that size for itself: an optimizer's own copies of weights."""
+        f = self.facts
+        result = np.zeros(len(f.size), dtype=np.bool_)
+        made = np.flatnonzero(self.step_gradients)
+        for size, step in {*zip(f.size[made].tolist(), f.span[made].tolist(), strict=True)}:
+            count = int((self.step_gradients & (f.size == size) & (f.span == step)).sum())
+            result[np.flatnonzero(self.early_persistent & (f.size == size))[-count:]] = True
+        return result
 
     @cached_property
     def early_buckets(self) -> Bool:

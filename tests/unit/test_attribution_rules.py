@@ -20,6 +20,8 @@ DECIDES = {
     "cublas-frame": "mistral-7b_oom-late-cpp",
     "cublas-once": "tiny-llama_3-steps",
     "optimizer-state": "tiny-llama_3-steps",
+    "step-gradient": "deepspeed-2_oom",
+    "early-master": "deepspeed-2_late",
     "optimizer-temporary": "tiny-llama_3-steps",
     "gathered-trained": "fsdp1_late",
     "sharded-weight": "deepspeed-3_oom",

@@ -31,6 +31,7 @@ FROM_IDENTITY = {
 
 
 _EXTRA = 8  # allocations of a first pass that later ones don't repeat: a workspace, tables
+_TURNS = 4  # models that take turns
 
 # What the rules call the recorder's phases.
 _PHASES = {"between": "zero_grad", "evaluation": "eval"}
@@ -154,17 +155,23 @@ def _settle_held(clean: Run, rows: Sequence[Allocation], label_of: dict[int, str
 
 
 def _settle_interrupted(clean: Run, by_phase: Mapping[int, list[Allocation]], label_of: dict[int, str | None]) -> None:
-    """What a forward pass would have held had no error ended it is read off the last pass that came to its end."""
+    """What a forward pass would have held had no error ended it is read off a pass that came to its end: of the latest
+    few the one that it is most like, since models can take turns."""
     phases = Phases(clean.marks)
-    whole: int | None = None
+    whole: list[int] = []
     for index, name in enumerate(phases.names):
         if phases.is_complete_forward(index):
-            whole = index
-        elif name == "forward" and whole is not None:
+            whole.append(index)
+        elif name == "forward" and whole:
             rows = by_phase.get(index, [])
-            twins = by_phase.get(whole, [])[: len(rows) + _EXTRA]  # the one is a beginning of the other
-            ours, theirs = (_features_of_order(clean.trace, part) for part in (rows, twins))
-            pairs = align(ours, theirs)
+            pairs: list[tuple[int, int]] = []
+            twins: Sequence[Allocation] = []
+            for pass_before in whole[: -_TURNS - 1 : -1]:
+                others = by_phase.get(pass_before, [])[: len(rows) + _EXTRA]  # the one is a beginning of the other
+                ours, theirs = (_features_of_order(clean.trace, part) for part in (rows, others))
+                found = align(ours, theirs)
+                if len(found) > len(pairs):
+                    pairs, twins = found, others
             last = rows[-1].event if rows else -1
             for i, j in pairs:
                 row, twin = rows[i], label_of[twins[j].event] or ""
