@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memtrace.cli.common import add_shared, print_json, progress, say_written
+from memtrace.cli.common import add_shared, open_timeline, print_json, say_written
 from memtrace.units import printable
 from memtrace.writing import check_target
 
@@ -147,9 +147,9 @@ def run(args: argparse.Namespace) -> int:
     against = compared(result, args.against)
     changes = advise(result)
     if args.trace is not None:
-        from memtrace.estimate.predicted import write_snapshot
+        from memtrace.estimate.predicted import snapshot, write_document
 
-        write_snapshot(result, Path(args.trace))
+        write_document(snapshot(result), Path(args.trace))
         say_written(args.trace)
     show(args, result, changes, against)
     return 0
@@ -171,23 +171,14 @@ def compared(found: Estimate, file: str | None) -> Against | None:
         return None
     from memtrace.answers.report import report
     from memtrace.estimate.against import compare
-    from memtrace.estimate.recorded import measured_of
     from memtrace.history.timeline import choose_event
 
     analysis = analysed(file)
-    return compare(found, measured_of(report(analysis, choose_event(analysis.timeline, "peak"))))
+    return compare(found, report(analysis, choose_event(analysis.timeline, "peak")))
 
 
 def analysed(file: str) -> Analysis:
     """The recording ``file``; stderr says which device was chosen where there was a choice."""
     from memtrace.analysis import analyse
-    from memtrace.history.timeline import build
-    from memtrace.snapshot.devices import choose_device
-    from memtrace.snapshot.load import load
 
-    with progress("reading") as on_progress:
-        snapshot = load(file, on_progress)
-    device, why = choose_device(snapshot, None)
-    if why is not None:
-        print(f"memtrace: {why}", file=sys.stderr)
-    return analyse(build(snapshot, device))
+    return analyse(open_timeline(argparse.Namespace(file=file, device=None)))

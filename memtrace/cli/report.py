@@ -85,7 +85,5 @@ def _estimate_json(own: tuple[Against, Setup] | None) -> dict[str, Any] | None:
         return None
     from dataclasses import asdict
 
-    from memtrace.estimate.against import against_json
-
     against, setup = own
-    return {"against": against_json(against), "options": asdict(setup.options), "notes": list(setup.notes)}
+    return {"against": asdict(against), "options": asdict(setup.options), "notes": list(setup.notes)}

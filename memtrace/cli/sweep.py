@@ -163,11 +163,10 @@ def _show_ladder(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
         trained = [levels["requested_bytes"] for phase, levels in outcome.phases.items() if phase != "load"]
         peaks[chosen] = max(trained)
         if shape is not None:
-            from memtrace.estimate.depth import requested_peak
             from memtrace.estimate.estimate import kernels_of
 
             card = kernels_of(gpu_preset(args.gpu) if args.gpu is not None else None)
-            guessed[chosen] = requested_peak(ShapeSource(shape), outcome.trial.options, card.device)
+            guessed[chosen] = ShapeSource(shape).requested_peak(outcome.trial.options, card.device)
     measured, estimated = shares(peaks), shares(guessed) if guessed else ()
     if args.json:
         whole = sum(rung.adds_bytes for rung in measured)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.estimate.depth import requested_peak
 from memtrace.estimate.estimate import Estimate, Fit, verdict
 from memtrace.estimate.forecast import RunPlan
 from memtrace.estimate.moves import FitRun, moves
@@ -66,7 +65,7 @@ def _start(estimate: Estimate) -> FitRun:
 def _candidate(estimate: Estimate, change: str, cost: str, options: RunOptions) -> _Candidate:
     """A change to ``options``, with its requested peak."""
     assert isinstance(estimate.source, ShapeSource)
-    return _Candidate(change, cost, options, requested_peak(estimate.source, options, estimate.gpu.device))
+    return _Candidate(change, cost, options, estimate.source.requested_peak(options, estimate.gpu.device))
 
 
 def _may_suffice(estimate: Estimate, candidate: _Candidate) -> bool:

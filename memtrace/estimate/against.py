@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from memtrace.attribution.categories import Category
 from memtrace.estimate.estimate import CATEGORIES, Estimate
 from memtrace.units import format_delta
 
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a recording says: peaks, categories at its peak, and memory outside the allocator (None: unknown)."""
-
-    file: str
-    peak_requested_bytes: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    categories: Mapping[str, int]
-    nominal_bytes: int | None
-    outside_bytes: int | None
+if TYPE_CHECKING:
+    from memtrace.answers.report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +25,14 @@ class CategoryGap:
 
 @dataclass(frozen=True, slots=True)
 class Distortion:
-    """Budget distortion: what of the nominal memory no tensor can use, by part. ``usable_bytes`` is the rest."""
+    """Budget distortion: what of the nominal memory no tensor can use, and its parts. ``usable_bytes`` is the rest."""
 
     nominal_bytes: int
     outside_bytes: int
     fragmentation_bytes: int
     runtime_bytes: int
     usable_bytes: int
-
-    @property
-    def distortion_bytes(self) -> int:
-        """Nominal minus usable."""
-        return self.nominal_bytes - self.usable_bytes
+    distortion_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +48,35 @@ class Against:
     because: tuple[str, ...]
 
 
-def budget_distortion(
-    nominal_bytes: int, outside_bytes: int, categories: Mapping[str, int], runtime_bytes: int | None = None
-) -> Distortion:
+def budget_distortion(nominal_bytes: int, outside_bytes: int, categories: Mapping[str, int]) -> Distortion:
     """What stays for weights, adapters, activations and temporaries of ``nominal_bytes`` of device memory."""
-    fragmentation = categories.get(Category.FRAGMENTATION, 0)
-    runtime = categories.get(Category.RUNTIME, 0) if runtime_bytes is None else runtime_bytes
-    usable = nominal_bytes - outside_bytes - fragmentation - runtime
-    return Distortion(nominal_bytes, outside_bytes, fragmentation, runtime, usable)
+    fragmentation, runtime = categories.get(Category.FRAGMENTATION, 0), categories.get(Category.RUNTIME, 0)
+    lost = outside_bytes + fragmentation + runtime
+    return Distortion(nominal_bytes, outside_bytes, fragmentation, runtime, nominal_bytes - lost, lost)
 
 
-def compare(estimate: Estimate, measured: Measured) -> Against:
-    """The estimate beside the recording."""
-    names = [*CATEGORIES, *(name for name in measured.categories if name not in CATEGORIES)]
-    gaps = {
-        name: _gap(estimate.categories.get(name, 0), measured.categories.get(name, 0))
-        for name in names
-        if estimate.categories.get(name, 0) or measured.categories.get(name, 0) or name in CATEGORIES
-    }
-    error = estimate.peak_allocated_bytes - measured.peak_allocated_bytes
-    percent = 100 * error / measured.peak_allocated_bytes if measured.peak_allocated_bytes else 0.0
-    outside = estimate.outside_bytes if measured.outside_bytes is None else measured.outside_bytes
-    nominal = measured.nominal_bytes or estimate.fit.capacity_bytes
+def compare(estimate: Estimate, measured: Report) -> Against:
+    """The estimate beside a recording's report at its peak."""
+    names = [*CATEGORIES, *(name for name, size in measured.categories.items() if size and name not in CATEGORIES)]
+    gaps = {name: _gap(estimate.categories.get(name, 0), measured.categories.get(name, 0)) for name in names}
+    peaks, known = measured.peaks, measured.outside_allocator or {}
+    error = estimate.peak_allocated_bytes - peaks["allocated_bytes"]
+    percent = 100 * error / peaks["allocated_bytes"] if peaks["allocated_bytes"] else 0.0
+    outside = known.get("this_process_bytes")
+    outside = estimate.outside_bytes if outside is None else outside
+    nominal = known.get("device_total_bytes") or estimate.fit.capacity_bytes
     return Against(
         file=measured.file,
         signed_error_bytes=error,
         signed_error_percent=round(percent, 4),
         levels={
-            "requested": _gap(estimate.peak_requested_bytes, measured.peak_requested_bytes),
-            "allocated": _gap(estimate.peak_allocated_bytes, measured.peak_allocated_bytes),
-            "reserved": _gap(estimate.peak_reserved_bytes, measured.peak_reserved_bytes),
+            "requested": _gap(estimate.peak_requested_bytes, peaks["requested_bytes"]),
+            "allocated": _gap(estimate.peak_allocated_bytes, peaks["allocated_bytes"]),
+            "reserved": _gap(estimate.peak_reserved_bytes, peaks["reserved_bytes"]),
         },
         by_category=gaps,
         budget_distortion=budget_distortion(nominal, outside, measured.categories),
-        because=tuple(_because(estimate, measured, gaps)),
+        because=tuple(_because(estimate, peaks["allocated_bytes"] // 1000, gaps)),
     )
 
 
@@ -119,9 +100,8 @@ _CAUSES: dict[str, str] = {  # by category
 }
 
 
-def _because(estimate: Estimate, measured: Measured, gaps: Mapping[str, CategoryGap]) -> list[str]:
-    """Categories that differ by more than 0.1 % of the measured peak, with what usually makes them differ."""
-    threshold = measured.peak_allocated_bytes // 1000
+def _because(estimate: Estimate, threshold: int, gaps: Mapping[str, CategoryGap]) -> list[str]:
+    """Categories that differ by more than ``threshold`` (0.1 % of the measured peak), with what usually makes them."""
     lines = []
     for name, gap in sorted(gaps.items(), key=lambda item: -abs(item[1].signed_error_bytes)):
         if abs(gap.signed_error_bytes) > max(threshold, 1 << 20) and name in _CAUSES:
@@ -131,12 +111,3 @@ def _because(estimate: Estimate, measured: Measured, gaps: Mapping[str, Category
     if estimate.warnings:
         lines.append(f"the estimate itself says: {estimate.warnings[0]}")
     return lines
-
-
-def against_json(against: Against | None) -> dict[str, Any] | None:
-    """A comparison as JSON."""
-    if against is None:
-        return None
-    found = asdict(against)
-    found["budget_distortion"]["distortion_bytes"] = against.budget_distortion.distortion_bytes
-    return found

@@ -14,15 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from memtrace.errors import MissingDependencyError, SnapshotError, UsageError
-from memtrace.estimate.options import ALL_LINEAR, OPTIMIZERS
+from memtrace.estimate.options import ALL_LINEAR, OPTIMIZER_NAMES
 from memtrace.estimate.presets import model_names
 
 _LARGEST_BYTES = 1 << 20
-OPTIMIZER_NAMES = {
-    **{name: name for name in OPTIMIZERS}, "adamw_bnb_8bit": "adamw_8bit", "paged_adamw": "paged_adamw_32bit",
-    "AdamW8bit": "adamw_8bit", "PagedAdamW8bit": "paged_adamw_8bit", "PagedAdamW": "paged_adamw_32bit", "SGD": "sgd",
-    "AdamW": "adamw_torch",
-}  # fmt: skip
 _ATTENTION = {"fa2": "flash", "flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager", "disabled": "eager"}
 _MODULES = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # torchtune's names
 _NO_SHAPE = re.compile(r"meta|instruct|chat|hf|it|base|[248]+k|q?lora|v\d.*|")  # words of a name that tell no size

@@ -16,7 +16,7 @@ from memtrace.allocator.rounding import round_size
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.estimate.engine.kernels import KernelDevice
 from memtrace.estimate.options import RunOptions
-from memtrace.estimate.placement import Placement, place
+from memtrace.estimate.placement import Peaks, Placement, place
 from memtrace.estimate.presets import DEFAULT_CAPACITY_BYTES, GpuPreset, gpu_preset
 from memtrace.estimate.shapes import ModelShape
 from memtrace.estimate.source import ShapeSource, StreamSource
@@ -26,15 +26,6 @@ PHASES = ("load", "forward", "loss", "recompute", "backward", "optimizer")
 CATEGORIES = tuple(category for category in Category if category is not Category.UNATTRIBUTED)
 #: Worst error of the reserved peak over the measured configurations; stated with every estimate.
 RESERVED_MARGIN_PERCENT = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class PhasePeak:
-    """Highest requested, allocated and reserved bytes in a phase (each at its own moment)."""
-
-    requested_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +94,7 @@ class Estimate:
     peak_site: str
     next_phase: str
     margin_over_next_bytes: int
-    phases: dict[str, PhasePeak]
+    phases: dict[str, Peaks]
     categories: dict[str, int]
     subcategories: dict[str, int]
     outside_bytes: int
@@ -151,8 +142,8 @@ def estimate(
         peak_requested_bytes=int(placement.requested.max()),
         peak_allocated_bytes=int(placement.allocated.max()),
         peak_reserved_bytes=int(placement.reserved.max()),
-        peak_phase=phase_at(stream, event),
-        peak_site=site_at(stream, event),
+        peak_phase=stream.marks[max(bisect_right([mark.event for mark in stream.marks], event) - 1, 0)].phase,
+        peak_site=stream.where(index if (index := stream.events[event]) >= 0 else ~index),
         next_phase=runner_up,
         margin_over_next_bytes=phases[order[0]].allocated_bytes - phases[runner_up].allocated_bytes,
         phases=phases,
@@ -171,9 +162,9 @@ def estimate(
 
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
-def phase_peaks(stream: Stream, placement: Placement) -> dict[str, PhasePeak]:
+def phase_peaks(stream: Stream, placement: Placement) -> dict[str, Peaks]:
     """Peaks by phase: ``load``, the phases of the last step, and ``first_step`` as a whole."""
-    peaks: dict[str, list[int]] = {}
+    peaks: dict[str, Peaks] = {}
     last_step = max(mark.step for mark in stream.marks)
     ends = [mark.event for mark in stream.marks[1:]] + [len(stream.events)]
     for mark, end in zip(stream.marks, ends, strict=True):
@@ -183,22 +174,10 @@ def phase_peaks(stream: Stream, placement: Placement) -> dict[str, PhasePeak]:
         low, high = max(mark.event - 1, 0), min(end, len(placement.requested))
         if high <= low:
             continue
-        found = [int(curve[low:high].max()) for curve in (placement.requested, placement.allocated, placement.reserved)]
+        curves = placement.requested, placement.allocated, placement.reserved
         for key in names:
-            peaks[key] = [max(pair) for pair in zip(peaks.get(key, [0, 0, 0]), found, strict=True)]
-    return {name: PhasePeak(*values) for name, values in peaks.items()}
-
-
-def phase_at(stream: Stream, event: int) -> str:
-    """The phase in which ``event`` happens."""
-    position = bisect_right([mark.event for mark in stream.marks], event) - 1
-    return stream.marks[max(position, 0)].phase
-
-
-def site_at(stream: Stream, event: int) -> str:
-    """Module and operator of the allocation that makes the peak."""
-    index = stream.events[event]
-    return stream.where(index if index >= 0 else ~index)
+            peaks[key] = peaks.get(key, Peaks(0, 0, 0)) | Peaks(*(int(curve[low:high].max()) for curve in curves))
+    return peaks
 
 
 # ---- the moment of the peak ------------------------------------------------------------------------------------------
@@ -213,21 +192,16 @@ def subcategories_at(stream: Stream, placement: Placement, event: int, live: lis
         found[stream.labels[index]] = found.get(stream.labels[index], 0) + size
         rounding += rounded - size
         tails += block - rounded
-    cached = _cached_bytes(placement, event, live)
+    segments = placement.segments_at(event)
+    starts = sorted(segments)
+    used = {starts[bisect_right(starts, placement.address[index]) - 1] for index in live}
+    cached = sum(size for address, size in segments.items() if address not in used)
     free = int(placement.reserved[event] - placement.allocated[event])
     found[Purpose.ROUNDING] = rounding
     found[Purpose.UNSPLIT_TAIL] = tails
     found[Purpose.HOLES] = free - cached
     found[Purpose.CACHED_SEGMENTS] = cached
     return found
-
-
-def _cached_bytes(placement: Placement, event: int, live: list[int]) -> int:
-    """Segments in which nothing lives."""
-    segments = placement.segments_at(event)
-    starts = sorted(segments)
-    used = {starts[bisect_right(starts, placement.address[index]) - 1] for index in live}
-    return sum(size for address, size in segments.items() if address not in used)
 
 
 def categories_of(subcategories: dict[str, int]) -> dict[str, int]:

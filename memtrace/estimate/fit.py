@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 from memtrace.estimate.cells import Cells
-from memtrace.estimate.depth import requested_peak
 from memtrace.estimate.estimate import kernels_of
 from memtrace.estimate.forecast import Forecast, Progress, forecast, prepare
 from memtrace.estimate.moves import FitChange, FitRun, Move, moves
@@ -168,7 +167,7 @@ class Search:
         largest = {max(batches, key=lambda batch: batch.tokens), max(batches, key=lambda batch: batch.length)}
         device = kernels_of(run.plan.gpu).device
         return any(
-            requested_peak(source, replace(run.plan.options, sequence=batch.length, batch=batch.rows), device)
+            source.requested_peak(replace(run.plan.options, sequence=batch.length, batch=batch.rows), device)
             > (run.config.limit_bytes or 0)
             for batch in largest
         )

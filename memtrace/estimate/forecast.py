@@ -24,7 +24,7 @@ from memtrace.errors import UsageError
 from memtrace.estimate.cells import Cells, Name, Role
 from memtrace.estimate.estimate import kernels_of
 from memtrace.estimate.options import RunOptions
-from memtrace.estimate.placement import ForecastRefusal, ForecastRefused, Peaks, Walk
+from memtrace.estimate.placement import ForecastRefusal, Peaks, Walk
 from memtrace.estimate.presets import GpuPreset
 from memtrace.estimate.schedule import MicroBatch, Step
 from memtrace.estimate.source import StreamSource
@@ -119,23 +119,20 @@ def forecast(
     found: list[StepPeaks] = []
     total = Peaks(0, 0, 0)
     oom = None
-    step = micro = -1
     peaks = Peaks(0, 0, 0)
-    try:
-        for step, micro, role, batch in _cells_of(plan):
-            if step == len(found) and micro == 0 and role in (Role.FIRST, Role.MICRO):
-                peaks = Peaks(walk.live_bytes, walk.allocated_bytes, walk.reserved_bytes)
-            peaks |= walk.cell(cells.at(role, batch))
-            total |= peaks
-            if role in (Role.FIRST_OPTIMIZER, Role.OPTIMIZER):
-                found.append(_step(plan, step, peaks))
-                if on_progress is not None:
-                    on_progress(len(found) / len(plan.steps))
-    except ForecastRefused as refused:
-        total |= refused.peaks
-        oom = replace(refused.refusal, step=step, micro_batch=micro)
-        if step >= 0:
-            found.append(_step(plan, step, peaks | refused.peaks))
+    for step, micro, role, batch in _cells_of(plan):
+        if step == len(found) and micro == 0 and role in (Role.FIRST, Role.MICRO):
+            peaks = Peaks(walk.live_bytes, walk.allocated_bytes, walk.reserved_bytes)
+        reached, oom = walk.cell(cells.at(role, batch))
+        peaks |= reached
+        total |= peaks
+        if role in (Role.FIRST_OPTIMIZER, Role.OPTIMIZER) or (oom is not None and step >= 0):
+            found.append(_step(plan, step, peaks))
+            if on_progress is not None:
+                on_progress(len(found) / len(plan.steps))
+        if oom is not None:
+            oom = replace(oom, step=step, micro_batch=micro)
+            break
     return Forecast(
         plan=plan,
         config=config,

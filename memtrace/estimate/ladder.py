@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import factorial
 
-from memtrace.estimate.depth import requested_peak
 from memtrace.estimate.estimate import kernels_of
 from memtrace.estimate.forecast import Progress
 from memtrace.estimate.moves import few_targets
@@ -85,7 +84,7 @@ def ladder(
     peaks: dict[frozenset[str], int] = {}
     combined = rungs_of(options, few_targets(source))
     for chosen, changed in combined.items():
-        peaks[chosen] = requested_peak(source, changed, device)
+        peaks[chosen] = source.requested_peak(changed, device)
         if on_progress is not None:
             on_progress(len(peaks) / len(combined))
     return shares(peaks)

@@ -11,6 +11,12 @@ from memtrace.units import format_count
 OPTIMIZERS = (
     "adamw_torch", "adamw_torch_fused", "adamw_bnb", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "sgd",
 )  # fmt: skip
+# What trainers (by option) and libraries (by class) call them.
+OPTIMIZER_NAMES = {
+    **{name: name for name in OPTIMIZERS}, "adamw_bnb_8bit": "adamw_8bit", "paged_adamw": "paged_adamw_32bit",
+    "AdamW": "adamw_torch", "AdamW8bit": "adamw_8bit", "AdamW32bit": "adamw_bnb", "PagedAdamW8bit": "paged_adamw_8bit",
+    "PagedAdamW32bit": "paged_adamw_32bit", "PagedAdamW": "paged_adamw_32bit", "SGD": "sgd",
+}  # fmt: skip
 ATTENTION = ("sdpa", "eager", "flash")
 LOSSES = ("full", "chunked", "fused")
 QUANT = ("nf4", "nf4-dq", "int8", "none")

@@ -166,21 +166,11 @@ class ForecastRefusal:
 _PASSES = ("backward", "optimizer")  # marks at which another pass begins
 
 
-class ForecastRefused(Exception):
-    """A cell ends here."""
-
-    def __init__(self, refusal: ForecastRefusal, peaks: Peaks) -> None:
-        super().__init__("out of memory")
-        self.refusal = refusal
-        self.peaks = peaks
-
-
+@dataclass
 class _Missed(Exception):
     """No memory for allocation ``number``."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    number: int
 
 
 class Walk:
@@ -222,8 +212,8 @@ class Walk:
         requests = Requests(np.array([self._kind(size) for size in sizes], dtype=np.int64).reshape(-1, 4), row_of)
         run(self.allocator.state, ops, requests, address, blocks, miss, flush)
 
-    def cell(self, sized: Sized) -> Peaks:
-        """Run one cell. Raises ForecastRefused where the limit is reached."""
+    def cell(self, sized: Sized) -> tuple[Peaks, ForecastRefusal | None]:
+        """Run one cell, up to the request that the limit refuses, if one."""
         cell, sizes = sized
         taken = [self._alive.pop(name) for name in cell.taken]
         bytes_of = (*sizes, *(entry[2] for entry in taken))
@@ -237,11 +227,11 @@ class Walk:
         try:
             self.serve(cell.ops, bytes_of, cell.row_of, address, blocks)
         except _Missed as missed:
-            raise self._refused(sized, missed.number, kind_bytes, blocks) from None
+            return self._refused(sized, missed.number, kind_bytes, blocks)
         peaks = self._peaks(sized, kind_bytes, blocks, len(cell.events))
         for number, name in cell.left:
             self._alive[name] = address[number], blocks[number], sizes[cell.kinds[number]]
-        return peaks
+        return peaks, None
 
     def _kind(self, size: int) -> tuple[int, int, int, int]:
         known = self._kinds.get(size)
@@ -263,7 +253,8 @@ class Walk:
         reserved = self.allocator.state.peak_bytes
         return Peaks(int(live.max(initial=before[0])), int(allocated.max(initial=before[1])), reserved)
 
-    def _refused(self, sized: Sized, number: int, kind_bytes: I8, blocks: Numbers) -> ForecastRefused:
+    def _refused(self, sized: Sized, number: int, kind_bytes: I8, blocks: Numbers) -> tuple[Peaks, ForecastRefusal]:
+        """Peaks up to the refusal of allocation ``number``, and the refusal."""
         cell, sizes = sized
         event = cell.events.index(number)
         changes = kind_bytes[cell.rows[event:]] * cell.sign[event:]
@@ -277,22 +268,19 @@ class Walk:
         rounded = round_size(tensor_bytes, self.config)
         lists = self.allocator.state.lists
         largest = [group[-1] >> SHIFT if group else 0 for group in lists]
-        return ForecastRefused(
-            ForecastRefusal(
-                event=event,
-                phase=cell.marks[place].phase,
-                tensor_bytes=tensor_bytes,
-                requested_bytes=segment_size(rounded, self.config),
-                live_bytes=self.live_bytes,
-                allocated_bytes=self.allocated_bytes,
-                reserved_bytes=self.reserved_bytes,
-                largest_free_block_bytes=max(largest),
-                usable_bytes=largest[self._small if rounded <= SMALL_LIMIT_BYTES else self._large],
-                free_bytes=sum(key >> SHIFT for group in lists for key in group),
-                pieces=sum(map(len, lists)),
-                still_needed_bytes=int(np.cumsum(changes[:end]).max(initial=tensor_bytes)),
-            ),
-            peaks,
+        return peaks, ForecastRefusal(
+            event=event,
+            phase=cell.marks[place].phase,
+            tensor_bytes=tensor_bytes,
+            requested_bytes=segment_size(rounded, self.config),
+            live_bytes=self.live_bytes,
+            allocated_bytes=self.allocated_bytes,
+            reserved_bytes=self.reserved_bytes,
+            largest_free_block_bytes=max(largest),
+            usable_bytes=largest[self._small if rounded <= SMALL_LIMIT_BYTES else self._large],
+            free_bytes=sum(key >> SHIFT for group in lists for key in group),
+            pieces=sum(map(len, lists)),
+            still_needed_bytes=int(np.cumsum(changes[:end]).max(initial=tensor_bytes)),
         )
 
 
@@ -311,17 +299,6 @@ def place(stream: Stream, config: AllocatorConfig = DEFAULT_SETTINGS) -> Placeme
         walk.serve(ops, sizes.tolist(), row_of.astype(np.int32), address, blocks, births)
     except _Missed as missed:
         refused = births[missed.number]
-    return _curves(config, stream, address, blocks, log, refused)
-
-
-def _curves(
-    config: AllocatorConfig,
-    stream: Stream,
-    address: Numbers,
-    blocks: Numbers,
-    log: list[SegmentEvent],
-    refused: int | None,
-) -> Placement:
     events = np.array(stream.events[:refused], dtype=np.int64)
     index = np.where(events >= 0, events, ~events)
     sign = np.where(events >= 0, 1, -1)

@@ -7,6 +7,7 @@ Every reader of snapshots opens it. What no recording could hold stands in the e
 from __future__ import annotations
 
 import pickle
+from bisect import bisect_left
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,6 @@ _FILES = (
     ("loss", "transformers/loss/loss_utils.py", "ForCausalLMLoss"),
     ("from_pretrained", "transformers/modeling_utils.py", "caching_allocator_warmup"),
 )
-
-
-def write_snapshot(estimate: Estimate, path: Path) -> None:
-    """Write the predicted run to ``path`` (a pickle). Raises UsageError if the file can't be written."""
-    write_document(snapshot(estimate), path)
 
 
 def write_document(written: dict[str, Any], path: Path) -> None:
@@ -225,14 +221,10 @@ class SnapshotWriter:
         end = len(stream.events) if placement.refused_event is None else placement.refused_event
         live = sorted(live_at(stream, end - 1), key=lambda index: placement.address[index])
         sizes = placement.segments_at(end)
-        position, found = 0, []
-        for address in sorted(sizes):
-            end = address + sizes[address]
-            inside = []
-            while position < len(live) and placement.address[live[position]] < end:
-                inside.append(live[position])
-                position += 1
-            found.append(self._segment(address, sizes[address], inside))
+        places, found = [placement.address[index] for index in live], []
+        for address, size in sorted(sizes.items()):
+            inside = live[bisect_left(places, address) : bisect_left(places, address + size)]
+            found.append(self._segment(address, size, inside))
         return found
 
     def _segment(self, address: int, total: int, inside: list[int]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memtrace.errors import MemtraceError
-from memtrace.estimate.against import Against, Measured, compare
+from memtrace.estimate.against import Against, compare
 from memtrace.estimate.estimate import estimate
-from memtrace.estimate.options import ALL_LINEAR, RunOptions
+from memtrace.estimate.options import ALL_LINEAR, OPTIMIZER_NAMES, RunOptions
 from memtrace.estimate.presets import GpuPreset, gpu_names, gpu_preset
 from memtrace.estimate.shapes import ModelShape, shape_from_config
 
@@ -19,33 +19,19 @@ if TYPE_CHECKING:
     from memtrace.analysis import Analysis
     from memtrace.answers.report import Report
 
-_OPTIMIZERS = {
-    "AdamW": "adamw_torch",
-    "AdamW8bit": "adamw_8bit",
-    "AdamW32bit": "adamw_bnb",
-    "PagedAdamW8bit": "paged_adamw_8bit",
-    "PagedAdamW32bit": "paged_adamw_32bit",
-    "PagedAdamW": "paged_adamw_32bit",
-    "SGD": "sgd",
-}
 _RUN_KEYS = {  # of the run that memtrace built, as recorded → option
     "seq_len": "sequence",  # these five by the recorder, the others by who built the run
     "batch": "batch",
     "accumulate": "accumulation",
-    "keep_logits": "keep_logits",
-    "loss": "loss",
-    "autocast": "autocast",
-    "prepare_kbit": "prepare_kbit",
-    "adapter_dtype": "adapter_dtype",
-    "chunk_tokens": "chunk_tokens",
-    "reentrant": "reentrant",
     "attn": "attention",
-    "checkpointing": "checkpointing",
-    "dropout": "dropout",
-    "rank": "rank",
-    "quant": "quant",
     "optim": "optimizer",
-}
+} | {
+    name: name
+    for name in (
+        "keep_logits", "loss", "autocast", "prepare_kbit", "adapter_dtype", "chunk_tokens", "reentrant",
+        "checkpointing", "dropout", "rank", "quant",
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +41,6 @@ class Setup:
     shape: ModelShape
     options: RunOptions
     notes: tuple[str, ...]
-
-
-def measured_of(budget: Report) -> Measured:
-    """What a report at the peak says, for a comparison."""
-    outside = budget.outside_allocator or {}
-    return Measured(
-        file=budget.file,
-        peak_requested_bytes=budget.peaks["requested_bytes"],
-        peak_allocated_bytes=budget.peaks["allocated_bytes"],
-        peak_reserved_bytes=budget.peaks["reserved_bytes"],
-        categories=budget.categories,
-        nominal_bytes=outside.get("device_total_bytes"),
-        outside_bytes=outside.get("this_process_bytes"),
-    )
 
 
 def against_own_estimate(analysis: Analysis, at_peak: Report) -> tuple[Against, Setup] | None:
@@ -86,7 +58,7 @@ def against_own_estimate(analysis: Analysis, at_peak: Report) -> tuple[Against, 
         found = estimate(setup.shape, setup.options, recorded_gpu(extra))
     except (MemtraceError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
         return None  # not covered, or not a configuration as memtrace writes it
-    return compare(found, measured_of(at_peak)), setup
+    return compare(found, at_peak), setup
 
 
 def setup_of(analysis: Analysis) -> Setup | None:
@@ -123,10 +95,12 @@ def _of_objects(analysis: Analysis, model: Mapping[str, Any], config: Mapping[st
         values["attention"] = "eager" if eager else "sdpa"
     run = _mapping(config.get("run"))
     notes: list[str] = []
-    values |= _widths(analysis, shape, int(values["rank"])) | {"autocast": _autocast(analysis, config)}
+    values |= _widths(analysis, shape, int(values["rank"]))
+    decorated = analysis.timeline.snapshot.stacks.called("amp/autocast_mode.py", "decorate_autocast")
+    values["autocast"] = bool(config.get("autocast")) or decorated
     values |= {option: run[key] for key, option in _RUN_KEYS.items() if key in run}
     if "sequence" not in values:
-        tokens = _tokens(analysis, shape, 4 if values["prepare_kbit"] else 2)
+        tokens = max(recorded_tokens(analysis, shape, 4 if values["prepare_kbit"] else 2), default=None)
         if tokens is None:
             return None
         values["sequence"] = tokens
@@ -153,7 +127,7 @@ def told_by_objects(model: Mapping[str, Any], config: Mapping[str, Any]) -> tupl
     if attention in ("sdpa", "eager"):
         values["attention"] = attention
     for optimizer in config.get("optimizers") or []:
-        name = _OPTIMIZERS.get(str(_mapping(optimizer).get("class")))
+        name = OPTIMIZER_NAMES.get(str(_mapping(optimizer).get("class")))
         if name is not None:
             fused = bool(_mapping(_mapping(optimizer).get("defaults")).get("fused"))
             values["optimizer"] = "adamw_torch_fused" if name == "adamw_torch" and fused else name
@@ -186,17 +160,6 @@ def _widths(analysis: Analysis, shape: ModelShape, rank: int) -> dict[str, Any]:
         "prepare_kbit": 4 * shape.vocabulary * shape.hidden in embedding,
         "adapter_dtype": "bf16" if 2 * rank * shape.hidden in queries else "fp32",
     }
-
-
-def _autocast(analysis: Analysis, config: Mapping[str, Any]) -> bool:
-    """Whether the forward pass ran under autocast: as the recorder saw it, or by the decorator on its stack."""
-    stacks = analysis.timeline.snapshot.stacks
-    return bool(config.get("autocast")) or stacks.called("amp/autocast_mode.py", "decorate_autocast")
-
-
-def _tokens(analysis: Analysis, shape: ModelShape, width: int) -> int | None:
-    """Tokens of the largest micro-batch."""
-    return max(recorded_tokens(analysis, shape, width), default=None)
 
 
 def recorded_tokens(analysis: Analysis, shape: ModelShape, width: int) -> list[int]:

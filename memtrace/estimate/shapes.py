@@ -17,22 +17,16 @@ _ALIASES = {"ministral": "mistral"}
 _NOT_STORED = ("", "bitsandbytes", "BITS_AND_BYTES")  # quantised while loading, as --quant says
 # Beyond this a number is a slip. The largest published dense decoders have 126 layers, a hidden size of 20,480 and a
 # vocabulary of 260,000.
-LARGEST = {
-    "num_hidden_layers": 1_000,
-    "hidden_size": 1_000_000,
-    "intermediate_size": 10_000_000,
-    "num_attention_heads": 100_000,
-    "num_key_value_heads": 100_000,
-    "head_dim": 100_000,
-    "vocab_size": 100_000_000,
-}
-# What other architectures call the same, and what they have besides.
-_OTHER_NAMES = {
-    **dict.fromkeys(("n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"), 1_000),
-    **dict.fromkeys(("n_embd", "d_model", "embedding_size", "hidden_dim"), 1_000_000),
-    **dict.fromkeys(("d_ff", "n_inner", "ffn_dim", "moe_intermediate_size"), 10_000_000),
-    **dict.fromkeys(("n_head", "num_heads", "max_position_embeddings", "n_positions"), 100_000_000),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 100_000),
+LARGEST = {  # also of what other architectures call the same, and what they have besides
+    key: most
+    for most, keys in (
+        (1_000, "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers"),
+        (100_000, "num_attention_heads num_key_value_heads head_dim num_experts num_local_experts n_routed_experts"),
+        (1_000_000, "hidden_size n_embd d_model embedding_size hidden_dim"),
+        (10_000_000, "intermediate_size d_ff n_inner ffn_dim moe_intermediate_size"),
+        (100_000_000, "vocab_size n_head num_heads max_position_embeddings n_positions"),
+    )
+    for key in keys.split()
 }
 _DEEPEST_CONFIG = 8
 _LARGEST_CONFIG_BYTES = 16 << 20
@@ -206,7 +200,7 @@ def _positive(config: Mapping[str, Any], key: str, where: str, default: int | No
 def refuse_absurd(config: Mapping[str, Any], where: str, depth: int = 0) -> None:
     """Raise UsageError for a count that no real model of any architecture reaches, also in the parts of a config."""
     for key, value in config.items():
-        most = LARGEST.get(key) or _OTHER_NAMES.get(key)
+        most = LARGEST.get(key)
         if most is not None and isinstance(value, (int, float)) and value > most:
             raise UsageError(f"{where}: {key!r} {value:,} is out of range: no real model has more than {most:,}")
         if isinstance(value, dict) and depth < _DEEPEST_CONFIG:

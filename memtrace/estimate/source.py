@@ -9,8 +9,10 @@ from memtrace.estimate.engine.kernels import KernelDevice
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.shapes import ModelShape
-from memtrace.estimate.stream import Stream
+from memtrace.estimate.stream import EMPTY_CACHE, Stream
 from memtrace.estimate.terms import TERMS, term_name
+
+_EXTRAPOLATED = ("inputs", "optimizer", "zero_grad")  # one loop over all layers: only their highest point counts
 
 
 class StreamSource(Protocol):
@@ -71,6 +73,22 @@ class ShapeSource:
         shape = self.shape if layers is None else replace(self.shape, layers=min(self.shape.layers, layers))
         return simulate_run(shape, options, device, steps)
 
+    def requested_peak(self, options: RunOptions, device: KernelDevice) -> int:
+        """Highest requested bytes of a training step, the second one (loading is left out), exactly, in little time.
+
+        Between two models that differ only in depth, each point of the step in the first two layers, the last layer or
+        outside the layers differs by a fixed number of bytes a layer, and a peak is never in a middle layer only: what
+        is held grows or shrinks steadily with the layers. The second layer counts for itself: where the embeddings need
+        no gradient, the first layer's backward passes none on, and the second is the last that holds one. So two
+        shallow runs give the peak of any depth.
+        """
+        layers = self.shape.layers
+        small = 4 if layers % 2 == 0 else 3  # keeps the parity of alternating layers
+        if layers <= small + 2:
+            return max(_points(self.stream(options, device), layers))
+        low, high = (_points(self.stream(options, device, depth), depth) for depth in (small, small + 2))
+        return max(a + (b - a) * (layers - small) // 2 for a, b in zip(low, high, strict=True))
+
     def term(self, stream: Stream, index: int) -> tuple[str, str | None]:
         """The closed formulas' terms."""
         label, op = stream.labels[index], stream.ops[index]
@@ -90,3 +108,29 @@ class ShapeSource:
                 f"sequence as long as the sliding window of {window} or longer: the mask's cost is not measured"
             )
         return notes
+
+
+def _points(stream: Stream, layers: int) -> list[int]:
+    """Live bytes after each allocation of the last step outside middle layers; one maximum for some phases."""
+    last_step = max(mark.step for mark in stream.marks)
+    marks = {mark.event: mark for mark in stream.marks}
+    current, counting, single = 0, False, False
+    points: list[int] = []
+    best = 0
+    sizes, where = stream.sizes, stream.layers
+    for event, entry in enumerate(stream.events):
+        mark = marks.get(event)
+        if mark is not None:
+            if single:
+                points.append(best)
+            counting = mark.step == last_step and mark.name != "end"
+            single, best = counting and mark.name in _EXTRAPOLATED, 0
+        if entry < 0:
+            current -= sizes[~entry]
+        elif entry < EMPTY_CACHE:
+            current += sizes[entry]
+            if single:
+                best = max(best, current)
+            elif counting and where[entry] in (-1, 0, 1, layers - 1):
+                points.append(current)
+    return points

@@ -7,9 +7,9 @@ bitwise complement (``~index``) for the free. Labels are ``category/subcategory`
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memtrace.attribution.categories import Purpose
 
@@ -46,35 +46,21 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+@dataclass(slots=True)
 class Tape:
     """Records a predicted run. Lists are parallel, one entry an allocation, except ``events`` and ``marks``."""
 
-    __slots__ = (
-        "default_label",
-        "events",
-        "labels",
-        "layer",
-        "layers",
-        "marks",
-        "ops",
-        "site",
-        "sites",
-        "sizes",
-        "step",
-    )
-
-    def __init__(self) -> None:
-        self.events: list[int] = []
-        self.sizes: list[int] = []
-        self.labels: list[str] = []
-        self.ops: list[str] = []
-        self.sites: list[str] = []
-        self.layers: list[int] = []
-        self.marks: list[StreamMark] = []
-        self.default_label = Purpose.LOADING
-        self.site = ""
-        self.layer = -1
-        self.step = -1
+    events: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    ops: list[str] = field(default_factory=list)
+    sites: list[str] = field(default_factory=list)
+    layers: list[int] = field(default_factory=list)
+    marks: list[StreamMark] = field(default_factory=list)
+    default_label: str = Purpose.LOADING
+    site: str = ""
+    layer: int = -1
+    step: int = -1
 
     def mark(self, name: str) -> None:
         """Begin phase ``name`` here."""
@@ -84,16 +70,16 @@ class Tape:
         """Record a call of ``torch.cuda.empty_cache()``."""
         self.events.append(EMPTY_CACHE)
 
-    def live_since(self, event: int) -> list[int]:
-        """Allocations made at or after event position ``event`` that are still alive."""
-        return _live(self.events[event:])
-
-    def relabel(self, indices: list[int], old: str, new: str) -> None:
+    def relabel(self, indices: Iterable[int], old: str, new: str) -> None:
         """Give label ``new`` to those of ``indices`` that carry label ``old``."""
         labels = self.labels
         for index in indices:
             if labels[index] == old:
                 labels[index] = new
+
+    def relabel_since(self, event: int, new: str) -> None:
+        """Give label ``new`` to what a forward pass made at or after event position ``event`` and still lives."""
+        self.relabel(alive(self.events[event:]), Purpose.FORWARD, new)
 
     def stream(self, managed_bytes: int, kernel: str) -> Stream:
         """What was recorded so far; call it before the tensors that still live die."""
@@ -134,10 +120,11 @@ class Stream:
 
 def live_at(stream: Stream, event: int) -> list[int]:
     """Allocations alive just after stream event ``event``, in order of birth."""
-    return _live(stream.events[: event + 1])
+    return alive(stream.events[: event + 1])
 
 
-def _live(events: list[int]) -> list[int]:
+def alive(events: list[int]) -> list[int]:
+    """Allocations that these events leave alive, in order of birth."""
     live: dict[int, None] = {}
     for entry in events:
         if entry < 0:

@@ -76,17 +76,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """One run's measured peak beside the fitted model's."""
+    """One run's measured peak beside the fitted model's; ``residual_bytes`` is the difference."""
 
     name: str
     tokens: int
     measured_bytes: int
     fitted_bytes: int
-
-    @property
-    def residual_bytes(self) -> int:
-        """Measured minus fitted."""
-        return self.measured_bytes - self.fitted_bytes
+    residual_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +198,13 @@ def fit(outcomes: Sequence[Outcome]) -> AffineFit | None:
         per_token_bytes=float(solution[1]),
         per_token_squared_bytes=float(solution[2]) if len(solution) > 2 else 0.0,
         residuals=tuple(
-            Residual(o.trial.name, o.trial.options.tokens, o.peak_requested_bytes, int(value))
+            Residual(
+                o.trial.name,
+                o.trial.options.tokens,
+                o.peak_requested_bytes,
+                int(value),
+                o.peak_requested_bytes - int(value),
+            )
             for o, value in zip(found, fitted, strict=True)
         ),
     )
@@ -276,16 +278,8 @@ def as_json(outcomes: Sequence[Outcome], estimates: Sequence[int | None]) -> dic
             percent = round(100 * error / outcome.peak_allocated_bytes, 4)
             row["against"] = {"signed_error_bytes": error, "signed_error_percent": percent}
         rows.append(row)
-    return {"rows": rows, "affine": _affine_json(fit(outcomes))}
-
-
-def _affine_json(found: AffineFit | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    values = asdict(found)
-    for entry, residual in zip(values["residuals"], found.residuals, strict=True):
-        entry["residual_bytes"] = residual.residual_bytes
-    return values
+    found = fit(outcomes)
+    return {"rows": rows, "affine": asdict(found) if found is not None else None}
 
 
 def _percent(guess: int, measured: int) -> str:

@@ -88,23 +88,18 @@ _BY_LABEL: dict[str, str] = {
 
 
 def _unquantized(op: str, site: str) -> str:
-    if site in ("embed_tokens",):
-        return "embedding"
-    if site == "lm_head":
-        return "head"
-    if "norm" in site:
-        return "norms"
-    return "weights" if op == "materialize_weight" else "biases"
+    if site in _TABLES:
+        return _TABLES[site]
+    return "norms" if "norm" in site else "weights" if op == "materialize_weight" else "biases"
 
 
 def _activation(op: str, site: str, layer: int, last_layer: int) -> str:
+    if op in ("mask", "sliding_mask"):
+        return "attention mask"
     if layer < 0 or (op == "mlp_residual" and layer == last_layer):
-        outside = {"rotary_emb": "rotary tables", "norm": "final norm", "embed_tokens": "embedding output"}
-        if op in ("mask", "sliding_mask"):
-            return "attention mask"
         if op == "mlp_residual":
             return "final norm"
-        return outside.get(site, "position ids" if op == "add" and not site else "other activations")
+        return _OUTSIDE.get(site, "position ids" if op == "add" and not site else "other activations")
     if op == "mul" and site in _SHARED_INPUT:  # a norm's output is saved only as the input that adapters share
         return _SHARED_INPUT[site]
     if op.endswith("residual") or site.endswith("layernorm"):
@@ -118,6 +113,8 @@ def _activation(op: str, site: str, layer: int, last_layer: int) -> str:
     return _BY_MODULE.get(module if module != "mlp" else f"mlp/{op}", "other activations")
 
 
+_TABLES = {"embed_tokens": "embedding", "lm_head": "head"}
+_OUTSIDE = {"rotary_emb": "rotary tables", "norm": "final norm", "embed_tokens": "embedding output"}
 _SHARED_INPUT = {
     "input_layernorm": "qkv inputs",
     "post_attention_layernorm": "gate",

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from memtrace.estimate.advice import Change
-from memtrace.estimate.against import Against, against_json, budget_distortion
+from memtrace.estimate.against import Against, budget_distortion
 from memtrace.estimate.estimate import CATEGORIES, PHASES, RESERVED_MARGIN_PERCENT, Estimate, Fit
 from memtrace.units import format_bytes, format_delta
 
@@ -199,8 +199,8 @@ def as_json(found: Estimate, changes: tuple[Change, ...], against: Against | Non
         "margin_over_next_bytes": found.margin_over_next_bytes,
         "terms": [asdict(term) for term in found.terms],
         "affine": asdict(found.affine),
-        "budget_distortion": asdict(lost) | {"distortion_bytes": lost.distortion_bytes},
+        "budget_distortion": asdict(lost),
         "changes": [{key: value for key, value in asdict(change).items() if key != "options"} for change in changes],
-        "against": against_json(against),
+        "against": asdict(against) if against else None,
         "warnings": list(found.warnings),
     }

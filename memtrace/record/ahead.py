@@ -125,7 +125,7 @@ def _of_tensors(model: Any) -> dict[str, Any]:
 
 def _of_arguments(args: Any) -> dict[str, Any]:
     """What a Trainer does; a plain loop does none of it."""
-    from memtrace.estimate.config_files import OPTIMIZER_NAMES
+    from memtrace.estimate.options import OPTIMIZER_NAMES
 
     name = str(getattr(getattr(args, "optim", ""), "value", getattr(args, "optim", "")))
     optimizer = {"optimizer": OPTIMIZER_NAMES[name]} if name in OPTIMIZER_NAMES else {}

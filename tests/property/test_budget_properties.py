@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tools.formulas import backward_peak, forward_peak, optimizer_peak, symbols
 
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.estimate.depth import requested_peak
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.estimate import estimate
 from memtrace.estimate.options import LOSSES, OPTIMIZERS, QUANT, RunOptions
@@ -97,7 +96,7 @@ def test_two_shallow_models_tell_the_peak_of_a_deep_one(setup: tuple[ModelShape,
     begin = next(mark.event for mark in stream.marks if mark.step == 1)
     level = levels(stream)
     points = [level[i] for i in range(begin, stream.marks[-1].event) if 0 <= stream.events[i] < EMPTY_CACHE]
-    assert requested_peak(ShapeSource(shape), options, H200.device) == max(points)
+    assert ShapeSource(shape).requested_peak(options, H200.device) == max(points)
 
 
 @settings(max_examples=25, deadline=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memtrace.estimate.engine.autograd import Tensor
 from memtrace.estimate.engine.ops import Ops
-from memtrace.estimate.stream import Tape
+from memtrace.estimate.stream import Tape, alive
 
 
 def fresh() -> tuple[Ops, Tape]:
@@ -19,7 +19,7 @@ def leaf(ops: Ops, elements: int = 10) -> Tensor:
 
 
 def live(tape: Tape) -> list[str]:
-    return [tape.ops[index] for index in tape.live_since(0)]
+    return [tape.ops[index] for index in alive(tape.events)]
 
 
 def test_a_tensor_dies_with_its_last_reference() -> None:

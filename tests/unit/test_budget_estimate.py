@@ -6,18 +6,18 @@ import pickle
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from memtrace.errors import UsageError
 from memtrace.estimate.advice import advise
-from memtrace.estimate.against import Measured, budget_distortion, compare
-from memtrace.estimate.depth import requested_peak
+from memtrace.estimate.against import budget_distortion, compare
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.estimate import CATEGORIES, Estimate, estimate
 from memtrace.estimate.options import RunOptions
-from memtrace.estimate.predicted import snapshot, write_snapshot
+from memtrace.estimate.predicted import snapshot, write_document
 from memtrace.estimate.presets import GpuPreset, gpu_preset, model_preset
 from memtrace.estimate.source import ShapeSource
 
@@ -111,7 +111,7 @@ def test_other_families_run_and_agree_with_the_shallow_route(model: str) -> None
     shape, options = replace(model_preset(model), layers=6), RunOptions(512, 2, prepare_kbit=False)
     found = estimate(shape, options, H200)
     training = [peak.requested_bytes for name, peak in found.phases.items() if name not in ("load", "first_step")]
-    assert requested_peak(ShapeSource(shape), options, H200.device) == max(training)
+    assert ShapeSource(shape).requested_peak(options, H200.device) == max(training)
 
 
 def test_qk_norm_costs_what_the_reference_says() -> None:
@@ -160,17 +160,16 @@ def test_gpu_changes_kernels_and_workspaces() -> None:
 # ---- against a recording ---------------------------------------------------------------------------------------------
 def test_compare_with_itself_and_with_something_else() -> None:
     found = llama()
-    peaks = found.peak_requested_bytes, found.peak_allocated_bytes, found.peak_reserved_bytes
-    same = Measured("same", *peaks, found.categories, None, None)
+    peaks = {f"{name}_bytes": getattr(found, f"peak_{name}_bytes") for name in ("requested", "allocated", "reserved")}
+    same: Any = SimpleNamespace(file="same", peaks=peaks, categories=found.categories, outside_allocator=None)
     against = compare(found, same)
     assert against.signed_error_bytes == 0 and against.signed_error_percent == 0
     assert all(gap.signed_error_bytes == 0 for gap in against.by_category.values())
     assert "no category differs" in against.because[0]
-    other = replace(
-        same, peak_allocated_bytes=same.peak_allocated_bytes // 2, categories={"lora": 1, "unattributed": 5}
-    )
-    against = compare(found, other)
-    assert against.signed_error_bytes == found.peak_allocated_bytes - other.peak_allocated_bytes
+    same.peaks = peaks | {"allocated_bytes": found.peak_allocated_bytes // 2}
+    same.categories = {"lora": 1, "unattributed": 5}
+    against = compare(found, same)
+    assert against.signed_error_bytes == found.peak_allocated_bytes - found.peak_allocated_bytes // 2
     assert against.by_category["unattributed"].measured_bytes == 5
     assert any(line.startswith("base_weights") for line in against.because)
 
@@ -191,7 +190,7 @@ def test_predicted_snapshot_is_read_and_replayed_exactly(tmp_path: Path) -> None
     small: GpuPreset = H200
     found = estimate(model_preset("tiny-llama"), RunOptions(256), small)
     path = tmp_path / "predicted.pickle"
-    write_snapshot(found, path)
+    write_document(snapshot(found), path)
     loaded = load(path)
     assert loaded.memtrace["predicted"] is True and not loaded.warnings
     assert replay_device(loaded.devices[0], loaded.settings).exact
@@ -228,7 +227,7 @@ def test_predicted_snapshot_holds_builtin_containers_only() -> None:
 def test_unwritable_target() -> None:
     found = estimate(replace(model_preset("tiny-llama"), layers=1), RunOptions(128), H200)
     with pytest.raises(UsageError, match="No such file"):
-        write_snapshot(found, Path("/nowhere/at/all.pickle"))
+        write_document(snapshot(found), Path("/nowhere/at/all.pickle"))
 
 
 def test_savings_add_up_with_what_is_missing() -> None:

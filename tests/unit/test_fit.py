@@ -12,7 +12,6 @@ import pytest
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.cli import main
-from memtrace.estimate.depth import requested_peak
 from memtrace.estimate.estimate import kernels_of
 from memtrace.estimate.fit import SAFETY_SHARE, Search
 from memtrace.estimate.forecast import RunPlan, forecast
@@ -38,7 +37,7 @@ CONFIGURATIONS = [
 @pytest.mark.parametrize("options", CONFIGURATIONS)
 def test_the_ladder_sums_to_the_whole(options: RunOptions) -> None:
     rungs = ladder(TINY, options)
-    assert sum(rung.adds_bytes for rung in rungs) == requested_peak(TINY, replace(options, accumulation=1), DEVICE)
+    assert sum(rung.adds_bytes for rung in rungs) == TINY.requested_peak(replace(options, accumulation=1), DEVICE)
 
 
 DEVICE = kernels_of(None).device
@@ -49,14 +48,14 @@ def test_a_share_is_the_mean_over_all_orders() -> None:
     fields = {"length": "sequence", "no checkpointing": "checkpointing", "attention": "attention"}
     sums: dict[str, Fraction] = dict.fromkeys(fields, Fraction(0))
     for order in permutations(fields):
-        at, before = _LEAST, requested_peak(TINY, _LEAST, DEVICE)
+        at, before = _LEAST, TINY.requested_peak(_LEAST, DEVICE)
         for name in order:
             at = replace(at, **{fields[name]: getattr(options, fields[name])})
-            after = requested_peak(TINY, at, DEVICE)
+            after = TINY.requested_peak(at, DEVICE)
             sums[name] += Fraction(after - before, 6)
             before = after
     shares = {rung.option: rung.adds_bytes for rung in ladder(TINY, options)}
-    assert shares.pop("smallest configuration") == requested_peak(TINY, _LEAST, DEVICE)
+    assert shares.pop("smallest configuration") == TINY.requested_peak(_LEAST, DEVICE)
     assert shares.keys() == sums.keys()
     assert all(abs(shares[name] - sums[name]) <= 1 for name in shares)
 
@@ -138,7 +137,7 @@ def test_a_model_whose_projections_are_one_weight_gets_plans_and_a_ladder() -> N
     shape = model_shape("phi3-mini")
     source = ShapeSource(replace(shape, layers=2))
     options = RunOptions(sequence=1024, checkpointing=False, embeddings_require_grad=False)
-    assert sum(rung.adds_bytes for rung in ladder(source, options)) == requested_peak(source, options, DEVICE)
+    assert sum(rung.adds_bytes for rung in ladder(source, options)) == source.requested_peak(options, DEVICE)
     plan = RunPlan(source, options, steps_of([1024, 512], batch=1, accumulation=1))
     needed = forecast(plan, AllocatorConfig()).peak_reserved_bytes
     found = Search(FitRun(plan, AllocatorConfig(limit_bytes=needed * 3 // 5))).plans()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from memtrace.cli import main
 from memtrace.errors import UsageError
-from memtrace.estimate.depth import requested_peak
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.ladder import ladder
 from memtrace.estimate.options import RunOptions
@@ -163,7 +162,7 @@ def test_the_measured_ladder_is_that_of_the_estimates_where_they_are_right(
 
     def measure(args: Any, trials: list[Trial], limit: int | None) -> list[Outcome]:
         def one(trial: Trial) -> Outcome:
-            peak = requested_peak(source, trial.options, gpu_preset("h200").device)
+            peak = source.requested_peak(trial.options, gpu_preset("h200").device)
             phases = {"load": {"requested_bytes": 10 * peak}, "backward": {"requested_bytes": peak}}
             return replace(outcome(trial, peak, status[0]), phases=phases)
 

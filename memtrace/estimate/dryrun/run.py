@@ -224,7 +224,7 @@ class _Run:
             self.sites.checkpoint_inputs.clear()
             tape.default_label = Purpose.FORWARD
         elif name == "backward":
-            tape.relabel(tape.live_since(self._phase_start), Purpose.FORWARD, Purpose.SAVED)
+            tape.relabel_since(self._phase_start, Purpose.SAVED)
             known = (observer.index_of_key(key) for key in self.sites.checkpoint_inputs)
             tape.relabel([index for index in known if index is not None], Purpose.SAVED, Purpose.CHECKPOINT_INPUT)
             tape.default_label = Purpose.BACKWARD
@@ -262,7 +262,7 @@ class _Run:
                 self._in_recompute.enter_context(torch.autocast(DEVICE, dtype=torch.bfloat16))
         else:
             self._in_recompute.close()
-            tape.relabel(tape.live_since(self._recompute_start), Purpose.FORWARD, Purpose.RECOMPUTE)
+            tape.relabel_since(self._recompute_start, Purpose.RECOMPUTE)
             tape.default_label = Purpose.BACKWARD
             tape.mark("backward")
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Protocol
 
 from memtrace.attribution.categories import Purpose
 from memtrace.estimate.stream import Tape
@@ -25,79 +25,63 @@ from memtrace.estimate.stream import Tape
 _ACCUMULATOR_SEQUENCE = 1 << 60  # torch: UINT64_MAX, gradient accumulators run before everything else
 
 
+@dataclass(slots=True, eq=False)
 class Storage:
     """Memory of one tensor; its death is the free event."""
 
-    __slots__ = ("index", "on_free")
-
-    def __init__(self, index: int, on_free: Callable[[int], None]) -> None:
-        self.index = index
-        self.on_free = on_free
+    index: int
+    on_free: Callable[[int], None]
 
     def __del__(self) -> None:
         self.on_free(~self.index)
 
 
+@dataclass(slots=True, eq=False)
 class Tensor:
     """Shape reduced to a count: ``elements`` of ``width`` bytes. ``head_major`` tells [b, heads, s, d] memory."""
 
-    __slots__ = ("accumulator", "elements", "grad", "head_major", "node", "requires_grad", "storage", "width")
-
-    def __init__(self, storage: Storage, elements: int, width: int, requires_grad: bool = False) -> None:
-        self.storage = storage
-        self.elements = elements
-        self.width = width
-        self.requires_grad = requires_grad
-        self.node: GradNode | None = None
-        self.grad: Tensor | None = None
-        self.accumulator: weakref.ref[GradNode] | None = None
-        self.head_major = False
-
-
-class Packed(Protocol):
-    """What a pack hook leaves in place of a saved storage."""
-
-    def unpack(self) -> Storage:
-        """The storage again, recomputed if need be."""
-        ...
+    storage: Storage
+    elements: int
+    width: int
+    requires_grad: bool = False
+    node: GradNode | None = None
+    grad: Tensor | None = None
+    accumulator: weakref.ref[GradNode] | None = None
+    head_major: bool = False
 
 
 Grads = Sequence[Tensor | None]
 BackwardFunction = Callable[[Tensor, list[Storage]], Grads]
-PackHook = Callable[[Storage], "Storage | Packed"]
+PackHook = Callable[[Storage], "Storage | Holder"]
 
 
 def _released(_grad: Tensor, _saved: list[Storage]) -> Grads:
     raise RuntimeError("this part of the graph was already used by a backward")
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class GradNode:
     """One backward function, its saved storages and the nodes its gradients go to."""
 
-    __slots__ = ("__weakref__", "backward", "edges", "kept", "layer", "saved", "sequence", "site")
-
-    def __init__(self, sequence: int, edges: Sequence[GradNode | None], site: str, layer: int) -> None:
-        self.sequence = sequence
-        self.edges = edges
-        self.site = site
-        self.layer = layer
-        self.saved: list[Storage | Packed] = []
-        self.kept: Storage | None = None  # an attribute of a custom function: no hook sees it, it dies with the node
-        self.backward: BackwardFunction = _released
+    sequence: int
+    edges: Sequence[GradNode | None]
+    site: str
+    layer: int
+    saved: list[Storage | Holder] = field(default_factory=list)
+    kept: Storage | None = None  # an attribute of a custom function: no hook sees it, it dies with the node
+    backward: BackwardFunction = _released
 
 
 class StopRecompute(Exception):
     """Raised when a recompute has produced the last saved tensor that its checkpoint needs."""
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Holder:
     """Stands for one saved tensor of a checkpointed region until the region is recomputed."""
 
-    __slots__ = ("__weakref__", "frame", "storage")
-
-    def __init__(self, frame: CheckpointFrame) -> None:
-        self.frame = frame
-        self.storage: Storage | None = None
+    frame: CheckpointFrame
+    storage: Storage | None = None
 
     def unpack(self) -> Storage:
         """Recompute the region if this is its first use; hand the storage over."""
@@ -138,8 +122,7 @@ class CheckpointFrame:
         if holder is not None:
             holder.storage = storage
         if self.counter == len(self.holders):
-            tape = self.engine.tape
-            tape.relabel(tape.live_since(self.start), Purpose.FORWARD, Purpose.RECOMPUTE)
+            self.engine.tape.relabel_since(self.start, Purpose.RECOMPUTE)
             raise StopRecompute
         return storage
 
@@ -260,7 +243,7 @@ class Engine:
             self.grad_enabled = False
             self.end_autocast()
             tape.default_label = label
-            tape.relabel(tape.live_since(start), Purpose.FORWARD, Purpose.RECOMPUTE)
+            tape.relabel_since(start, Purpose.RECOMPUTE)
             tape.mark("backward")
             self.backward(outputs, grad)
             return (detached.grad,)
@@ -322,11 +305,10 @@ class Engine:
         while stack:
             for target in stack.pop().edges:
                 if target is not None:
-                    if target in counts:
-                        counts[target] += 1
-                    else:
-                        counts[target] = 1
+                    if target not in counts:
+                        counts[target] = 0
                         stack.append(target)
+                    counts[target] += 1
         return counts
 
     def _accumulator(self, leaf: Tensor) -> GradNode:

@@ -167,27 +167,20 @@ class Decoder:
         """``LlamaDecoderLayer.forward``."""
         ops, weights, norms = self.ops, self.weights.layers[index], self.weights.layers[index].norms
         ops.tape.layer = index
+        sandwich = self.shape.sandwich_norms
         residual = hidden_states
         hidden_states = self.norm(norms["input_layernorm"], hidden_states, "input_layernorm")
         hidden_states, _ = self.attention(weights, hidden_states, context)
-        if self.shape.sandwich_norms:
-            name = "post_attention_layernorm"
-            hidden_states = self.norm(norms[name], hidden_states, name)
-            hidden_states = ops.add(residual, hidden_states, "attention_residual")
-            residual = hidden_states
-            name = "pre_feedforward_layernorm"
-            hidden_states = self.norm(norms[name], hidden_states, name)
-            hidden_states = self.mlp(weights, hidden_states)
-            ops.tape.site = ""
-            name = "post_feedforward_layernorm"
-            hidden_states = self.norm(norms[name], hidden_states, name)
-        else:
-            hidden_states = ops.add(residual, hidden_states, "attention_residual")
-            residual = hidden_states
-            name = "post_attention_layernorm"
-            hidden_states = self.norm(norms[name], hidden_states, name)
-            hidden_states = self.mlp(weights, hidden_states)
-            ops.tape.site = ""
+        if sandwich:
+            hidden_states = self.norm(norms["post_attention_layernorm"], hidden_states, "post_attention_layernorm")
+        hidden_states = ops.add(residual, hidden_states, "attention_residual")
+        residual = hidden_states
+        name = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
+        hidden_states = self.norm(norms[name], hidden_states, name)
+        hidden_states = self.mlp(weights, hidden_states)
+        ops.tape.site = ""
+        if sandwich:
+            hidden_states = self.norm(norms["post_feedforward_layernorm"], hidden_states, "post_feedforward_layernorm")
         return ops.add(residual, hidden_states, "mlp_residual")
 
     # ---- the model --------------------------------------------------------------------------------------------

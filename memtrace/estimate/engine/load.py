@@ -73,7 +73,6 @@ class Loader:
         """The layer's tensors, sorted by name as the loader does."""
         ops, shape = self.ops, self.shape
         ops.tape.layer = index
-        adapted = set(self.options.adapted(shape))
         linears = {name: (inputs, outputs, bias) for name, inputs, outputs, bias in shape.linears}
         norms = dict(shape.norms)
         layer, loaded = Layer(), dict[str, LoraLinear]()
@@ -85,9 +84,7 @@ class Loader:
             inputs, outputs, has_bias = linears[name]
             bias = ops.new(outputs, CHECKPOINT_BYTES, "materialize", Purpose.UNQUANTIZED) if has_bias else None
             loaded[name] = LoraLinear(name, self._linear(inputs, outputs, bias))
-        for name in linears:  # module order
-            layer.linears[name] = loaded[name]
-        assert adapted <= set(linears)
+        layer.linears |= {name: loaded[name] for name in linears}  # module order
         return layer
 
     def _linear(self, inputs: int, outputs: int, bias: Tensor | None) -> BaseLinear:
@@ -97,11 +94,10 @@ class Loader:
             return BaseLinear(inputs, outputs, weight, [], bias, scheme)
         source = ops.new(elements, CHECKPOINT_BYTES, "materialize")
         if scheme == "int8":
-            scales = ops.new(outputs, 4, "int8_vectorwise_quant", Purpose.QUANT_STATE)
+            constants = [ops.new(outputs, 4, "int8_vectorwise_quant", Purpose.QUANT_STATE)]
             weight = ops.new(elements, 1, "int8_vectorwise_quant", Purpose.QUANTIZED)
-            del source
-            return BaseLinear(inputs, outputs, weight, [scales], bias, scheme)
-        weight, constants = self._quantize_4bit(elements)
+        else:
+            weight, constants = self._quantize_4bit(elements)
         del source
         return BaseLinear(inputs, outputs, weight, constants, bias, scheme)
 
@@ -156,29 +152,19 @@ class Loader:
         self.ops.tape.empty_cache()
 
     def _upcast_layer(self, layer: Layer) -> None:
-        attention = [name for name in self._module_order() if name.startswith("self_attn")]
-        mlp = [name for name in self._module_order() if name.startswith("mlp")]
-        for name in [*attention, *mlp]:
-            if name in layer.linears:
+        """Module by module: attention, MLP, then the layer's own norms; in each the linear layers before the norms."""
+        for module in ("self_attn", "mlp", ""):
+            for name in (*(name for name, *_ in self.shape.linears), *(name for name, _ in self.shape.norms)):
+                if name.rpartition(".")[0] != module:
+                    continue
+                if name in layer.norms:
+                    self._upcast(layer.norms[name], name)
+                    continue
                 base = layer.linears[name].base
                 if base.scheme == "none":
                     self._upcast(base.weight, name, "materialize_weight")
                 if base.bias is not None:
                     self._upcast(base.bias, name)
-            else:
-                self._upcast(layer.norms[name], name)
-        for name in layer.norms:
-            if not name.startswith("self_attn"):
-                self._upcast(layer.norms[name], name)
-
-    def _module_order(self) -> list[str]:
-        linears = [name for name, *_ in self.shape.linears]
-        inner = [name for name, _ in self.shape.norms if name.startswith("self_attn")]
-        return [
-            *(n for n in linears if n.startswith("self_attn")),
-            *inner,
-            *(n for n in linears if n.startswith("mlp")),
-        ]
 
     def _upcast(self, tensor: Tensor, site: str, op: str = "prepare_kbit") -> None:
         self.ops.tape.site = site

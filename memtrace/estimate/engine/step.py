@@ -71,7 +71,7 @@ def forward_pass(ops: Ops, decoder: Decoder, head: Head, keep_logits: bool) -> t
     tape.site = ""
     if not keep_logits:
         logits = None
-    tape.relabel(tape.live_since(start), Purpose.FORWARD, Purpose.SAVED)
+    tape.relabel_since(start, Purpose.SAVED)
     return loss, logits
 
 
