@@ -10,7 +10,6 @@ Nothing is downloaded. The extra packages of torch-memtrace[capture]; scripts ne
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from pathlib import Path
 
@@ -81,24 +80,13 @@ def _run_script(args: argparse.Namespace, program: list[str]) -> int:
 
 
 def _run_model(args: argparse.Namespace) -> int:
-    from memtrace.errors import MissingDependencyError
+    from memtrace.estimate.dryrun.source import dry_source, snapshot
     from memtrace.estimate.estimate import estimate
 
     if args.trace is not None:
         check_target(Path(args.trace), args.force, args.against, args.model)
-    options = options_from(args)
-    logging.disable(logging.WARNING)  # what libraries say about this host means nothing here
-    try:
-        from memtrace.estimate.dryrun.build import read_architecture
-        from memtrace.estimate.dryrun.source import DryRunSource, snapshot
-    except ImportError as error:
-        raise MissingDependencyError.of_extra(
-            f"a dry run needs PyTorch, Transformers and PEFT ({error})", "capture"
-        ) from None
-    finally:
-        logging.disable(logging.NOTSET)
-    source = DryRunSource(*read_architecture(args.model))
-    found = estimate(source, options, *card_from(args))
+    source = dry_source(args.model)
+    found = estimate(source, options_from(args), *card_from(args))
     against = compared(found, args.against)
     if args.trace is not None:
         from memtrace.estimate.predicted import write_document

@@ -7,7 +7,6 @@ they will come. Known families take milliseconds; any other model is dry-run, wh
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from memtrace.cli.common import add_shared, print_json, progress, say_written, whole_number
 from memtrace.cli.estimate import add_setup, analysed, options_from
-from memtrace.errors import MissingDependencyError, NoAnswerError, UsageError
+from memtrace.errors import NoAnswerError, UsageError
 from memtrace.writing import check_target
 
 if TYPE_CHECKING:
@@ -241,17 +240,9 @@ def source_of(model: str, dry: bool = False) -> StreamSource:
             if "not covered" not in str(error):
                 raise
             print(f"memtrace: {error}; dry-running it", file=sys.stderr)
-    logging.disable(logging.WARNING)
-    try:
-        from memtrace.estimate.dryrun.build import read_architecture
-        from memtrace.estimate.dryrun.source import DryRunSource
-    except ImportError as error:
-        raise MissingDependencyError.of_extra(
-            f"a dry run needs PyTorch, Transformers and PEFT ({error})", "capture"
-        ) from None
-    finally:
-        logging.disable(logging.NOTSET)
-    return DryRunSource(*read_architecture(model))
+    from memtrace.estimate.dryrun.source import dry_source
+
+    return dry_source(model)
 
 
 def limit_from(args: argparse.Namespace, asked: Asked) -> tuple[AllocatorConfig, list[str]]:

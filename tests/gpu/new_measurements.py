@@ -227,7 +227,7 @@ def compare(file: Path, dry: bool) -> None:
         values |= {"targets": tuple(cfg["targets"]), "embeddings_require_grad": cfg["checkpointing"]}
         options = RunOptions(**values)
         if dry:
-            from memtrace.estimate.dryrun.run import dry_run
+            from memtrace.estimate.dryrun.worker import dry_run
 
             stream = dry_run(row["config"], options, device).stream
         else:

@@ -22,8 +22,8 @@ pytest.importorskip("bitsandbytes")
 
 from memtrace.cli import main
 from memtrace.errors import NoAnswerError, UsageError
-from memtrace.estimate.dryrun.build import with_layers
-from memtrace.estimate.dryrun.run import dry_run
+from memtrace.estimate.dryrun.source import with_layers
+from memtrace.estimate.dryrun.worker import dry_run
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.estimate import categories_of, subcategories_at
 from memtrace.estimate.options import RunOptions

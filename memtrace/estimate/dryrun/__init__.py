@@ -1,10 +1,6 @@
-"""A dry run: the real Transformers, PEFT and bitsandbytes code on tensors without data, without a GPU.
+"""A dry run: an unchanged program on a card that is not there, tensors with shapes and storages but without data.
 
-Tensors live on PyTorch's ``meta`` device: shapes, types and storages, no memory. A dispatch mode notes every storage
-at its birth and its death; what CUDA does differently is imitated (``cuda_ops``, ``overrides``, ``patches``). The
-result is the same stream of allocations and frees that the shape engine of ``memtrace.estimate`` predicts, with real
-stacks, for any architecture that Transformers knows.
-
-``script`` runs an unchanged program instead: ``device.cpp`` owns PyTorch's dispatch key for CUDA, ``machine`` is the
-card's memory, ``cuda`` answers for ``torch.cuda``, ``kernels`` and ``assumed`` know what only a device would.
+``device.cpp`` owns PyTorch's dispatch key for CUDA, ``machine`` is the card's memory, ``cuda`` answers for
+``torch.cuda``, ``kernels`` and ``assumed`` know what only a device would. ``script`` runs a user's program in this
+process; ``worker`` runs ``step``, memtrace's own QLoRA program, in another one, as a source of streams.
 """

@@ -16,6 +16,7 @@
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
 #include <torch/library.h>
@@ -87,6 +88,27 @@ void release(void* context) {
     }
   }
   delete block;
+}
+
+// For the books about a step: which operator asks for a storage, and of what shape.
+thread_local std::vector<const char*> running;
+thread_local int64_t shape[3];  // dimensions, then the last two of them
+
+void shape_is(c10::IntArrayRef size) {
+  const auto dims = static_cast<int64_t>(size.size());
+  shape[0] = dims;
+  shape[1] = dims > 1 ? size[dims - 2] : 0;
+  shape[2] = dims > 0 ? size[dims - 1] : 0;
+}
+
+std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& function) {
+  const bool serves = std::string_view(function.name()).rfind("aten::empty", 0) == 0;
+  running.push_back(serves && !running.empty() ? running.back() : function.name());
+  return nullptr;
+}
+
+void ends(const at::RecordFunction&, at::ObserverContext*) {
+  if (!running.empty()) running.pop_back();
 }
 
 struct DryAllocator final : c10::Allocator {
@@ -264,6 +286,7 @@ struct Call {
       if (meta.unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl())
         return on_storage(real, t, c10::DispatchKey::CUDA);
     auto bytes = t.storage().nbytes();
+    shape_is(t.sizes());
     Storage storage(Storage::use_byte_size_t(), bytes, allocator.allocate(bytes), &allocator, true);
     auto* block = block_of(storage.unsafeGetStorageImpl());
     block->maker = maker;
@@ -368,7 +391,9 @@ void multiply(bool biased) {
   for (int is_lt = 0; is_lt <= int(biased); is_lt++) {
     if (done[is_lt]) continue;
     done[is_lt] = true;
+    running.push_back(is_lt ? "memtrace::cublaslt_workspace" : "memtrace::cublas_workspace");
     kept->push_back(allocator.allocate(answers.workspace(is_lt)));
+    running.pop_back();
   }
 }
 
@@ -575,12 +600,14 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
 
 Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
              std::optional<Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  shape_is(size);
   return at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(c10::DispatchKey::CUDA),
                                    c10::dtype_or_default(dtype), format);
 }
 
 Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
                      std::optional<at::Layout>, std::optional<Device>, std::optional<bool>) {
+  shape_is(size);
   return at::detail::empty_strided_generic(size, stride, &allocator, c10::DispatchKeySet(c10::DispatchKey::CUDA),
                                            c10::dtype_or_default(dtype));
 }
@@ -751,6 +778,16 @@ void memtrace_drain() {
 
 void memtrace_close() {
   is_open = false;
+}
+
+void memtrace_name_operators() {
+  at::addGlobalCallback(at::RecordFunctionCallback(&begins, &ends).scopes({at::RecordScope::FUNCTION}));
+}
+
+// Of the storage that is being allocated: the operator's name, and its shape.
+const char* memtrace_asked(int64_t* into) {
+  std::copy(shape, shape + 3, into);
+  return running.empty() ? "" : running.back();
 }
 
 // The general kernel for an operator that would run a composite one otherwise; for a handled one behind its handler.

@@ -34,6 +34,7 @@ class Kernels:
         self.helper, self.device, self.assumed = helper, device, assumed
         self._keys = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("VE"))
         self._libraries: list[Any] = []
+        self.products: set[tuple[int, int]] = set()  # (outputs, inputs) of the 4-bit products that ran
 
     def install(self, operators: list[str]) -> None:
         """Own ``operators`` of ATen, those of bitsandbytes that are loaded, and what has a handler."""
@@ -289,7 +290,8 @@ class Kernels:
     def _gemm_4bit(self, default: Handler, x: Any, weight: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
         """The fused kernel, or dequantise (two scale vectors under double quantisation) and multiply."""
         outputs, inputs = shape
-        if fused_4bit_product(self.device, x.numel() // inputs, outputs, inputs):
+        self.products.add((outputs, inputs))
+        if fused_4bit_product(self.device, self.device.product_rows or x.numel() // inputs, outputs, inputs):
             return default(x, weight, shape, *args, **kwargs)
         blocks = 4 * -(-outputs * inputs // BLOCK)
         names = [argument.name for argument in torch.ops.bitsandbytes.gemm_4bit.default._schema.arguments]

@@ -42,6 +42,7 @@ class DryMemory:
         self.stacks = DryStacks()
         self.drain: Callable[[], None] = lambda: None  # has deaths told that wait for their time
         self.observers: list[Callable[[int, int, int, int], None]] = []
+        self.follower: Any = None  # is told of births and deaths
         self.refusal = ""
         self.refused: tuple[int, int] | None = None  # bytes and stack of the last request that was refused
         self._grown: list[SegmentEvent] = []
@@ -75,6 +76,8 @@ class DryMemory:
             address, block = served
             self._live[address] = number, block, size, stack, int(not is_small)
             self._count(int(not is_small), allocated_bytes=block, requested_bytes=size, allocation=1)
+            if self.follower is not None:
+                self.follower.born(address, size, stack)
             self._note("alloc", address, size, stack)
             return address
 
@@ -84,6 +87,8 @@ class DryMemory:
             number, block, size, _, pool = self._live.pop(address)
             self._allocator.state.release(number, address, block)
             self._count(pool, allocated_bytes=-block, requested_bytes=-size, allocation=-1)
+            if self.follower is not None:
+                self.follower.gone(address)
             if self.is_recording:
                 stack = self.stacks.here()
                 self._note("free_requested", address, size, stack)
@@ -94,6 +99,8 @@ class DryMemory:
         self.drain()
         with self._lock:
             self._allocator.flush()
+            if self.follower is not None:
+                self.follower.tape.empty_cache()
             self._note_segments(self.stacks.here())
 
     def _note_segments(self, stack: int) -> None:

@@ -41,7 +41,7 @@ class DryDevice:
         self.gpu, self.assumed = gpu, assumed
         self.failed: str | None = None
         self._refusal = ctypes.create_string_buffer(2048)
-        library = helper.load()
+        self.helper = library = helper.load()
         for function in (library.memtrace_known, library.memtrace_forget, library.memtrace_share):
             function.argtypes = [ctypes.c_void_p]
         library.memtrace_share.restype = ctypes.c_double

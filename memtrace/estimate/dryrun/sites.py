@@ -80,7 +80,7 @@ class DrySites:
                 self._recomputing = module
                 self.on_recompute(True)
         elif getattr(module, "gradient_checkpointing", False) and args and isinstance(args[0], torch.Tensor):
-            self.checkpoint_inputs.append(args[0].untyped_storage()._cdata)
+            self.checkpoint_inputs.append(args[0].untyped_storage().data_ptr())
         self._running.append(site)
         self._moved()
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from memtrace.errors import NoAnswerError
-from memtrace.estimate.dryrun.build import with_layers
-from memtrace.estimate.dryrun.run import Recorded, dry_run
+from memtrace.errors import NoAnswerError, UsageError
 from memtrace.estimate.dryrun.stacks import Frames
+from memtrace.estimate.dryrun.worker import Recorded, dry_run
 from memtrace.estimate.engine.kernels import KernelDevice
 from memtrace.estimate.estimate import Estimate
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.predicted import SnapshotWriter, document, plain
+from memtrace.estimate.presets import named_config
+from memtrace.estimate.shapes import refuse_absurd
 from memtrace.estimate.stream import Stream
+
+_DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
 
 class DryRunSource:
@@ -38,7 +41,7 @@ class DryRunSource:
     @property
     def shallow_layers(self) -> int:
         """Two, or up to the first layer of the kind that comes last."""
-        kinds = next((v for k, v in self.architecture.items() if k.endswith("layer_types") and isinstance(v, list)), [])
+        kinds: list[str] = next((value for key, value in self.architecture.items() if _tells_kinds(key, value)), [])
         return max([2, *(kinds.index(kind) + 1 for kind in set(kinds))])
 
     def products(self, options: RunOptions) -> set[tuple[int, int]]:
@@ -60,7 +63,11 @@ class DryRunSource:
 
     def notes(self, options: RunOptions, stream: Stream) -> list[str]:
         """What a dry run is."""
-        return ["a dry run: the real model code on tensors without data; CUDA's own buffers are imitated"]
+        assumed = self.recorded.assumed if self.recorded is not None else []
+        return [
+            "a dry run: the real model code on tensors without data; CUDA's own buffers are imitated",
+            *(f"assumed: {said}" for said in assumed),
+        ]
 
 
 class _Writer(SnapshotWriter):
@@ -89,3 +96,27 @@ def snapshot(found: Estimate, source: DryRunSource) -> dict[str, Any]:
         raise NoAnswerError("this source has not run yet")
     config = {"model": plain(source.architecture), "options": plain(asdict(found.options)), "dry_run": True}
     return document(_Writer(found, source.recorded), found.gpu, config)
+
+
+def dry_source(model: str) -> DryRunSource:
+    """The dry run of a preset, a ``config.json`` or the folder it lies in. Raises UsageError, and SnapshotError for
+    what can't be read.
+    """
+    name, keys, where = named_config(model)
+    if "model_type" not in keys:
+        raise UsageError(f"{where}: not a model configuration: it has no model_type")
+    refuse_absurd(keys, where)
+    return DryRunSource(name, keys)
+
+
+def with_layers(architecture: dict[str, Any], layers: int) -> dict[str, Any]:
+    """The same architecture with fewer layers."""
+    fewer = {
+        key: min(value, layers) for key, value in architecture.items() if key in _DEPTHS and isinstance(value, int)
+    }
+    kinds = {key: value[:layers] for key, value in architecture.items() if _tells_kinds(key, value)}
+    return architecture | fewer | kinds
+
+
+def _tells_kinds(key: str, value: object) -> bool:
+    return key.endswith("layer_types") and isinstance(value, list)

@@ -66,14 +66,6 @@ def _kind(code: CodeType) -> int:
     return _KEPT
 
 
-def called_by_engine() -> bool:
-    """Whether the operator that is dispatched now was called by C++ code of the autograd engine, not by Python code."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and _kind(frame.f_code) == _HIDDEN:
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
-
-
 def caller() -> str:
     """File and line of the program's code that runs now, outside PyTorch and memtrace."""
     frame: FrameType | None = sys._getframe(1)

@@ -1,0 +1,168 @@
+"""A process with the dry device that runs QLoRA steps for this one, which may have imported PyTorch long ago.
+
+The process imports everything once and forks for each step, so that every step runs as in a fresh process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from memtrace.errors import MemtraceError, MissingDependencyError, NoAnswerError
+from memtrace.estimate.dryrun.stacks import Frames
+from memtrace.estimate.engine.kernels import KernelDevice
+from memtrace.estimate.options import RunOptions
+from memtrace.estimate.stream import Stream
+
+if TYPE_CHECKING:
+    from memtrace.estimate.dryrun.script import DryDevice
+
+_CAPACITY_BYTES = 1 << 45  # more than any card has: what fits is asked later
+_QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONWARNINGS": "ignore"}
+_ALONE = {"OMP_NUM_THREADS": "1"}  # what has values is small: threads would only wait for each other
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a dry run saw. ``stacks[stack_of[i]]`` is where allocation i was made; ``parameters`` counts all weights.
+    ``products``: (outputs, inputs) of its 4-bit products; ``assumed``: what it took for granted, one line each."""
+
+    stream: Stream
+    stacks: list[Frames]
+    stack_of: list[int]
+    parameters: int
+    trainable: int
+    products: set[tuple[int, int]]
+    assumed: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One step to run: ``architecture`` are the keys of a ``config.json``."""
+
+    architecture: dict[str, Any]
+    options: RunOptions
+    device: KernelDevice
+    steps: int
+
+
+def dry_run(architecture: dict[str, Any], options: RunOptions, device: KernelDevice, steps: int = 2) -> Recorded:
+    """Load ``architecture`` and train it for ``steps`` steps without data.
+
+    Raises UsageError where Transformers can't build it, NoAnswerError where its code fails, MissingDependencyError
+    where PyTorch's parts or a compiler are missing.
+    """
+    worker = _worker(replace(device, product_rows=0))
+    job = Job(architecture, options, device, steps)
+    try:
+        pickle.dump(job, cast(IO[bytes], worker.stdin))
+        cast(IO[bytes], worker.stdin).flush()
+        answer = pickle.load(cast(IO[bytes], worker.stdout))
+    except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+        _worker.cache_clear()
+        raise NoAnswerError("the process of the dry run ended without an answer") from None
+    if isinstance(answer, MemtraceError):
+        raise answer
+    return cast("Recorded", answer)
+
+
+@cache
+def _worker(device: KernelDevice) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", __name__]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | _QUIET | _ALONE)
+    pickle.dump(device, cast(IO[bytes], worker.stdin))
+    return worker
+
+
+# ---- in the process --------------------------------------------------------------------------------------------------
+def _serve() -> None:
+    questions = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    try:
+        ready: DryDevice | MemtraceError = _open(pickle.load(questions))
+    except MemtraceError as error:
+        ready = error
+    while True:
+        try:
+            job = pickle.load(questions)
+        except EOFError:
+            return
+        if isinstance(ready, MemtraceError):
+            _answer(answers, ready)
+        elif (child := os.fork()) == 0:
+            _answer(answers, _done(job, ready))
+            os._exit(0)
+        elif os.waitpid(child, 0)[1]:
+            _answer(answers, NoAnswerError("the process of the dry run ended without an answer"))
+
+
+def _answer(to: IO[bytes], answer: Any) -> None:
+    pickle.dump(answer, to, protocol=pickle.HIGHEST_PROTOCOL)
+    to.flush()
+
+
+def _open(device: KernelDevice) -> DryDevice:
+    from memtrace.estimate.dryrun.assumed import Assumptions
+    from memtrace.estimate.presets import gpu_preset
+
+    try:
+        from memtrace.estimate.dryrun.script import DryDevice
+        from memtrace.estimate.dryrun.weights import stand_in
+
+        gpu = replace(gpu_preset("h200"), device=device)
+        made = DryDevice(gpu, _CAPACITY_BYTES, Assumptions())
+        import transformers
+
+        from memtrace.estimate.dryrun import step  # noqa: F401  # what every step needs is imported once
+
+        stand_in(made.assumed)
+        with contextlib.suppress(ImportError):
+            import trl.kernels  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError.of_extra(
+            f"a dry run needs PyTorch, Transformers and PEFT ({error})", "capture"
+        ) from None
+    transformers.utils.logging.disable_progress_bar()
+    return made
+
+
+def _done(job: Job, device: DryDevice) -> Any:
+    from memtrace.estimate.dryrun.step import QloraStep
+
+    device.kernels.device = job.device
+    try:
+        return QloraStep(device, job.options, job.device, job.steps).run(job.architecture)
+    except MemtraceError as error:
+        return error
+    except BaseException as error:  # other people's code: an option that a model refuses, a shape it can't do
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return NoAnswerError(f"the dry run stopped in {_place(error)}: {reason}")
+
+
+def _place(error: BaseException) -> str:
+    """File, line and function where an error came from."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return "an unknown place"
+    code = trace.tb_frame.f_code
+    return f"{'/'.join(Path(code.co_filename).parts[-3:])}:{trace.tb_lineno} ({code.co_name})"
+
+
+if __name__ == "__main__":
+    from memtrace.estimate.dryrun import worker  # not __main__, so that what is pickled has one name
+
+    worker._serve()
