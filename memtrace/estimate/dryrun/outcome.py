@@ -1,4 +1,4 @@
-"""What a dry run of a script came to."""
+"""What a dry run came to: of a script, and of the step that a stream is made from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,23 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from memtrace.estimate.dryrun.assumed import Assumption
+from memtrace.estimate.dryrun.stacks import Frames
+from memtrace.estimate.stream import Stream
 from memtrace.units import counted, format_bytes, printable
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a dry run saw. ``stacks[stack_of[i]]`` is where allocation i was made; ``parameters`` counts all weights.
+    ``products``: (outputs, inputs) of its 4-bit products; ``assumed``: what it took for granted, one line each."""
+
+    stream: Stream
+    stacks: list[Frames]
+    stack_of: list[int]
+    parameters: int
+    trainable: int
+    products: set[tuple[int, int]]
+    assumed: list[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from memtrace.errors import NoAnswerError, UsageError
+from memtrace.estimate.dryrun.outcome import Recorded
 from memtrace.estimate.dryrun.stacks import Frames
-from memtrace.estimate.dryrun.worker import Recorded, dry_run
+from memtrace.estimate.dryrun.worker import dry_run
 from memtrace.estimate.engine.kernels import KernelDevice
 from memtrace.estimate.estimate import Estimate
 from memtrace.estimate.options import RunOptions

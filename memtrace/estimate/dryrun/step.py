@@ -15,8 +15,8 @@ import torch
 from memtrace.attribution.categories import Purpose
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.estimate.dryrun.machine import DryMemory
+from memtrace.estimate.dryrun.outcome import Recorded
 from memtrace.estimate.dryrun.sites import DrySites, site_of
-from memtrace.estimate.dryrun.worker import Recorded
 from memtrace.estimate.engine.kernels import KernelDevice, attention_kernel
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.stream import MICRO_BATCHES, Stream, Tape

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from memtrace.errors import MemtraceError, MissingDependencyError, NoAnswerError
-from memtrace.estimate.dryrun.stacks import Frames
+from memtrace.estimate.dryrun.outcome import Recorded
 from memtrace.estimate.engine.kernels import KernelDevice
 from memtrace.estimate.options import RunOptions
-from memtrace.estimate.stream import Stream
 
 if TYPE_CHECKING:
     from memtrace.estimate.dryrun.script import DryDevice
@@ -29,20 +28,6 @@ if TYPE_CHECKING:
 _CAPACITY_BYTES = 1 << 45  # more than any card has: what fits is asked later
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONWARNINGS": "ignore"}
 _ALONE = {"OMP_NUM_THREADS": "1"}  # what has values is small: threads would only wait for each other
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What a dry run saw. ``stacks[stack_of[i]]`` is where allocation i was made; ``parameters`` counts all weights.
-    ``products``: (outputs, inputs) of its 4-bit products; ``assumed``: what it took for granted, one line each."""
-
-    stream: Stream
-    stacks: list[Frames]
-    stack_of: list[int]
-    parameters: int
-    trainable: int
-    products: set[tuple[int, int]]
-    assumed: list[str]
 
 
 @dataclass(frozen=True, slots=True)
