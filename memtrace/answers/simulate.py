@@ -77,6 +77,15 @@ class Run:
     ends_at_recorded_oom: bool
     lower_bounds: LowerBounds
 
+    @property
+    def outcome(self) -> str:
+        """``fits``, in words for people. Past the recorded OOM nothing is known."""
+        if self.first_oom_event is not None:
+            where = "before the trace" if self.first_oom_event < 0 else f"event {self.first_oom_event:,}"
+            return f"OOM at {where}"
+        passed = "passes the OOM" if self.survived_oom_events else "fits"
+        return passed if self.fits_always else f"{passed}, by luck of addresses"
+
 
 _AS_SIMULATED = (
     "peak_allocated_bytes", "peak_reserved_bytes", "end_reserved_bytes", "end_allocated_bytes", "num_alloc_retries",

@@ -10,8 +10,6 @@ from memtrace.answers.simulate import Answer, Run
 from memtrace.render.text import Text, columns, heading, table, warning_lines
 from memtrace.units import format_bytes, format_count
 
-_BY_LUCK = ", by luck of addresses"
-
 
 def render_simulation(answer: Answer, width: int = 100) -> Iterator[Text]:
     """The self-check, a table of runs, what no setting can go below, and what to be wary of."""
@@ -61,14 +59,6 @@ def _settings(number: int, run: Run) -> str:
     return ", ".join([name, *run.edits])
 
 
-def _verdict(run: Run) -> str:
-    if run.first_oom_event is not None:
-        where = "before the trace" if run.first_oom_event < 0 else f"event {run.first_oom_event:,}"
-        return f"OOM at {where}"
-    passed = "passes the OOM" if run.survived_oom_events else "fits"
-    return passed if run.fits_always else passed + _BY_LUCK
-
-
 def _table(runs: tuple[Run, ...], width: int) -> list[Text]:
     """A line a run where that fits ``width``; else two, the settings on a line of their own."""
     limits = {run.capacity_bytes for run in runs}
@@ -79,7 +69,7 @@ def _table(runs: tuple[Run, ...], width: int) -> list[Text]:
             format_bytes(run.peak_allocated_bytes),
             format_count(run.num_alloc_retries),
             format_count(run.segment_allocs + run.segment_frees),
-            _verdict(run),
+            run.outcome,
         )
         for run in runs
     ]

@@ -49,12 +49,12 @@ async def back(pilot: Pilot[int], view: str) -> None:
         await hit(pilot, "escape")
     screen.stop()
     if screen.current != view:
-        await hit(pilot, screen.view_types[view].key)
+        await hit(pilot, VIEWS[view].key)
     screen.set_focus(screen.view.main())
 
 
 def views_of(screen: MainScreen) -> list[str]:
-    return [entry.view for entry in VIEWS if entry.view != "diff" or screen.session.compares]
+    return [view for view in VIEWS if view != "diff" or screen.session.compares]
 
 
 @pytest.mark.parametrize("part", [0, 1, 2])

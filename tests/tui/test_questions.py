@@ -137,7 +137,9 @@ def from_one_line(session: Session) -> list[str]:
 def longest_lived(session: Session) -> list[str]:
     table, facts = session.provider.timeline.allocations, session.table.facts
     rows = session.provider.live(session.event)
-    chosen = [row for row in rows.tolist() if session.table.purposes[session.table.rule[row]].startswith("temporary")]
+    chosen = [
+        row for row in rows.tolist() if session.provider.purposes[session.table.rule[row]].startswith("temporary")
+    ]
     died = np.minimum(facts.died[chosen], session.provider.count)
     return [format_count(int((died - np.maximum(table.alloc_event[chosen], -1)).max()))]
 
@@ -244,7 +246,7 @@ async def test_the_colour_of_the_map_is_the_step_or_the_call_site(mode: str) -> 
             if row < 0:
                 continue
             step = int(table.facts.step[row])
-            site = table.site_labels[int(table.table.stack[row])].rpartition("/")[2] or "no stack"
+            site = provider.site(row).rpartition("/")[2] or "no stack"
             value[block] = site if mode == "stack" else str(step) if step >= 0 else "before"
             sums[value[block]] = sums.get(value[block], 0) + int(layout.block_bytes[block])
         assert len(sums) > 1

@@ -152,7 +152,7 @@ class BrowseApp(App[int]):
 
     def _start(self, recording: BrowsedRecording, other: BrowsedRecording | None = None) -> None:
         session = Session(recording, other, self.settings)
-        main = MainScreen(session, VIEWS, "diff" if other is not None else "overview")
+        main = MainScreen(session, "diff" if other is not None else "overview")
         if isinstance(self.screen, LoadingScreen):
             self.switch_screen(main)
         else:
@@ -282,7 +282,7 @@ class BrowseApp(App[int]):
         """The command palette: every screen, jump, palette and export by name."""
         if not isinstance(screen, MainScreen):
             return
-        for name, view in screen.view_types.items():
+        for name, view in VIEWS.items():
             yield SystemCommand(f"Show {view.title}", escape(view.load().about), self._doing(f"view('{name}')"))
         seen = set()  # several keys may do one thing
         for node in (screen.view.main(), screen.view, screen):

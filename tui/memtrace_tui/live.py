@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
 
@@ -21,18 +19,9 @@ from memtrace_tui.data.lines import Line, line
 from memtrace_tui.dialogs import Ask, Details
 from memtrace_tui.main_screen import MainScreen
 from memtrace_tui.provider import BrowsedRecording, StartView
+from memtrace_tui.views import key_lines
 from memtrace_tui.widgets.bars import KeyBar
-from memtrace_tui.widgets.base import Lines
-
-_HELP = (
-    ("s", "take a snapshot now and walk it in the browser; q comes back here"),
-    ("b", "look at the blocks now: categories, fragmentation, what grows"),
-    ("e", "record stacks, or stop; what was recorded until then is written to a file"),
-    ("m", "mark a phase of the program by name"),
-    ("space", "hold the picture still, or go on"),
-    ("t", "next theme"),
-    ("q", "leave; the program runs on"),
-)
+from memtrace_tui.widgets.base import Lines, keys
 
 
 class Answered(Message):
@@ -42,16 +31,16 @@ class Answered(Message):
 class LiveScreen(Screen[None]):
     """One page of lines that is written anew with every refresh."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("s", "snapshot", "Snapshot"),
-        Binding("b", "blocks", "Blocks now"),
-        Binding("e", "stacks", "Stacks on/off"),
-        Binding("m", "phase", "Mark a phase"),
-        Binding("space", "hold", "Hold"),
-        Binding("t", "app.next_theme", "Theme", show=False),
-        Binding("question_mark,f1", "help", "Help", show=False),
-        Binding("q", "app.quit", "Quit", show=False),
-    ]
+    BINDINGS = keys("""
+        s                 snapshot        Snapshot       s      Take a snapshot now and walk it in the browser; q comes back
+        b                 blocks          Blocks now     b      Look at the blocks now: categories, fragmentation, what grows
+        e                 stacks          Stacks on/off  e      Record stacks, or stop: what was recorded goes to a file
+        m                 phase           Mark a phase   m      Mark a phase of the program by name
+        space             hold            Hold           space  Hold the picture still, or go on
+        t                 app.next_theme  -Theme         t      Next theme
+        question_mark,f1  help            -Help
+        q                 app.quit        -Quit          q      Leave; the program runs on
+    """)
 
     def __init__(self, watched: Watched, dies: int | None) -> None:
         super().__init__()
@@ -110,8 +99,7 @@ class LiveScreen(Screen[None]):
         self.notify("Held." if self.is_held else "Going on.", timeout=2)
 
     def action_help(self) -> None:
-        lines = [line((f" {key:<8}", "key"), f" {text}") for key, text in _HELP]
-        self.app.push_screen(Details("Keys", lambda *_: lines))
+        self.app.push_screen(Details("Help", lambda *_: key_lines("keys", self.app, self.BINDINGS)))
 
 
 class LiveApp(BrowseApp):

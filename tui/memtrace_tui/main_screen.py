@@ -26,11 +26,13 @@ from memtrace_tui.data.lines import Goto, Line
 from memtrace_tui.dialogs import Ask, Details, OneKey
 from memtrace_tui.session import Session
 from memtrace_tui.settings import is_served
-from memtrace_tui.views import Entry, View, help_lines
+from memtrace_tui.views import VIEWS, View, help_lines
 from memtrace_tui.widgets.bars import Cursor, FilterBar, KeyBar, Scrubber
 from memtrace_tui.widgets.base import Changed, Failed, MoveCursor, Open, keys
 
-SHORT = {"Allocations": "Allocs", "Findings": "Finds"}  # on the tabs
+# titles on the tabs, the last where there is little room
+_LONG = {name: f"{each.key} {each.title}" for name, each in VIEWS.items()}
+_SHORT = {name: title.replace("Allocations", "Allocs").replace("Findings", "Finds") for name, title in _LONG.items()}
 
 
 class MainScreen(Screen[None]):
@@ -64,24 +66,21 @@ class MainScreen(Screen[None]):
         q                   app.quit                -Quit
     """)
 
-    def __init__(self, session: Session, views: Sequence[Entry], first: str = "overview") -> None:
+    def __init__(self, session: Session, first: str = "overview") -> None:
         super().__init__()
         self.session = session
-        self.view_types = {each.view: each for each in views}
-        self._titles = {each.view: f"{each.key} {SHORT.get(each.title, each.title)}" for each in views}
         self.current = first
         self.speed = max(session.provider.count // 600, 1)
         self._is_stale = False
         self._trail: list[Goto] = []  # places before the present one; and those that alt+left came from
         self._ahead: list[Goto] = []
         self._places: dict[str, Goto] = {}
-        for each in views:
-            self._bindings.bind(each.key, f"view('{each.view}')", each.title, show=False)
+        for name, each in VIEWS.items():
+            self._bindings.bind(each.key, f"view('{name}')", each.title, show=False)
 
     def compose(self) -> ComposeResult:
         """A line of tabs, the cursor, the filter while it is written, the body, and two lines below."""
-        tabs = Tabs(*(Tab(title, id=f"tab-{name}") for name, title in self._titles.items()),
-                    active=f"tab-{self.current}", id="tabs")  # fmt: skip
+        tabs = Tabs(*(Tab(title, id=f"tab-{name}") for name, title in _SHORT.items()), id="tabs")
         tabs.can_focus = False
         yield tabs
         yield Cursor(self.session)
@@ -105,7 +104,7 @@ class MainScreen(Screen[None]):
 
     def _explain(self) -> None:
         try:
-            for entry in self.view_types.values():  # so that the first key to a screen need not import it
+            for entry in VIEWS.values():  # so that the first key to a screen need not import it
                 entry.load()
             self.session.explain()
             _ = self.session.provider.curves  # for the timeline
@@ -127,7 +126,7 @@ class MainScreen(Screen[None]):
             return
         body = self.query_one("#body")
         if not body.query(f"#view-{name}"):
-            await body.mount(self.view_types[name].load()(self.session))
+            await body.mount(VIEWS[name].load()(self.session))
         self.current = name
         with self.app.batch_update():  # one repaint
             for view in body.query(View):
@@ -140,13 +139,13 @@ class MainScreen(Screen[None]):
             self.view.show()
 
     def _name_tabs(self) -> None:
-        """By key and title; where that is too much for the screen, only the present one has its title."""
-        is_narrow = sum(len(title) + 1 for title in self._titles.values()) > self.app.size.width
-        for name, title in self._titles.items():
-            label = title[0] if is_narrow and name != self.current else title
+        """By key and title; where even short titles are too much for the screen, only the present one has its own."""
+        fits = (each for each in (_LONG, _SHORT) if len(" ".join(each.values())) < self.app.size.width)
+        titles = next(fits, {name: title if name == self.current else title[0] for name, title in _SHORT.items()})
+        for name, title in titles.items():
             tab = self.query_one(f"#tab-{name}", Tab)
-            if tab.label_text != label:
-                tab.label = label
+            if tab.label_text != title:
+                tab.label = title
 
     async def on_tabs_tab_activated(self, message: Tabs.TabActivated) -> None:
         name = (message.tab.id or "").removeprefix("tab-")

@@ -16,6 +16,7 @@ import numpy as np
 from memtrace.analysis import Analysis
 from memtrace.answers.curves import Curves, category_curves
 from memtrace.answers.report import Moment, Report, moment_of, report
+from memtrace.attribution.categories import category_name
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.user_rules import UserRule
 from memtrace.cache.index import OpenRecording, open_recording
@@ -136,6 +137,30 @@ class Provider:
         outside = self.report(self.start.event).outside_allocator or {}
         known = [size for size in (outside.get("limit_bytes"), outside.get("device_total_bytes")) if size]
         return min(known) if known else None
+
+    # -- labels
+
+    @cached_property
+    def purposes(self) -> list[str]:
+        """``category/subcategory`` of each rule, as people call it."""
+        attribution = self.analysis.attribution
+        return [category_name(f"{rule.category}/{rule.subcategory}", attribution.lora_meaning)
+                for rule in attribution.rules]  # fmt: skip
+
+    @cached_property
+    def sites(self) -> list[str]:
+        """Call site of each stack; one more entry for "no stack", so that -1 is valid."""
+        sites = self.analysis.attribution.sites
+        return [printable(sites.label(stack)) for stack in range(len(sites.frame))] + [""]
+
+    def purpose(self, row: int) -> tuple[str, str]:
+        """What an allocation is for, and the role of its category."""
+        rule = int(self.analysis.attribution.rule[row])
+        return self.purposes[rule].replace("_", " "), f"cat:{self.analysis.attribution.rules[rule].category}"
+
+    def site(self, row: int) -> str:
+        """Call site of an allocation, "" without a stack."""
+        return self.sites[int(self.timeline.allocations.stack[row])]
 
     # -- jumps
 

@@ -228,15 +228,14 @@ def _fitting(records: AllocationTable | EventLog, terms: tuple[FilterTerm, ...])
 @lru_cache(4)
 def _twins(provider: Provider, other: Provider, event: int) -> Bool:
     """Which rows the other side holds at the event; in another file, those of the same call site and size."""
-    mine, theirs = _table(provider), _table(other)
-    if mine is theirs:
-        there = np.zeros(len(mine.table), np.bool_)
-        there[other.live(event)] = True
-        return there
-    keys = {(theirs.site_labels[theirs.table.stack[row]], int(theirs.table.requested_bytes[row]))
-            for row in other.live(event).tolist()}  # fmt: skip
-    made = zip(mine.table.stack.tolist(), mine.table.requested_bytes.tolist(), strict=True)
-    return np.array([(mine.site_labels[stack], size) in keys for stack, size in made], dtype=np.bool_)
+    mine, theirs, there = provider.timeline.allocations, other.timeline.allocations, other.live(event)
+    if provider is other:
+        found = np.zeros(len(mine), np.bool_)
+        found[there] = True
+        return found
+    keys = {(other.site(row), int(theirs.requested_bytes[row])) for row in there.tolist()}
+    made = zip(mine.stack.tolist(), mine.requested_bytes.tolist(), strict=True)
+    return np.array([(provider.sites[stack], size) in keys for stack, size in made], dtype=np.bool_)
 
 
 @lru_cache(8)

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category, category_name
 from memtrace.history.layout import Layout, State
-from memtrace.render.words import FREE, MARKS, plain_name, short_name
+from memtrace.render.words import FREE, MARKS, clip, plain_name, short_name
 from memtrace.render.words import PENDING as PENDING_LETTER
 from memtrace.snapshot.model import I8, U1, Bool
 from memtrace.units import format_bytes, format_count, printable
+from memtrace_tui.data.lines import Line, Span
 from memtrace_tui.provider import Provider
 
 HOLE, PENDING, OTHERS, FIRST = range(4)  # codes of free and pending blocks, and what the filter leaves out
@@ -67,6 +68,28 @@ def coloring(
         name, codes, ("hole", "pending", "empty", *roles), ("free", "pending free", "others", *labels),
         FREE + PENDING_LETTER + "-" + letters, _HEADINGS.get(name, "category"), ("free", "pending", "others", *short),
     )  # fmt: skip
+
+
+def legend_lines(colours: Coloring, order: str, width: int, plain: bool) -> list[Line]:
+    """What the colours on screen mean, and what the segments are ordered by; with short names where they save a line.
+
+    ``plain``: letters stand for the colours.
+    """
+    present = set(colours.codes.tolist())
+    for heading, labels in ((colours.mode, colours.labels), (colours.heading, colours.short)):
+        lines: list[list[Span]] = [[(f" {heading}", "title"), (f", {order}  ", "dim")]]
+        used = len(heading) + len(order) + 5
+        for code, (role, label) in enumerate(zip(colours.roles, labels, strict=True)):
+            text = f" {clip(label, width - 4)} "
+            if code in present:
+                if used + len(text) + 1 > width:
+                    lines.append([(" ", "text")])
+                    used = 1
+                lines[-1] += [(colours.letters[code] if plain else "█", role), (text, "text")]
+                used += len(text) + 1
+        if len(lines) == 1:
+            break
+    return [Line(tuple(spans)) for spans in lines]
 
 
 _Answer = tuple[I8, list[str], list[str], str, list[str]]

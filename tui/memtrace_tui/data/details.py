@@ -90,15 +90,6 @@ def event_text(provider: Provider, event: int) -> str:
     return f"{format_count(event)} · {moment_text(provider, event)}"
 
 
-def name_of(provider: Provider, event: int) -> str:
-    """``at the OOM, event 78,566``; ``after event 12`` where nothing special happened."""
-    if event < 0:
-        return "before the recording"
-    names = {"oom": "the OOM", "peak": "the peak", "reserved-peak": "the peak of reserved", "end": "the end"}
-    name = names.get(provider.at(event).kind)
-    return f"at {name}, event {format_count(event)}" if name else f"after event {format_count(event)}"
-
-
 def moment_text(provider: Provider, event: int) -> str:
     """``step 17 backward``, ``load``."""
     moment = provider.moment(event)
@@ -116,8 +107,8 @@ def allocation_lines(provider: Provider, row: int, event: int, width: int, fold:
     why, meaning = reason(attribution.facts, rule, np.array([row])), attribution.lora_meaning
     here = Goto("segments", max(born, 0) if not born <= event < died else None, address=address)
     lines = [
-        field("purpose", (category_name(f"{rule.category}/{rule.subcategory}", meaning), f"cat:{rule.category}"),
-              target=Goto("allocations", filter=site_words(category_name(rule.category, meaning), rule.subcategory))),
+        field("purpose", provider.purpose(row), target=Goto(
+            "allocations", filter=site_words(category_name(rule.category, meaning), rule.subcategory))),
         *wrap([(f"{'because':<{LABEL_WIDTH}}", "dim"), (f"{why} ({rule.evidence}; rule {rule.id})", "text")],
               width, LABEL_WIDTH),
         field("asked for", (format_bytes(asked), "strong"), (f"  {format_count(asked)} B", "dim")),
@@ -275,15 +266,11 @@ def _origin_lines(provider: Provider, layout: Layout, block: int, width: int, fo
 
 def summary_lines(provider: Provider, row: int, label: str, width: int, target: Goto | None = None) -> list[Line]:
     """Two lines on an allocation: size and purpose, site."""
-    table, attribution = provider.timeline.allocations, provider.analysis.attribution
-    rule = attribution.rules[int(attribution.rule[row])]
-    where = printable(attribution.sites.label(int(table.stack[row]))) or "no stack recorded"
-    what = purpose_text(rule.category, rule.subcategory, attribution.lora_meaning)
+    size, where = int(provider.timeline.allocations.block_bytes[row]), provider.site(row) or "no stack recorded"
     return [
-        field(label, (format_bytes(int(table.block_bytes[row])), "strong"), " ",
-              (what, f"cat:{rule.category}"), target=target),
+        field(label, (format_bytes(size), "strong"), " ", provider.purpose(row), target=target),
         field("", (clip(where, max(width - LABEL_WIDTH, 12), keep_end=True), "dim")),
-    ]  # fmt: skip
+    ]
 
 
 def segment_lines(provider: Provider, layout: Layout, segment: int, width: int, pins: int = 12) -> list[Line]:

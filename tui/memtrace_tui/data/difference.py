@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from memtrace.answers.diff.comparison import Difference
 from memtrace.attribution.categories import Category, category_name
 from memtrace.render.words import clip, plain_name
@@ -25,15 +27,16 @@ def category_lines(answer: Difference, width: int) -> list[Line]:
         before, after = answer.before.categories[str(category)], answer.after.categories[str(category)]
         if before or after or category is not Category.UNATTRIBUTED:
             rows.append((plain_name(category_name(category, answer.lora_meaning)), f"cat:{category}", before, after))
-    half = max((width - _HEAD - 36) // 2, 4)
-    most = max(max(abs(after - before) for _, _, before, after in rows), 1)
+    changes = [after - before for *_, before, after in rows]
+    most, least = max(0, *changes), min(0, *changes)  # the axis stands where the longest bars to both sides need it
+    scale = min(max(width - _HEAD - 37, 8), 80) / max(most - least, 1)
+    room = math.ceil(-least * scale)
     lines = [line((f"{'':<{_HEAD}}{'before':>11}{'after':>11}{'change':>13}", "dim"))]
     for name, role, before, after in rows:
         change = after - before
         delta = format_delta(change) if change else "="
-        cells = round(abs(change) / most * half) or (1 if change else 0)
-        left = " " * (half - cells) + "█" * cells if change < 0 else " " * half
-        right = "█" * cells if change > 0 else ""
+        cells = math.ceil(abs(change) * scale)
+        left, right = f"{'█' * cells * (change < 0):>{room}}", "█" * cells * (change > 0)
         lines.append(line(
             (f"{name:<{_HEAD}}", role), (f"{format_bytes(before):>11}{format_bytes(after):>11}", "text"),
             (f"{delta:>13} ", role_of_delta(change)), (left, "good"), ("│", "dim"), (right, "bad"),
@@ -61,12 +64,13 @@ def difference_lines(answer: Difference, width: int, sites: int = 200) -> list[L
         what = purpose_text(site.category, site.subcategory, answer.lora_meaning)
         note = "" if site.match is not None else "  only after" if site.after_count else "  only before"
         where = printable(site.frame) or ("" if site.match == "kind" else "no stack recorded")
-        room = max(width - 13 - 27 - len(note), 8)
+        column = 25 if width < 110 else 32
+        room = max(width - 15 - column - len(note), 8)
         known = site.frame if site.frame and not site.frame.startswith("(") else None
         words = site_words(category_name(site.category, answer.lora_meaning), site.subcategory, known)
         lines.append(line(
             (f"{format_delta(site.delta_bytes):>12} ", role_of_delta(site.delta_bytes)),
-            (f"{clip(what, 25):<25}  ", f"cat:{site.category}"), (clip(where, room, keep_end=True), "text"),
+            (f"{clip(what, column):<{column}}  ", f"cat:{site.category}"), (clip(where, room, keep_end=True), "text"),
             (note, "warn"),
             target=Goto("segments" if site.match == "kind" else "allocations", filter=words),
         ))  # fmt: skip

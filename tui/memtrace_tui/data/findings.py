@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memtrace.render.words import clip, verdict_meaning, verdict_name
-from memtrace.units import format_bytes, format_count, format_delta, printable
+from memtrace.units import format_bytes, format_delta, printable
 from memtrace_tui.data.lines import BLANK, Goto, Line, Span, indented, line, wrap
 from memtrace_tui.data.query import exactly
 
 if TYPE_CHECKING:
-    from memtrace.answers.simulate import Answer, Run
+    from memtrace.answers.simulate import Answer
     from memtrace.explain.answer import Explanation, Finding
 
 _NUMBERS = 51  # cells beside the settings of a what-if run
@@ -34,17 +34,26 @@ def verdict_title(verdict: str) -> str:
     return f"{verdict_name(verdict).upper()}: {verdict_meaning(verdict)}"
 
 
-def short_lines(answer: Explanation, width: int, moment: str | None = None, most: int = 4) -> list[Line]:
-    """The first findings, a line each, for the overview. ``moment``: what they are about, if not the cursor."""
+def short_lines(answer: Explanation, width: int, moment: str | None = None, room: int = 0) -> list[Line]:
+    """The first findings for the overview: a line each, and their best changes as far as there is room for lines.
+
+    ``moment``: what they are about, if not the cursor.
+    """
     if not answer.findings:
         return []
     about = "what matters here first; more on the findings screen" if moment is None else moment
     lines = [line(("what to change", "title"), ("  " + clip(about, width - 16), "dim" if moment is None else "warn"))]
-    for finding in answer.findings[:most]:
+    for finding in answer.findings[: max(room // 4, 4)]:
         saves = max((a.saves_bytes for a in finding.advice if a.saves_bytes is not None), default=None)
         size = f"-{format_bytes(saves)}" if saves else ""
         lines.append(line((f"{size:>11} ", "good"), (clip(printable(finding.title), max(width - 13, 10)), "text"),
                           target=Goto("findings")))  # fmt: skip
+        change = (
+            wrap([("→ ", "good"), (printable(finding.advice[0].change), "dim")], width - 13, 2)
+            if finding.advice
+            else []
+        )
+        lines += indented(change, 12) if len(lines) + len(change) < room - 4 else []
     return lines
 
 
@@ -84,21 +93,11 @@ def finding_lines(answer: Explanation, event: int, width: int) -> list[Line]:
 def sentence(answer: Answer, number: int) -> str:
     """What came of a run, in one line."""
     run, first = answer.runs[number], answer.runs[0]
-    words, _ = outcome(run)
     change = run.peak_reserved_bytes - first.peak_reserved_bytes
     return (
-        f"predicted, not recorded: {printable(run.conf) or 'defaults'}: {words}; peak reserved "
+        f"predicted, not recorded: {printable(run.conf) or 'defaults'}: {run.outcome}; peak reserved "
         f"{format_bytes(run.peak_reserved_bytes)} ({format_delta(change) if change else 'as recorded'})"
     )
-
-
-def outcome(run: Run) -> tuple[str, str]:
-    """(words, role): in the words of ``memtrace simulate``. Past the recorded OOM nothing is known."""
-    if run.first_oom_event is not None:
-        where = "before the trace" if run.first_oom_event < 0 else f"event {format_count(run.first_oom_event)}"
-        return f"OOM at {where}", "bad"
-    words = "passes the OOM" if run.survived_oom_events else "fits"
-    return (words, "good") if run.fits_always else (f"{words}, by luck of addresses", "warn")
 
 
 def whatif_lines(answer: Answer, width: int) -> list[Line]:
@@ -112,7 +111,7 @@ def whatif_lines(answer: Answer, width: int) -> list[Line]:
     for number, run in enumerate(answer.runs):
         name = "as recorded" + (f": {run.conf}" if run.conf else "") if number == 0 else run.conf or "defaults"
         change = run.peak_reserved_bytes - first.peak_reserved_bytes
-        words, role = outcome(run)
+        role = "bad" if run.first_oom_event is not None else "good" if run.fits_always else "warn"
         name = printable(name)
         if len(name) >= room:  # settings that don't fit beside the numbers have lines of their own
             parts = wrap([(name.replace(",", ", "), "strong" if number else "dim")], width - 4, 2)
@@ -122,7 +121,7 @@ def whatif_lines(answer: Answer, width: int) -> list[Line]:
         lines.append(line(
             (f"  {name:<{room}}", "strong" if number else "dim"),
             (f"{format_bytes(run.peak_reserved_bytes):>14}", "text"),
-            (f"{delta:>12}", "good" if change < 0 else "bad" if change > 0 else "dim"), (f"   {words}", role),
+            (f"{delta:>12}", "good" if change < 0 else "bad" if change > 0 else "dim"), (f"   {run.outcome}", role),
             target=number or None,
         ))  # fmt: skip
     lines.append(line(("  Enter opens a run as a second file: its map, its timeline, the difference", "dim")))

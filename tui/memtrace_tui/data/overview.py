@@ -7,7 +7,7 @@ from functools import partial
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category, category_name
 from memtrace.explain.answer import Explanation
-from memtrace.render.words import bar, clip
+from memtrace.render.words import MOMENTS, bar, clip
 from memtrace.units import format_bytes, format_count, printable
 from memtrace_tui.data.details import event_text, purpose_text
 from memtrace_tui.data.findings import verdict_title
@@ -15,15 +15,12 @@ from memtrace_tui.data.lines import BLANK, Goto, Line, Span, line, stacked, wrap
 from memtrace_tui.data.query import site_words
 from memtrace_tui.provider import Provider
 
-_NAMES = {"oom": "Out of memory", "peak": "Peak of allocated memory", "reserved-peak": "Peak of reserved memory",
-          "end": "End of the recording"}  # fmt: skip
-
 
 def banner_lines(provider: Provider, report: Report, width: int, answer: Explanation | None = None) -> list[Line]:
     """What this moment is, in two or three lines of facts; with the verdict, where it is about this moment."""
     at, unused = report.at, report.fragmentation
     where = event_text(provider, at.event)
-    spans: list[Span] = [(_NAMES.get(at.kind, "State after"), "title"), ("  event ", "dim"), (where, "text")]
+    spans: list[Span] = [(MOMENTS[at.kind].capitalize(), "title"), ("  event ", "dim"), (where, "text")]
     if at.kind == "oom" and unused.asked_bytes is not None:
         asked = format_bytes(unused.asked_bytes)
         spans = [
@@ -90,14 +87,7 @@ def budget_lines(report: Report, width: int, categories: bool = True, parts: boo
             continue
         if categories:
             lines.append(
-                row(
-                    (called(category), role),
-                    size,
-                    "strong",
-                    (bar(size / reserved, bars), role),
-                    category,
-                    "",
-                )
+                row((called(category), role), size, "strong", (bar(size / reserved, bars), role), category, "")
             )
         for key, part in report.subcategories.items() if parts else ():
             owner, _, name = key.partition("/")
@@ -109,8 +99,8 @@ def budget_lines(report: Report, width: int, categories: bool = True, parts: boo
     return lines
 
 
-def facts_lines(provider: Provider, report: Report, width: int, sites: int = 8) -> list[Line]:
-    """Peaks, the biggest sites, devices, warnings."""
+def facts_lines(provider: Provider, report: Report, width: int, height: int = 0) -> list[Line]:
+    """Peaks, the biggest sites (eight, or as many as ``height`` lines have room for), warnings."""
     lines = [line(("peaks over the recording", "title"))]
     names = ("requested", "allocated", "reserved")
     moments = [(name, "dim", report.peaks[f"{name}_bytes"], peak.event, "timeline")
@@ -123,8 +113,19 @@ def facts_lines(provider: Provider, report: Report, width: int, sites: int = 8) 
                           target=Goto(view, event)))  # fmt: skip
     if len(provider.ooms) > 3:
         lines.append(line((f"            and {len(provider.ooms) - 3} more refused requests", "dim")))
+    tail: list[Line] = []
+    lost = report.attribution
+    if lost.unattributed_bytes:
+        tail += [BLANK, line(("not attributed", "title"), (f"  {format_bytes(lost.unattributed_bytes)}", "strong"))]
+        for reason in lost.unattributed:
+            text = f"{format_bytes(reason.bytes)} in {format_count(reason.count)}: {reason.reason}"
+            tail += wrap([("  " + text, "dim")], width, 4)
+    if report.warnings:
+        tail += [BLANK, line(("be aware", "warn"))]
+        for warning in report.warnings:
+            tail += wrap([("  ! ", "warn"), (printable(warning), "text")], width, 4)
     lines += [BLANK, line(("largest call sites", "title"))]
-    for site in report.top[:sites]:
+    for site in report.top[: max((height - len(lines) - len(tail)) // 2, 8)]:
         purpose = purpose_text(site.category, site.subcategory, report.lora["meaning"])
         words = site_words(category_name(site.category, report.lora["meaning"]), site.subcategory, site.frame)
         lines.append(line((f"{format_bytes(site.bytes):>12} ", "strong"),
@@ -132,14 +133,4 @@ def facts_lines(provider: Provider, report: Report, width: int, sites: int = 8) 
                           target=Goto("allocations", filter=words)))  # fmt: skip
         where = printable(site.frame) or "no stack recorded"
         lines.append(line((" " * 13, "text"), (clip(where, max(width - 13, 8), keep_end=True), "dim")))
-    lost = report.attribution
-    if lost.unattributed_bytes:
-        lines += [BLANK, line(("not attributed", "title"), (f"  {format_bytes(lost.unattributed_bytes)}", "strong"))]
-        for reason in lost.unattributed:
-            text = f"{format_bytes(reason.bytes)} in {format_count(reason.count)}: {reason.reason}"
-            lines += wrap([("  " + text, "dim")], width, 4)
-    if report.warnings:
-        lines += [BLANK, line(("be aware", "warn"))]
-        for warning in report.warnings:
-            lines += wrap([("  ! ", "warn"), (printable(warning), "text")], width, 4)
-    return lines
+    return [*lines, *tail]

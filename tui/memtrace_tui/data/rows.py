@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.categories import category_name
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.sites import frame_label
 from memtrace.history.timeline import NEVER
@@ -53,21 +52,9 @@ class AllocationTable:
     # -- labels, once a rule or a stack
 
     @cached_property
-    def site_labels(self) -> list[str]:
-        """Call site of each stack; one more entry for "no stack", so that -1 is valid."""
-        sites = self.provider.analysis.attribution.sites
-        return [printable(sites.label(stack)) for stack in range(len(sites.frame))] + [""]
-
-    @cached_property
     def module_labels(self) -> list[str]:
         """Module of each stack, "" for -1."""
         return [*self.provider.analysis.attribution.sites.module, ""]
-
-    @cached_property
-    def purposes(self) -> list[str]:
-        """``category/subcategory`` of each rule, as people call it."""
-        meaning = self.provider.analysis.attribution.lora_meaning
-        return [category_name(f"{rule.category}/{rule.subcategory}", meaning) for rule in self.rules]
 
     @cached_property
     def stack_texts(self) -> list[str]:
@@ -126,21 +113,21 @@ class AllocationTable:
 
         if term.field == "any":
             by_rule = matches(
-                [*(f"{p} {r.id} {r.evidence}" for p, r in zip(self.purposes, self.rules, strict=True)), ""]
+                [*(f"{p} {r.id} {r.evidence}" for p, r in zip(self.provider.purposes, self.rules, strict=True)), ""]
             )
             found = by_rule[column("rule")] | matches(self.stack_texts)[column("stack")]
             actions = column("action")
             return found if (actions == Action.ALLOC).all() else found | matches(KNOWN["action"])[actions]
         if term.field in ("category", "sub", "rule", "evidence"):
             if term.field == "category":  # by its key, too
-                called = (p.partition("/")[0] for p in self.purposes)
+                called = (p.partition("/")[0] for p in self.provider.purposes)
                 both = (rf"{name} {rule.category}" if name != rule.category else name
                         for name, rule in zip(called, self.rules, strict=True))  # fmt: skip
                 return matches([*both, ""])[column("rule")]
             name = {"sub": "subcategory", "rule": "id"}.get(term.field, term.field)
             return matches([*(str(getattr(rule, name)) for rule in self.rules), ""])[column("rule")]
         if term.field in ("site", "module", "stack"):
-            labels = {"site": self.site_labels, "module": self.module_labels, "stack": self.stack_texts}[term.field]
+            labels = {"site": self.provider.sites, "module": self.module_labels, "stack": self.stack_texts}[term.field]
             return matches(labels)[column("stack")]
         if term.field in KNOWN:
             return matches(KNOWN[term.field])[column(term.field)]
@@ -162,11 +149,11 @@ class AllocationTable:
 
     def _key(self, column: str) -> NDArray[Any]:
         if column == "purpose":
-            return _ranks(self.purposes)[self.rule]
+            return _ranks(self.provider.purposes)[self.rule]
         if column in ("rule", "evidence"):
             return _ranks([str(rule.id if column == "rule" else rule.evidence) for rule in self.rules])[self.rule]
         if column in ("site", "module"):
-            return _ranks(self.site_labels if column == "site" else self.module_labels)[self.table.stack]
+            return _ranks(self.provider.sites if column == "site" else self.module_labels)[self.table.stack]
         return self.column(column)
 
     def grouped(self, rows: I8, by: str) -> list[Group]:
@@ -192,10 +179,10 @@ class AllocationTable:
         if by in ("category", "subcategory"):
             rule = self.rules[key]
             name, sub = ("", "") if by == "category" else (f"/{rule.subcategory}", f" sub:/^{rule.subcategory}$/")
-            called = self.purposes[key].partition("/")[0]
+            called = self.provider.purposes[key].partition("/")[0]
             return f"{called}{name}".replace("_", " "), f"category:{called}{sub}", f"cat:{rule.category}"
         if by in ("site", "module"):
-            label = (self.site_labels if by == "site" else self.module_labels)[key]
+            label = (self.provider.sites if by == "site" else self.module_labels)[key]
             return (label, f"{by}:/^{exactly(label)}$/", "text") if label else (f"no {by}", f"{by}:/^$/", "dim")
         if by == "phase":
             label = Phase(key).label
@@ -210,14 +197,6 @@ class AllocationTable:
     def cell(self, row: int, column: str) -> Cell:
         """One cell."""
         return _CELLS[column](self, row)
-
-    def _site(self, row: int) -> Cell:
-        label = self.site_labels[int(self.table.stack[row])]
-        return (label, "text") if label else ("no stack", "dim")
-
-    def _purpose(self, row: int) -> Cell:
-        number = int(self.rule[row])
-        return self.purposes[number].replace("_", " "), f"cat:{self.rules[number].category}"
 
     def _phase(self, row: int) -> Cell:
         label = Phase(int(self.facts.phase[row])).label
@@ -235,8 +214,8 @@ class AllocationTable:
 _CELLS: dict[str, Callable[[AllocationTable, int], Cell]] = {
     "size": lambda t, row: (format_bytes(int(t.table.requested_bytes[row])), "strong"),
     "block": lambda t, row: (format_bytes(int(t.table.block_bytes[row])), "text"),
-    "purpose": AllocationTable._purpose,
-    "site": AllocationTable._site,
+    "purpose": lambda t, row: t.provider.purpose(row),
+    "site": lambda t, row: (label, "text") if (label := t.provider.site(row)) else ("no stack", "dim"),
     "born": AllocationTable._born,
     "freed": AllocationTable._freed,
     "life": lambda t, row: (
@@ -304,7 +283,7 @@ class EventLog:
         row = int(self.row_of_event[event])
         if column == "purpose":
             return self.allocations.cell(row, "purpose") if row >= 0 else ("", "dim")
-        label = self.allocations.site_labels[int(trace.stack[event])]
+        label = self.provider.sites[int(trace.stack[event])]
         return (label, "text") if label else ("no stack" if row >= 0 else "", "dim")
 
     def fitting(self, terms: tuple[FilterTerm, ...]) -> Bool:

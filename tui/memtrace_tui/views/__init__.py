@@ -18,11 +18,11 @@ from memtrace.render.words import MARKS, plain_name
 from memtrace_tui.data.lines import BLANK, Goto, Line, Span, line, wrap
 from memtrace_tui.dialogs import Details
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import Lines, Looking, keys
+from memtrace_tui.widgets.base import Drawn, Lines, keys
 from memtrace_tui.widgets.table import Table, TableColumn
 
 
-class View(Looking):
+class View(Widget):
     """A screen below the tabs. ``show`` is called whenever it is visible and something it shows has changed."""
 
     view: ClassVar[str]  # its name, and its module's
@@ -122,19 +122,18 @@ class TableView(View):
 
 
 class Entry(NamedTuple):
-    """A screen before its code is there: ``view`` is its name and its module's, ``key`` the key that shows it."""
+    """A screen before its code is there: ``key`` shows it, its module is the title in lower case."""
 
-    view: str
     key: str
     title: str
 
     def load(self) -> type[View]:
         """The screen's class."""
-        return getattr(import_module(f"memtrace_tui.views.{self.view}"), f"{self.title}View")
+        return getattr(import_module(f"memtrace_tui.views.{self.title.lower()}"), f"{self.title}View")
 
 
 _TITLES = ("Overview", "Timeline", "Segments", "Allocations", "Stacks", "Findings", "Diff", "Events")
-VIEWS = tuple(Entry(title.lower(), str(number), title) for number, title in enumerate(_TITLES, 1))
+VIEWS = {title.lower(): Entry(str(number), title) for number, title in enumerate(_TITLES, 1)}
 
 
 def key_lines(title: str, app: App[object], bindings: list[Binding]) -> list[Line]:
@@ -167,9 +166,9 @@ def help_lines(screen: Screen[None], view: View, width: int) -> list[Line]:
     more = keys("1  view  The screens, in the order of the tabs  1 to 8\nctrl+p  palette  Everything by name")
     lines += [*key_lines("keys of this screen", screen.app, own), BLANK]
     lines += [*key_lines("keys everywhere", screen.app, [*_bindings(screen), *more]), BLANK, line(("colours", "title"))]
-    kind = view.session.report.lora["meaning"]
+    kind, plain = view.session.report.lora["meaning"], screen.query_one("#keys", Drawn).look.plain
     for category, meaning in MEANING.items():
-        mark = MARKS[category].letter if view.look.plain else "■"
+        mark = MARKS[category].letter if plain else "■"
         lines += wrap(
             [(f"  {mark} {plain_name(category_name(category, kind)):<14} ", f"cat:{category}"), (meaning, "dim")],
             width,

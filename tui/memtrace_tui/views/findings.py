@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
 
-from memtrace.render.words import clip
-from memtrace_tui.data.details import name_of
+from memtrace.render.words import clip, moment_name
 from memtrace_tui.data.findings import finding_lines, sentence, whatif_lines
 from memtrace_tui.data.lines import BLANK, Goto, line
 from memtrace_tui.dialogs import Ask
 from memtrace_tui.provider import BrowsedRecording
 from memtrace_tui.views import View
 from memtrace_tui.widgets.base import Failed, Lines, Open, keys
-
-if TYPE_CHECKING:
-    pass
 
 
 class FindingsView(View):
@@ -50,7 +45,7 @@ class FindingsView(View):
         event, answer = found
         lines = finding_lines(answer, event, width)
         if event != session.event:
-            about = f"{name_of(session.provider, event)}, not at the cursor (e explains the cursor)"
+            about = f"{moment_name(session.provider.at(event))}, not at the cursor (e explains the cursor)"
             lines = [line((clip(about, width), "warn")), *lines]
         replays = session.whatifs.get(session.provider)
         if self.replaying is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 
-from memtrace_tui.data.details import name_of
+from memtrace.render.words import moment_name
 from memtrace_tui.data.findings import short_lines
 from memtrace_tui.data.lines import BLANK, line
 from memtrace_tui.data.overview import banner_lines, budget_lines, facts_lines, gauge_lines
@@ -36,15 +36,17 @@ class OverviewView(View):
         if self.wide:
             width = width * 3 // 5 - 2
         found = self.session.explanation
-        is_tall = self.app.size.height >= 34
+        height = self.app.size.height - 8  # a frame of lines around it, and the titles
+        is_tall = height >= 26
         is_about = found is not None and found[0] == self.session.event
         answer = found[1] if found is not None and is_about else None
         lines = [*banner_lines(provider, report, width, answer), BLANK, *gauge_lines(provider, report, width), BLANK]
         lines += budget_lines(report, width, parts=is_tall)
-        side = facts_lines(provider, report, self.side_width if self.wide else width)
+        side = facts_lines(provider, report, *((self.side_width, height) if self.wide else (width,)))
         if found is not None:
-            moment = f"{name_of(provider, found[0])}, not at the cursor"
-            lines += [BLANK, *short_lines(found[1], width, None if is_about else moment)]
+            moment = f"{moment_name(provider.at(found[0]))}, not at the cursor"
+            room = height - len(lines) if is_tall else 0
+            lines += [BLANK, *short_lines(found[1], width, None if is_about else moment, room)]
         if not is_tall:
             lines += [BLANK, line(("in detail", "title")), *budget_lines(report, width, categories=False)]
         if not self.wide:

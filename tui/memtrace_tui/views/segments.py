@@ -6,61 +6,19 @@ from collections.abc import Iterable, Sequence
 
 from textual.app import ComposeResult
 from textual.containers import Container, Vertical
-from textual.strip import Strip
 
 from memtrace.history.layout import State
-from memtrace.render.words import clip
-from memtrace_tui.data.coloring import MODES, Coloring
+from memtrace_tui.data.coloring import MODES, legend_lines
 from memtrace_tui.data.details import block_lines, segment_lines
 from memtrace_tui.data.flow import SORTS
-from memtrace_tui.data.lines import Goto, Line, Span
+from memtrace_tui.data.lines import Goto, Line
 from memtrace_tui.views import View
-from memtrace_tui.widgets.base import Cursored, Lines, keys
+from memtrace_tui.widgets.base import Lines, keys
 from memtrace_tui.widgets.segmap import BlockMap, SegMap
 
 
 def _after(name: str, names: tuple[str, ...]) -> str:
     return names[(names.index(name) + 1) % len(names)] if name in names else names[0]
-
-
-class Legend(Cursored):
-    """What the colours mean, and what the segments are ordered by; it only names colours that are on screen."""
-
-    _lines: Sequence[list[Span]] = ([],)
-
-    def show(self) -> None:
-        """As many lines as it takes; with short names where they save one."""
-        colours, width = self.session.colours, self.size.width
-        if not width:
-            return
-        lines = self._wrapped(colours, colours.mode, colours.labels, width)
-        if len(lines) > 1:
-            lines = self._wrapped(colours, colours.heading, colours.short, width)
-        if len(lines) != len(self._lines):
-            self.styles.height = len(lines)
-        self._lines = lines
-        self.refresh()
-
-    def _wrapped(self, colours: Coloring, heading: str, labels: Sequence[str], width: int) -> list[list[Span]]:
-        present = set(colours.codes.tolist())
-        order = f", {SORTS.get(self.session.segment_sort, '')}  "
-        lines: list[list[Span]] = [[(f" {heading}", "title"), (order, "dim")]]
-        used = len(heading) + len(order) + 1
-        for code, (role, label) in enumerate(zip(colours.roles, labels, strict=True)):
-            if code in present:
-                text = f" {clip(label, width - 4)} "
-                if used + len(text) + 1 > width:
-                    lines.append([(" ", "text")])
-                    used = 1
-                lines[-1] += [(colours.letters[code] if self.look.plain else "█", role), (text, "text")]
-                used += len(text) + 1
-        return lines
-
-    def on_resize(self) -> None:
-        self.show()
-
-    def draw_line(self, y: int) -> Strip:
-        return self.look.spans(self._lines[y] if y < len(self._lines) else [], self.size.width)
 
 
 class SegmentsView(View):
@@ -79,7 +37,7 @@ class SegmentsView(View):
     def compose(self) -> ComposeResult:
         with Container(id="segments-split"):
             with Vertical(id="maps"):
-                yield Legend(self.session)
+                yield Lines(id="legend", classes="summary")
                 yield SegMap(self.session)
                 blocks = BlockMap(self.session)
                 blocks.display = False
@@ -102,14 +60,21 @@ class SegmentsView(View):
         if self.is_inside:
             blocks.show()
         segments.refresh()
-        self.query_one(Legend).show()
+        self._legend()
         self._details()
+
+    def _legend(self) -> None:
+        legend, order = self.query_one("#legend", Lines), SORTS.get(self.session.segment_sort, "")
+        width = self.app.size.width - (self.side_width + 4 if self.wide else 0)
+        lines = legend_lines(self.session.colours, order, width, legend.look.plain)
+        legend.styles.height = len(lines)
+        legend.show(lines)
 
     def _details(self) -> None:
         details = self.query_one("#details", Lines)
         segments, blocks = self.query_one(SegMap), self.query_one(BlockMap)
         layout, provider = segments.layout_now, self.session.provider
-        width = max((min(self.app.size.width * 2 // 5, 64) - 1 if self.wide else self.app.size.width) - 3, 20)
+        width = self.side_width if self.wide else max(self.app.size.width - 3, 20)
         lines: list[Line] = []
         if self.is_inside and blocks.block >= 0:
             lines = block_lines(provider, layout, blocks.block, width, self.session.settings.fold)
@@ -184,12 +149,13 @@ class SegmentsView(View):
         return (int(address[at]), int(address[at] + size[at])) if at >= 0 else None
 
     def csv(self) -> Iterable[Sequence[str]]:
-        layout, table = self.query_one(SegMap).layout_now, self.session.table
+        layout, provider = self.query_one(SegMap).layout_now, self.session.provider
+        rules = provider.analysis.attribution.rule
         yield "segment", "stream", "pool", "address", "bytes", "state", "category", "subcategory", "frame"
         for block in range(len(layout.block_address)):
             segment, row = int(layout.segment[block]), int(layout.row[block])
-            purpose = table.purposes[int(table.rule[row])].split("/") if row >= 0 else ["", ""]
-            frame = table.site_labels[int(table.table.stack[row])] if row >= 0 else ""
+            purpose = provider.purposes[int(rules[row])].split("/") if row >= 0 else ["", ""]
+            frame = provider.site(row) if row >= 0 else ""
             yield (
                 f"{int(layout.address[segment]):#x}", str(int(layout.stream[segment])),
                 "small" if layout.is_small[segment] else "large", f"{int(layout.block_address[block]):#x}",

@@ -16,9 +16,7 @@ from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.buckets import skyline
 from memtrace_tui.data.details import moment_text
 from memtrace_tui.data.lines import Span
-from memtrace_tui.widgets.base import EIGHTHS, Cursored, Dragged, Drawn, keys
-
-KINDS = {"oom": "OOM", "peak": "PEAK", "reserved-peak": "RESERVED PEAK", "end": "END", "event": ""}
+from memtrace_tui.widgets.base import EIGHTHS, Cursored, Drawn, keys
 
 
 class Cursor(Cursored):
@@ -52,7 +50,7 @@ class Cursor(Cursored):
 
     def _where(self) -> Strip:
         provider, event, width = self.session.provider, self.session.event, self.size.width
-        kind = KINDS[provider.at(event).kind]
+        kind = provider.at(event).kind.upper().replace("-", " ")
         _, allocated, reserved = provider.timeline.curve_at(event)
         seconds = provider.seconds(event)
         where = format_count(event) if event >= 0 else "before the trace"
@@ -61,7 +59,7 @@ class Cursor(Cursored):
             (" ▶ " if self.session.playing > 0 else " ◀ " if self.session.playing < 0 else " ● ", "accent"),
             (where, "strong"), (last, "strong"), ("  " + moment_text(provider, event), "text"),
         ]  # fmt: skip
-        if kind:
+        if kind != "EVENT":
             left += [("  ", "text"), (f" {kind} ", "alarm" if kind == "OOM" else "key")]
         right: list[Span] = [
             ("allocated ", "dim"), (format_bytes(allocated), "strong"), ("  reserved ", "dim"),
@@ -82,7 +80,7 @@ def _cells(spans: list[Span]) -> int:
     return sum(len(text) for text, _ in spans)
 
 
-class Scrubber(Dragged):
+class Scrubber(Cursored):
     """The whole recording in one line: height is allocated bytes, colour is the phase. A click moves the cursor."""
 
     def draw_line(self, y: int) -> Strip:

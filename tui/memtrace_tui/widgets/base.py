@@ -68,17 +68,13 @@ class Changed(Message):
     """The filter or what is compared has changed: whoever shows it should draw again."""
 
 
-class Looking(Widget, can_focus=False):
-    """A widget that knows the styles in use."""
+class Drawn(Widget, can_focus=False):
+    """A widget that draws whole lines. What goes wrong while drawing is reported, never fatal."""
 
     @property
     def look(self) -> ScreenLook:
-        """The application's."""
+        """The application's styles."""
         return cast(ScreenLook, self.app.look)  # type: ignore[attr-defined]
-
-
-class Drawn(Looking, can_focus=False):
-    """A widget that draws whole lines. What goes wrong while drawing is reported, never fatal."""
 
     def render_line(self, y: int) -> Strip:
         """Textual's hook; see :meth:`draw_line`."""
@@ -98,19 +94,19 @@ class Drawn(Looking, can_focus=False):
 
 
 class Cursored(Drawn, can_focus=False):
-    """A widget over the state at the cursor."""
+    """A widget over the state at the cursor. Where it is the recording from left to right (``event_at``), a click or a
+    drag moves the cursor."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(id=type(self).__name__.lower())
         self.session = session
 
-
-class Dragged(Cursored):
-    """A recording from left to right; a click or a drag moves the cursor."""
-
     def event_at(self, x: int) -> int | None:
-        """The event that a column stands for."""
-        raise NotImplementedError
+        """The event that a column stands for, if it does for one."""
+        return None
+
+    def wheel(self, by: int) -> None:
+        """One notch of the wheel down (1) or up (-1)."""
 
     def on_click(self, event: events.MouseEvent) -> None:
         found = self.event_at(event.x) if self.session.provider.count else None
@@ -119,22 +115,12 @@ class Dragged(Cursored):
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         if event.button == 1:
-            self.on_click(event)
+            Cursored.on_click(self, event)
 
-
-class Wheeled(Cursored, can_focus=True):
-    """What the wheel acts on, other than by scrolling."""
-
-    def wheel(self, by: int) -> None:
-        """One notch down (1) or up (-1)."""
-        raise NotImplementedError
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
+    def on_mouse_scroll_down(self) -> None:
         self.wheel(1)
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
+    def on_mouse_scroll_up(self) -> None:
         self.wheel(-1)
 
 
@@ -293,7 +279,7 @@ class Rows(Drawn, ScrollView, can_focus=True):
             (self.opened if row == self.selected else self.select)(row)
 
     def on_resize(self) -> None:
-        self.show_selected()
+        self.show_selected(centre=True)
 
 
 class Lines(Rows):

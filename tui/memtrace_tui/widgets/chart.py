@@ -17,7 +17,7 @@ from memtrace_tui.look import ScreenLook
 from memtrace_tui.palette import PHASE_LETTERS
 from memtrace_tui.provider import PhaseSpan
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import EIGHTHS, Cursored, Dragged, MoveCursor, Open, Wheeled, keys
+from memtrace_tui.widgets.base import EIGHTHS, Cursored, MoveCursor, Open, keys
 
 AXIS = 10  # width of the labels at the left
 _LEAST = 4  # events in the closest view
@@ -63,7 +63,7 @@ def _compact(size_bytes: int) -> str:
     return f"{value:.{digits}f}{unit[0] if unit != 'B' else ''}"
 
 
-class Chart(Wheeled, Dragged):
+class Chart(Cursored, can_focus=True):
     """Stacked area of ``start:stop``; left and right move the cursor by columns."""
 
     BINDINGS = keys("""

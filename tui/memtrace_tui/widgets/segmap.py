@@ -32,7 +32,7 @@ from memtrace_tui.data.lines import Span
 from memtrace_tui.look import ScreenLook
 from memtrace_tui.provider import Provider
 from memtrace_tui.session import Session
-from memtrace_tui.widgets.base import EIGHTHS, Wheeled, keys
+from memtrace_tui.widgets.base import EIGHTHS, Cursored, keys
 
 
 @lru_cache(8192)
@@ -52,7 +52,7 @@ def cell_segment(look: ScreenLook, colours: Coloring, fill: int, code: int, odd:
     return Segment(EIGHTHS[fill], look.style(role, "hole"))
 
 
-class MapWidget(Wheeled):
+class MapWidget(Cursored, can_focus=True):
     """What the map of segments and that of one segment's blocks share: a selection, kept as an address, as an index
     would not survive a cursor move."""
 
@@ -178,7 +178,7 @@ class SegMap(MapWidget):
         self.top = max(min(self.top + 2 * by, len(self.prepare().rows) - self.size.height), 0)
         self.refresh()
 
-    def on_click(self, event: events.Click) -> None:
+    def on_click(self, event: events.MouseEvent) -> None:
         rows = self.prepare().rows
         row = self.top + event.y
         if row < len(rows) and not isinstance(pieces := rows[row], Heading):
@@ -391,7 +391,7 @@ class BlockMap(MapWidget):
     def _cell_of(self, address: int) -> int:
         return int((address - self.start) * self._count // max(self.stop - self.start, 1))
 
-    def on_click(self, event: events.Click) -> None:
+    def on_click(self, event: events.MouseEvent) -> None:
         cells = self._prepare()
         at = event.y * self._row + event.x - _LABEL
         if cells is not None and _LABEL <= event.x < _LABEL + self._row and at < len(cells) and cells.block[at] >= 0:

@@ -12,6 +12,8 @@ from memtrace.render.words import clip
 from memtrace_tui.data.lines import Span
 from memtrace_tui.widgets.base import Rows
 
+_LEAST = 24  # cells that a column of width 0 has, and a quarter of them all
+
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
@@ -23,7 +25,6 @@ class TableColumn:
     right: bool = False
     rank: int = 0
     keep_end: bool = False
-    least: int = 24  # what a column of width 0 needs
 
 
 class Table(Rows):
@@ -51,7 +52,7 @@ class Table(Rows):
     def fitted(self, width: int) -> list[tuple[TableColumn, int]]:
         """The columns that fit, in order, with their widths."""
         sort = self.sort[0] if self.sort is not None else ""
-        left = width - sum(column.least for column in self.columns if column.width == 0)
+        left = width - max(_LEAST, width // 4) * sum(column.width == 0 for column in self.columns)
         chosen = {column.name for column in self.columns if column.width == 0}
         for column in sorted((c for c in self.columns if c.width), key=lambda c: -1 if c.name == sort else c.rank):
             if column.width + 2 <= left:
