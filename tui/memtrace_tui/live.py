@@ -32,8 +32,8 @@ class LiveScreen(Screen[None]):
     """One page of lines that is written anew with every refresh."""
 
     BINDINGS = keys("""
-        s                 snapshot        Snapshot       s      Take a snapshot now and walk it in the browser; q comes back
-        b                 blocks          Blocks now     b      Look at the blocks now: categories, fragmentation, what grows
+        s                 snapshot        Snapshot       s      Walk a snapshot of now in the browser; q comes back
+        b                 blocks          Blocks now     b      Look at the blocks: categories, fragmentation, growth
         e                 stacks          Stacks on/off  e      Record stacks, or stop: what was recorded goes to a file
         m                 phase           Mark a phase   m      Mark a phase of the program by name
         space             hold            Hold           space  Hold the picture still, or go on

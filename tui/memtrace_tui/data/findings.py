@@ -48,12 +48,9 @@ def short_lines(answer: Explanation, width: int, moment: str | None = None, room
         size = f"-{format_bytes(saves)}" if saves else ""
         lines.append(line((f"{size:>11} ", "good"), (clip(printable(finding.title), max(width - 13, 10)), "text"),
                           target=Goto("findings")))  # fmt: skip
-        change = (
-            wrap([("→ ", "good"), (printable(finding.advice[0].change), "dim")], width - 13, 2)
-            if finding.advice
-            else []
-        )
-        lines += indented(change, 12) if len(lines) + len(change) < room - 4 else []
+        best = printable(finding.advice[0].change) if finding.advice else ""
+        change = indented(wrap([("→ ", "good"), (best, "dim")], width - 13, 2), 12) if best else []
+        lines += change if len(lines) + len(change) < room - 4 else []
     return lines
 
 

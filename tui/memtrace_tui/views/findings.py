@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
 
@@ -11,9 +12,12 @@ from memtrace.render.words import clip, moment_name
 from memtrace_tui.data.findings import finding_lines, sentence, whatif_lines
 from memtrace_tui.data.lines import BLANK, Goto, line
 from memtrace_tui.dialogs import Ask
-from memtrace_tui.provider import BrowsedRecording
+from memtrace_tui.provider import BrowsedRecording, Provider
 from memtrace_tui.views import View
 from memtrace_tui.widgets.base import Failed, Lines, Open, keys
+
+if TYPE_CHECKING:
+    from memtrace.answers.simulate import Answer
 
 
 class FindingsView(View):
@@ -81,16 +85,18 @@ class FindingsView(View):
         """In the worker thread; only messages go back."""
         session, provider = self.session, self.session.provider
         try:
-            session.whatifs[provider] = session.simulate(conf, self._tell)
+            found = {provider: session.simulate(conf, self._tell)}
         except Exception as error:
             self.post_message(Failed(error, "replay"))
-        self.call_later(self._replayed)
+            found = {}
+        self.call_later(self._replayed, found)
 
     def _tell(self, share: float) -> None:
         self.replaying = share
         self.call_later(self.show)
 
-    def _replayed(self) -> None:
+    def _replayed(self, found: dict[Provider, Answer]) -> None:
+        self.session.whatifs |= found
         self.replaying = None
         self.main().reset(0, keep=False)
         self.show()
