@@ -239,10 +239,10 @@ async def test_findings_name_the_moment_they_are_about() -> None:
         assert "what matters here first" in text_of(pilot) and "not at the cursor" not in text_of(pilot)
         screen.go(found[0] // 2)
         await settle(pilot)
-        assert f"at the OOM, event {found[0]:,}, not at the cursor" in text_of(pilot)
+        assert f"out of memory at event {found[0]:,}, not at the cursor" in text_of(pilot)
         assert "what matters here" not in text_of(pilot)
         await hit(pilot, "6")
-        assert f"at the OOM, event {found[0]:,}, not at the cursor" in text_of(pilot)
+        assert f"out of memory at event {found[0]:,}, not at the cursor" in text_of(pilot)
 
 
 @pytest.mark.parametrize("size", SIZES)
