@@ -17,7 +17,7 @@ from memtrace.history.timeline import At, Window
 from memtrace.units import format_bytes, format_count
 
 I8 = NDArray[np.int64]
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 1120, 330, 62, 34, 10
+_WIDTH, _HEIGHT, _BOTTOM, _TOP = 1120, 330, 38, 24
 _POINTS, _READ_POINTS = 5000, 1200
 _LINE, _GAP, _LINES = 16, 4, 56  # of the segment map: height of a line, space below it, lines aimed at
 _MIN_LINE_BYTES = 32 << 20
@@ -38,12 +38,6 @@ def timeline_svg(analysis: Analysis, at: At, top_bytes: int = 1) -> str:
     parts = [
         f'<svg class="time" tabindex="0" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="memory over time">'
     ]
-    for share in (0.25, 0.5, 0.75, 1.0):
-        y = scale.y(top_bytes * share)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{format_bytes(int(top_bytes * share))}</text>'
-        )
     base, meaning = np.zeros(len(events), dtype=np.int64), analysis.attribution.lora_meaning
     for number, category in enumerate(Category):
         layer = curves.categories[number, place]
@@ -65,9 +59,13 @@ def timeline_svg(analysis: Analysis, at: At, top_bytes: int = 1) -> str:
     if at.event >= 0:
         parts.append(_upright("chosen", scale.x(at.event)))
     parts.append(_upright("pointer", -9))
-    parts.append(f'<text x="{_LEFT}" y="{_HEIGHT - 4}">event {format_count(span.first)}</text>')
+    for share in (0.25, 0.5, 0.75, 1.0):
+        y = scale.y(top_bytes * share)
+        parts.append(f'<line class="grid" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="3" y="{y - 4:.1f}">{format_bytes(int(top_bytes * share))}</text>')
+    parts.append(f'<text x="3" y="{_HEIGHT - 5}">event {format_count(span.first)}</text>')
     parts.append(
-        f'<text x="{_WIDTH - 2}" y="{_HEIGHT - 4}" text-anchor="end">{format_count(span.stop - 1)}</text></svg>'
+        f'<text x="{_WIDTH - 3}" y="{_HEIGHT - 5}" text-anchor="end">{format_count(span.stop - 1)}</text></svg>'
     )
     return "".join(parts)
 
@@ -83,7 +81,7 @@ def timeline_data(analysis: Analysis) -> dict[str, object]:
     spans = phases.span_of(events)
     known = len(phases) > 0
     return {
-        "left": _LEFT, "width": _WIDTH, "first": timeline.span.first, "stop": timeline.span.stop,
+        "width": _WIDTH, "first": timeline.span.first, "stop": timeline.span.stop,
         "event": events.tolist(),
         "phase": [Phase(int(phases.phase[span])).label if known and span >= 0 else "" for span in spans.tolist()],
         "step": [int(phases.step[span]) if known and span >= 0 else -1 for span in spans.tolist()],
@@ -109,11 +107,11 @@ class _Scale:
 
     def __init__(self, span: Window, top_bytes: int) -> None:
         self.span = span
-        self._per_event = (_WIDTH - _LEFT) / max(1, span.stop - span.first)
+        self._per_event = _WIDTH / max(1, span.stop - span.first)
         self._per_byte = (_HEIGHT - _TOP - _BOTTOM) / top_bytes
 
     def x(self, event: float) -> float:
-        return _LEFT + (event - self.span.first) * self._per_event
+        return (event - self.span.first) * self._per_event
 
     def y(self, size_bytes: float) -> float:
         return _HEIGHT - _BOTTOM - size_bytes * self._per_byte
@@ -156,11 +154,13 @@ def _phase_strip(analysis: Analysis, scale: _Scale) -> Iterator[str]:
         yield _rect(f"phase-{phase.label}", x, _HEIGHT - _BOTTOM + 3, max(end - x, 0.3), 9, f"{phase.label}{step}")
 
 
-def segments_svg(answer: SegmentMap, meaning: str) -> str:
-    """Segments laid out like text, largest pool first: one frame a segment, its blocks in colour. "" without any."""
+def segments_svg(answer: SegmentMap, meaning: str, top_bytes: int = 1) -> str:
+    """Segments laid out like text, largest pool first: one frame a segment, its blocks in colour. "" without any.
+    ``top_bytes`` as in :func:`timeline_svg`."""
     if not answer.segments:
         return ""
-    line_bytes = max(_MIN_LINE_BYTES, answer.reserved_bytes // _LINES, max(s.total_bytes for s in answer.segments) // 8)
+    reserved_bytes = max(answer.reserved_bytes, top_bytes)
+    line_bytes = max(_MIN_LINE_BYTES, reserved_bytes // _LINES, max(s.total_bytes for s in answer.segments) // 8)
     per_byte = _WIDTH / line_bytes
     ordered = sorted(answer.segments, key=lambda s: (s.pool, s.stream, -s.total_bytes, s.address))
     x, line = 0.0, 0

@@ -81,7 +81,7 @@ def _opening(side: _Side) -> Iterable[str]:
 
 
 def _map(side: _Side) -> Iterable[str]:
-    blocks = segments_svg(segment_map(side.analysis, side.at), side.budget.lora["meaning"])
+    blocks = segments_svg(segment_map(side.analysis, side.at), side.budget.lora["meaning"], side.top_bytes)
     yield (
         '<h2>Segments and blocks</h2><p class="soft">Every reserved byte at this event, segment by segment; '
         'blank is free. <span class="point">Point at a block to see what it is for.</span></p>'
@@ -127,7 +127,7 @@ def _legend(categories: Iterable[Category], meaning: str) -> str:
 def _budget(side: _Side) -> Iterable[str]:
     budget = side.budget
     yield '<h2>Budget</h2><table class="budget"><tbody>'
-    largest = max(budget.categories.values(), default=1) or 1
+    largest = max(side.top_bytes, *budget.categories.values())
     for name, size in budget.categories.items():
         if name == Category.UNATTRIBUTED and not size:
             continue
@@ -142,7 +142,7 @@ def _budget(side: _Side) -> Iterable[str]:
             category, _, sub = key.partition("/")
             if category == name and sub != name:
                 yield (
-                    f'<tr class="sub"><td>{escape(sub.replace("_", " "))}</td>'
+                    f'<tr class="sub"><td>{escape(plain_name(sub))}</td>'
                     f'<td class="n" data-value="{part}">{format_bytes(part)}</td><td></td><td></td></tr>'
                 )
     total = format_bytes(budget.reserved_bytes)
@@ -182,12 +182,12 @@ def _sites(side: _Side) -> Iterable[str]:
     for site in budget.top[:_SITES]:
         module = f"{escape(site.module)}: " if site.module else ""
         place = escape(site.frame or "(no stack recorded)")
-        called = escape(category_name(site.category, budget.lora["meaning"]))
+        called = escape(plain_name(category_name(site.category, budget.lora["meaning"])))
         yield (
             f'<tr><td class="n" data-value="{site.bytes}">{format_bytes(site.bytes)}</td>'
             f'<td class="n" data-value="{site.count}">{format_count(site.count)}</td>'
             f'<td><span class="kind"><i class="chip {site.category}"></i>{called}/</span>'
-            f"<wbr>{escape(site.subcategory)}</td>"
+            f"<wbr>{escape(plain_name(site.subcategory))}</td>"
             f'<td class="code">{module}{place}</td>'
             f'<td class="soft">{escape(site.evidence)}: {escape(site.rule)}</td></tr>'
         )
@@ -214,7 +214,7 @@ def _fragmentation(side: _Side) -> Iterable[str]:
     )
     for segment in f.pinned_segments[:_PINNED]:
         pins = "; ".join(
-            f"{category_name(f'{pin.category}/{pin.subcategory}', meaning)} {format_bytes(pin.bytes)}"
+            f"{plain_name(category_name(f'{pin.category}/{pin.subcategory}', meaning))} {format_bytes(pin.bytes)}"
             + (f" {pin.frame}" if pin.frame else "")
             for pin in segment.pinned_by[:3]
         )

@@ -42,7 +42,8 @@ tr.total td { font-weight: 600; }
 .chart svg { min-width: 1000px; }
 .legend span { margin-right: 16px; white-space: nowrap; }
 svg { width: 100%; height: auto; display: block; background: var(--panel); }
-svg text { fill: var(--soft); font-size: 11px; font-family: system-ui, sans-serif; }
+svg text { fill: var(--ink); font-size: 12px; font-family: system-ui, sans-serif; stroke: var(--panel); stroke-width: 3px;
+  paint-order: stroke; stroke-linejoin: round; }
 .grid { stroke: var(--line); stroke-width: 1; }
 .curve { fill: none; stroke: var(--ink); stroke-width: 1; }
 .pointer { stroke: var(--ink); stroke-width: 1; opacity: .6; }
@@ -56,15 +57,20 @@ svg text { fill: var(--soft); font-size: 11px; font-family: system-ui, sans-seri
 .phase-generation { fill: #d8cf8a; }
 .two { max-width: none; } .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 0 28px; }
 .pair > div { min-width: 0; }
-.pair .chart svg { min-width: 0; } .pair svg { overflow: visible; } .pair svg text { font-size: 13px; }
+.pair .chart svg { min-width: 0; } .pair svg text { font-size: 20px; }
 .tools input { font: inherit; width: min(420px, 100%); padding: 4px 8px; color: inherit; background: var(--panel);
   border: 1px solid var(--line); border-radius: 4px; }
 .gone { display: none; } rect.gone { display: inline; opacity: .12; }
 :focus-visible { outline: 2px solid #0072B2; outline-offset: 1px; }
-@media (max-width: 760px) { body { padding: 12px; } .pair { display: block; } td.bars { width: 25%; }
-  table.sites td:nth-child(5), table.sites th:nth-child(5) { display: none; } }
+@media screen and (max-width: 760px) { body { padding: 12px; } .pair { display: block; } td.bars { width: 25%; }
+  .pair svg text { font-size: 12px; } .pair .chart svg { min-width: 1000px; }
+  :is(.sites, .pinned) tr { display: grid; grid-template-columns: 5.5em 5.5em 1fr; border-bottom: 1px solid var(--line); }
+  .pinned tr { grid-template-columns: 9.5em 1fr 1fr; } :is(.sites, .pinned) :is(td, th) { border: 0; }
+  .sites td.code, .pinned td:last-child { grid-column: 1 / -1; }
+  .sites :is(td, th):nth-child(n + 4):not(.code), .pinned th:last-child { display: none; } }
 @media print { body { max-width: none; padding: 0; font-size: 11px; } .tools, #readout, .point { display: none; }
-  svg, tr { break-inside: avoid; } .chart svg { min-width: 0; } * { print-color-adjust: exact; } }
+  svg, tr { break-inside: avoid; } h2, thead, .legend { break-after: avoid; } table, td.code { font-size: 10px; }
+  .chart svg { min-width: 0; } * { print-color-adjust: exact; } }
 #readout { position: sticky; bottom: 0; background: var(--panel); border-top: 1px solid var(--line); padding: 6px 10px;
   font-family: ui-monospace, monospace; font-size: 13px; min-height: 33px; }
 """
@@ -108,10 +114,10 @@ all("svg").forEach(function (chart) {
 });
 all("svg.time").forEach(function (chart, number) {
   const data = DATA.filter(function (each) { return each.event.length; })[number];
-  const line = chart.querySelector(".pointer"), room = data.width - data.left;
+  const line = chart.querySelector(".pointer"), room = data.width;
   let at = 0;
   const show = function () {
-    const x = data.left + (data.event[at] - data.first) * room / Math.max(1, data.stop - data.first);
+    const x = (data.event[at] - data.first) * room / Math.max(1, data.stop - data.first);
     line.setAttribute("x1", x); line.setAttribute("x2", x);
     const parts = Object.keys(data.bytes).filter(function (name) { return data.bytes[name][at]; });
     const step = data.step[at] < 0 ? "" : ", step " + data.step[at];
@@ -128,7 +134,7 @@ all("svg.time").forEach(function (chart, number) {
   };
   chart.addEventListener("mousemove", function (move) {
     const box = chart.getBoundingClientRect(), x = (move.clientX - box.left) / box.width * data.width;
-    to(data.first + (x - data.left) / room * (data.stop - data.first));
+    to(data.first + x / room * (data.stop - data.first));
   });
   chart.addEventListener("keydown", function (press) {
     const by = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 }[press.key];
