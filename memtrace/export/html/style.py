@@ -42,8 +42,8 @@ tr.total td { font-weight: 600; }
 .chart svg { min-width: 1000px; }
 .legend span { margin-right: 16px; white-space: nowrap; }
 svg { width: 100%; height: auto; display: block; background: var(--panel); }
-svg text { fill: var(--ink); font-size: 12px; font-family: system-ui, sans-serif; stroke: var(--panel); stroke-width: 3px;
-  paint-order: stroke; stroke-linejoin: round; }
+svg text { fill: var(--ink); font-size: 12px; font-family: system-ui, sans-serif; stroke: var(--panel);
+  stroke-width: 3px; paint-order: stroke; stroke-linejoin: round; }
 .grid { stroke: var(--line); stroke-width: 1; }
 .curve { fill: none; stroke: var(--ink); stroke-width: 1; }
 .pointer { stroke: var(--ink); stroke-width: 1; opacity: .6; }
@@ -64,7 +64,8 @@ svg text { fill: var(--ink); font-size: 12px; font-family: system-ui, sans-serif
 :focus-visible { outline: 2px solid #0072B2; outline-offset: 1px; }
 @media screen and (max-width: 760px) { body { padding: 12px; } .pair { display: block; } td.bars { width: 25%; }
   .pair svg text { font-size: 12px; } .pair .chart svg { min-width: 1000px; }
-  :is(.sites, .pinned) tr { display: grid; grid-template-columns: 5.5em 5.5em 1fr; border-bottom: 1px solid var(--line); }
+  :is(.sites, .pinned) tr { display: grid; grid-template-columns: 5.5em 5.5em 1fr;
+    border-bottom: 1px solid var(--line); }
   .pinned tr { grid-template-columns: 9.5em 1fr 1fr; } :is(.sites, .pinned) :is(td, th) { border: 0; }
   .sites td.code, .pinned td:last-child { grid-column: 1 / -1; }
   .sites :is(td, th):nth-child(n + 4):not(.code), .pinned th:last-child { display: none; } }
