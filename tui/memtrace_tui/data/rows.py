@@ -3,8 +3,8 @@ it is shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -64,6 +64,26 @@ class AllocationTable:
         texts = [" ".join(labels[i] for i in stacks.frame_ids(s).tolist()) for s in range(len(stacks))]
         return [f"{m} {t}" for m, t in zip(self.module_labels, [*texts, ""], strict=True)]
 
+    @cached_property
+    def words(self) -> Mapping[str, tuple[Sequence[str], str]]:
+        """For fields that are words: the word of each number, the last for -1, and the column of the numbers."""
+        rules, purposes = self.rules, self.provider.purposes
+        called = [purpose.partition("/")[0] for purpose in purposes]
+        by_rule = {
+            "purpose": purposes,
+            "category": [name if name == rule.category else f"{name} {rule.category}"  # by its key, too
+                         for name, rule in zip(called, rules, strict=True)],
+            "sub": [rule.subcategory for rule in rules], "rule": [rule.id for rule in rules],
+            "evidence": [str(rule.evidence) for rule in rules],
+            "why": [f"{purpose} {rule.id} {rule.evidence}" for purpose, rule in zip(purposes, rules, strict=True)],
+        }  # fmt: skip
+        by_stack = {"site": self.provider.sites, "module": self.module_labels, "stack": self.stack_texts}
+        return {
+            **{field: (KNOWN[field], field) for field in ("phase", "action")},
+            **{field: ([*texts, ""], "rule") for field, texts in by_rule.items()},
+            **{field: (texts, "stack") for field, texts in by_stack.items()},
+        }
+
     def pool_label(self, pool: int, is_small: bool) -> str:
         """``large``, or ``(1, 0) small``."""
         pools = self.provider.timeline.pools
@@ -108,34 +128,21 @@ class AllocationTable:
             return _COMPARE[term.operator](column(term.field), term.value)
         search = term.pattern.search
 
-        def matches(texts: list[str]) -> Bool:
+        def matches(texts: Iterable[str]) -> Bool:
             return np.array([search(text) is not None for text in texts], dtype=np.bool_)
 
+        if term.field in self.words:
+            texts, by = self.words[term.field]
+            return matches(texts)[column(by)]
         if term.field == "any":
-            by_rule = matches(
-                [*(f"{p} {r.id} {r.evidence}" for p, r in zip(self.provider.purposes, self.rules, strict=True)), ""]
-            )
-            found = by_rule[column("rule")] | matches(self.stack_texts)[column("stack")]
+            found = self._fits(column, replace(term, field="why")) | self._fits(column, replace(term, field="stack"))
             actions = column("action")
             return found if (actions == Action.ALLOC).all() else found | matches(KNOWN["action"])[actions]
-        if term.field in ("category", "sub", "rule", "evidence"):
-            if term.field == "category":  # by its key, too
-                called = (p.partition("/")[0] for p in self.provider.purposes)
-                both = (rf"{name} {rule.category}" if name != rule.category else name
-                        for name, rule in zip(called, self.rules, strict=True))  # fmt: skip
-                return matches([*both, ""])[column("rule")]
-            name = {"sub": "subcategory", "rule": "id"}.get(term.field, term.field)
-            return matches([*(str(getattr(rule, name)) for rule in self.rules), ""])[column("rule")]
-        if term.field in ("site", "module", "stack"):
-            labels = {"site": self.provider.sites, "module": self.module_labels, "stack": self.stack_texts}[term.field]
-            return matches(labels)[column("stack")]
-        if term.field in KNOWN:
-            return matches(KNOWN[term.field])[column(term.field)]
         values, inverse = np.unique(column(term.field), return_inverse=True)
         if term.field == "pool":
-            fits = matches([self.pool_label(value // 2, bool(value % 2)) for value in values.tolist()])
+            fits = matches(self.pool_label(value // 2, bool(value % 2)) for value in values.tolist())
         else:
-            fits = matches(list(map(str, values.tolist()))) | matches(list(map(hex, values.tolist())))
+            fits = matches(map(str, values.tolist())) | matches(map(hex, values.tolist()))
         return fits[inverse] if len(values) else np.zeros(0, np.bool_)
 
     # -- sorting and grouping
@@ -148,13 +155,11 @@ class AllocationTable:
         return rows[np.argsort(key, kind="stable")]
 
     def _key(self, column: str) -> NDArray[Any]:
-        if column == "purpose":
-            return _ranks(self.provider.purposes)[self.rule]
-        if column in ("rule", "evidence"):
-            return _ranks([str(rule.id if column == "rule" else rule.evidence) for rule in self.rules])[self.rule]
-        if column in ("site", "module"):
-            return _ranks(self.provider.sites if column == "site" else self.module_labels)[self.table.stack]
-        return self.column(column)
+        if column in ("phase", "pool") or column not in self.words:
+            return self.column(column)
+        texts, by = self.words[column]
+        order = {text: place for place, text in enumerate(sorted(set(texts)))}
+        return np.array([order[text] for text in texts], dtype=np.int64)[self.column(by)]
 
     def grouped(self, rows: I8, by: str) -> list[Group]:
         """Rows summed by one of ``GROUPS``, largest first."""
@@ -230,12 +235,6 @@ _CELLS: dict[str, Callable[[AllocationTable, int], Cell]] = {
     "rule": lambda t, row: (t.rules[int(t.rule[row])].id, "dim"),
     "evidence": lambda t, row: (str(t.rules[int(t.rule[row])].evidence), "dim"),
 }  # fmt: skip
-
-
-def _ranks(texts: list[str]) -> I8:
-    """Position of each text among the distinct ones in order."""
-    order = {text: i for i, text in enumerate(sorted(set(texts)))}
-    return np.array([order[text] for text in texts], dtype=np.int64)
 
 
 _ROLES = {

@@ -28,7 +28,7 @@ class StacksView(View):
     BINDINGS = keys("""
         v         invert          Invert
         i         icicle          Icicle
-        z         focus_frame(1)  Focus        z    Only what the selected frame called, or everything again (Z)
+        z,enter   focus_frame(1)  Focus        z    Only what the selected frame called, or everything again (Z)
         Z,escape  focus_frame(0)  -Whole tree
         n         next(1)         Next         n N  To the next frame that the filter names
         N         next(-1)        -Previous
@@ -96,11 +96,8 @@ class StacksView(View):
         self.main().focus()
 
     def action_focus_frame(self, closer: int) -> None:
-        tree = self.query_one(CallTree)
-        if closer and tree.node is not None:
-            self._within = tuple(node.frame for node in tree.node.way if node.frame >= 0)
-        else:
-            self._within = ()
+        node = self.main().node if closer else None
+        self._within = () if node is None else tuple(each.frame for each in node.way if each.frame >= 0)
         self.show()
 
     def action_next(self, by: int) -> None:

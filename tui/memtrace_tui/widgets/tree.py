@@ -117,13 +117,11 @@ class CallTree(Rows):
 
 
 class Icicle(Drawn, can_focus=True):
-    """Bricks under a root; the selected one can become the root."""
+    """Bricks under a root, each as wide as its bytes."""
 
     BINDINGS = keys("""
         left right   side(±1)   Brick / Right   ←→↑↓
         up,k down,j  depth(±1)  -Up / Down
-        enter        into       Zoom in
-        escape       out        Zoom out
     """)
 
     @dataclass
@@ -134,12 +132,10 @@ class Icicle(Drawn, can_focus=True):
 
     def __init__(self) -> None:
         super().__init__(id="icicle")
-        self.root = CallNode("", -1)
-        self.trail: list[CallNode] = []
-        self.node = self.root
+        self.root = self.node = CallNode("", -1)
 
     def show(self, root: CallNode) -> None:
-        self.root, self.trail, self.node = root, [], root
+        self.root = self.node = root
         self.refresh()
 
     def choose(self, node: CallNode) -> None:
@@ -167,25 +163,10 @@ class Icicle(Drawn, can_focus=True):
         if found is not None:
             self._select(found)
 
-    def action_into(self) -> None:
-        """The selected brick becomes as wide as the screen."""
-        if self.node is not self.root:
-            self.trail.append(self.root)
-            self.root = self.node
-            self.refresh()
-
-    def action_out(self) -> None:
-        if self.trail:
-            self.root = self.trail.pop()
-            self.refresh()
-
     def on_click(self, event: events.Click) -> None:
         for brick in self._rows()[event.y]:
             if brick.x <= event.x < brick.x + brick.width:
-                if brick.node is self.node:
-                    self.action_into()
-                else:
-                    self._select(brick.node)
+                self._select(brick.node)
 
     def draw_line(self, y: int) -> Strip:
         rows = self._rows()
