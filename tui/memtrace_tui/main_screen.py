@@ -80,7 +80,8 @@ class MainScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """A line of tabs, the cursor, the filter while it is written, the body, and two lines below."""
-        tabs = Tabs(*(Tab(title, id=f"tab-{name}") for name, title in _SHORT.items()), id="tabs")
+        tabs = Tabs(*(Tab(title, id=f"tab-{name}") for name, title in _SHORT.items()),
+                    active=f"tab-{self.current}", id="tabs")  # fmt: skip
         tabs.can_focus = False
         yield tabs
         yield Cursor(self.session)
