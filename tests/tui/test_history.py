@@ -84,7 +84,9 @@ def test_a_hole_names_its_last_owner_and_the_stack_of_the_free() -> None:
     frames = set(timeline.snapshot.stacks.frame_ids(stack).tolist())
     assert frames & {getattr(line.target, "frame", None) for line in lines}
     start, stop = int(layout.block_address[hole]), int(layout.block_address[hole] + layout.block_bytes[hole])
-    owners = [line for line in history_lines(provider, start, stop, 100) if getattr(line.target, "view", "")]
+    owners = [
+        line for line in history_lines(provider, start, stop, layout.event, 100) if getattr(line.target, "view", "")
+    ]
     assert len(owners) == min(len(tenants(timeline, start, stop)), 400)
 
 
@@ -96,10 +98,28 @@ def test_owners_stand_apart_from_where_they_began() -> None:
     stop = int(table.address[largest] + table.block_bytes[largest])
     rows = tenants(provider.timeline, stop - 512, stop).tolist()
     assert largest in rows
-    lines = [line.plain for line in history_lines(provider, stop - 512, stop, 100)]
+    lines = [line.plain for line in history_lines(provider, stop - 512, stop, provider.count, 100)]
     for row, place in zip(rows, lines[2::3], strict=False):
         offset = format_bytes(stop - 512 - int(table.address[row]))
         assert place.split() == [*f"-{offset} {format_bytes(int(table.block_bytes[row]))}".split(), *place.split()[4:]]
+
+
+def test_owners_before_the_cursor_come_first_and_later_ones_behind_them() -> None:
+    provider = recording(TINY).provider()
+    timeline, event = provider.timeline, provider.count // 2
+    born = timeline.allocations.alloc_event
+    start, stop = next(
+        span for row in range(len(born)) if len(found := born[tenants(timeline, *(span := span_of(timeline, row)))]) > 8
+        and (found > event).any() and (found <= event).any()
+    )  # fmt: skip
+    lines = history_lines(provider, start, stop, event, 100)
+    border = next(i for i, line in enumerate(lines) if line.plain.startswith("after the cursor"))
+    before, after = (
+        [g.event for line in part if (g := line.target) is not None] for part in (lines[:border], lines[border:])
+    )
+    expected = sorted(max(int(each), 0) for each in born[tenants(timeline, start, stop)])
+    assert before == [each for each in reversed(expected) if each <= event]
+    assert after == [each for each in expected if each > event]
 
 
 # -- places

@@ -140,7 +140,7 @@ def longest_lived(session: Session) -> list[str]:
     chosen = [
         row for row in rows.tolist() if session.provider.purposes[session.table.rule[row]].startswith("temporary")
     ]
-    died = np.minimum(facts.died[chosen], session.provider.count)
+    died = np.minimum(facts.died[chosen], session.provider.count - 1)
     return [format_count(int((died - np.maximum(table.alloc_event[chosen], -1)).max()))]
 
 

@@ -185,7 +185,7 @@ class MainScreen(Screen[None]):
             self._details("Frame", partial(frame_lines, session.provider, goto.frame, session.live()))
             return
         if goto.history is not None:
-            self._details("Who was here", partial(history_lines, session.provider, *goto.history))
+            self._details("Who was here", partial(history_lines, session.provider, *goto.history, session.event))
             return
         if is_new:
             self._trail.append(self.place())

@@ -155,13 +155,18 @@ def freed_by(provider: Provider, event: int, born_in: int, width: int, fold: boo
     return [BLANK, line(("freed by", "title")), *stack_lines(provider, stack, width, fold)]
 
 
-def history_lines(provider: Provider, start: int, stop: int, width: int, most: int = 400) -> list[Line]:
-    """Every tenant of a range of addresses, the last first: when, what, from where; Enter goes to its birth."""
+def history_lines(provider: Provider, start: int, stop: int, event: int, width: int, most: int = 400) -> list[Line]:
+    """Every tenant of a range of addresses: those up to an event, the last first, then the later ones in their order.
+    Of each when, what, from where; Enter goes to its birth."""
     timeline = provider.timeline
     table, rows = timeline.allocations, tenants(timeline, start, stop)
+    later = table.alloc_event[rows] > event
+    rows = np.concatenate([rows[~later], rows[later][::-1]])
     lines = [line((f"{start:#x}", "title"), (f" to {stop:#x}, {format_bytes(stop - start)}: ", "dim"),
                   (counted(len(rows), "owner"), "strong"), (", the last first", "dim"))]  # fmt: skip
-    for row in rows[:most].tolist():
+    for number, row in enumerate(rows[:most].tolist()):
+        if number == len(rows) - int(later.sum()):
+            lines.append(line((f"after the cursor, event {format_count(event)}, in their order", "title")))
         born, gone = int(table.alloc_event[row]), freed_at(timeline, row)
         life = f"{event_text(provider, born)}  to  {event_text(provider, gone) if gone >= 0 else 'never freed'}"
         lines.append(line((clip(life, width), "text"), target=Goto("segments", max(born, 0), address=start)))
@@ -169,7 +174,7 @@ def history_lines(provider: Provider, start: int, stop: int, width: int, most: i
         place = f"{'-' if offset < 0 else '+'}{format_bytes(abs(offset))}"
         lines += indented(summary_lines(provider, row, place, width - 2), 2)
     if len(rows) > most:
-        lines.append(line((f"and {format_count(len(rows) - most)} before them", "dim")))
+        lines.append(line((f"and {format_count(len(rows) - most)} more", "dim")))
     return lines
 
 
@@ -228,7 +233,8 @@ def block_lines(provider: Provider, layout: Layout, block: int, width: int, fold
     size, address = int(layout.block_bytes[block]), int(layout.block_address[block])
     lines = [
         place,
-        line(("free ", "bad"), (format_bytes(size), "strong"), (f"  {format_count(size)} B at {address:#x}", "dim")),
+        line(("free ", "bad"), (format_bytes(size), "strong"), (f"  {format_count(size)} B", "dim")),
+        field("address", f"{address:#x}"),
         field("pool", pool_name(segment_pool(layout, segment))),
         field("stream", stream_name(int(layout.stream[segment]))),
     ]  # fmt: skip
@@ -300,7 +306,7 @@ def segment_lines(provider: Provider, layout: Layout, segment: int, width: int, 
         purposes = [purpose_text(short_name(pin.category, meaning), pin.subcategory, meaning) for pin in shown]
     column = min(max(map(len, purposes), default=0), max(width - 22, 12))
     for pin, purpose in zip(shown, purposes, strict=True):
-        where = printable(pin.frame) or "no stack recorded"
+        where = printable(pin.frame) or "no stack"
         words = site_words(category_name(pin.category, meaning), pin.subcategory, pin.frame or "")
         lines.append(line((f"{format_bytes(pin.bytes):>10} ", "strong"),
                           (f"{clip(purpose, column):<{column}} ", f"cat:{pin.category}"),

@@ -97,7 +97,7 @@ class AllocationTable:
         """A column that filters and sorting go by."""
         table, facts = self.table, self.facts
         if name == "life":
-            return np.minimum(facts.died, self.provider.count) - np.maximum(table.alloc_event, -1)
+            return np.minimum(facts.died, self.provider.count - 1) - np.maximum(table.alloc_event, -1)
         if name == "pool":
             return table.pool * 2 + table.is_small
         if name == "layer":
@@ -223,8 +223,8 @@ _CELLS: dict[str, Callable[[AllocationTable, int], Cell]] = {
     "site": lambda t, row: (label, "text") if (label := t.provider.site(row)) else ("no stack", "dim"),
     "born": AllocationTable._born,
     "freed": AllocationTable._freed,
-    "life": lambda t, row: (
-        format_count(min(int(t.facts.died[row]), t.provider.count) - max(int(t.table.alloc_event[row]), -1)), "text"),
+    "life": lambda t, row: (format_count(
+        min(int(t.facts.died[row]), t.provider.count - 1) - max(int(t.table.alloc_event[row]), -1)), "text"),
     "address": lambda t, row: (f"{int(t.table.address[row]):#x}", "dim"),
     "step": lambda t, row: (str(int(t.facts.step[row])) if t.facts.step[row] >= 0 else "", "text"),
     "layer": lambda t, row: (str(layer) if (layer := int(t.column("layer")[row])) >= 0 else "", "text"),

@@ -21,7 +21,7 @@ COLUMNS = (
     TableColumn("size", "size", 10, right=True, rank=2),
     TableColumn("address", "address", 14, rank=3),
     TableColumn("purpose", "purpose", 25, rank=4),
-    TableColumn("site", "call site", 0, keep_end=True),
+    TableColumn("site", "call site", 0, keep_end=True, least=12),
     TableColumn("stream", "stream", 6, rank=6),
 )
 

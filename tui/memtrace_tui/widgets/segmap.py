@@ -248,7 +248,7 @@ class SegMap(MapWidget):
         return Strip(segments).simplify().adjust_cell_length(self.size.width, look.style("text"))
 
 
-_LABEL = 11
+_LABEL = 12
 
 
 class BlockMap(MapWidget):

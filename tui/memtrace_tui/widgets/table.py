@@ -12,8 +12,6 @@ from memtrace.render.words import clip
 from memtrace_tui.data.lines import Span
 from memtrace_tui.widgets.base import Rows
 
-_LEAST = 24  # cells that a column of width 0 has, and a quarter of them all
-
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
@@ -25,6 +23,7 @@ class TableColumn:
     right: bool = False
     rank: int = 0
     keep_end: bool = False
+    least: int = 24  # what a column of width 0 needs; on wide screens it gets two ninths
 
 
 class Table(Rows):
@@ -52,12 +51,13 @@ class Table(Rows):
     def fitted(self, width: int) -> list[tuple[TableColumn, int]]:
         """The columns that fit, in order, with their widths."""
         sort = self.sort[0] if self.sort is not None else ""
-        left = width - max(_LEAST, width // 4) * sum(column.width == 0 for column in self.columns)
-        chosen = {column.name for column in self.columns if column.width == 0}
+        left = width - sum(max(column.least, width * 2 // 9) for column in self.columns if not column.width)
+        chosen = {column.name for column in self.columns if not column.width}
         for column in sorted((c for c in self.columns if c.width), key=lambda c: -1 if c.name == sort else c.rank):
-            if column.width + 2 <= left:
-                chosen.add(column.name)
-                left -= column.width + 2
+            left -= column.width + 2
+            if left < 0:
+                break
+            chosen.add(column.name)
         shown = [column for column in self.columns if column.name in chosen]
         rest = max(width - sum(column.width + 2 for column in shown), 8)
         return [(column, column.width or rest) for column in shown]
