@@ -8,11 +8,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from browser_cases import TINY
+from browser_cases import TINY, main_screen, settle, text_of, until
+from memtrace_tui.app import BrowseApp
+from memtrace_tui.main_screen import MainScreen
+from memtrace_tui.provider import BrowsedRecording, Provider
 from support import trace_path
 
 from memtrace.cli import main
 from memtrace.cli.browse import _look_at
+from memtrace.units import format_bytes, format_count
 
 
 @pytest.mark.parametrize(
@@ -74,3 +78,31 @@ def test_the_look_takes_nothing_out_of_a_pipe(tmp_path: Path) -> None:
     read.append(pipe.read_bytes())
     writer.join(10)
     assert read == [b"content"]
+
+
+@pytest.mark.parametrize("name", [TINY, "llama2-7b_oom-first-step"])
+async def test_what_the_file_says_shows_before_anything_is_worked_out(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its figures are those that the report of its last event has once it is there."""
+    may_go_on, real = threading.Event(), BrowsedRecording.provider
+
+    def waiting(self: BrowsedRecording, *args: object, **kwargs: object) -> Provider:
+        assert may_go_on.wait(60)
+        return real(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(BrowsedRecording, "provider", waiting)
+    app = BrowseApp(str(trace_path(name)), few_colours=False, remember=False)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(lambda: "the file ends with" in text_of(pilot))
+        early = text_of(pilot)
+        may_go_on.set()
+        await until(lambda: isinstance(app.screen, MainScreen))
+        await settle(pilot)
+        provider = main_screen(pilot).session.provider
+        report = provider.report(provider.count - 1)
+        sizes = format_bytes(report.reserved_bytes), format_bytes(report.allocated_bytes)
+        refused = [f"{format_bytes(int(provider.timeline.trace.size[event]))} refused" for event in provider.ooms]
+        for words in (f"{format_count(provider.count)} events", *sizes, *refused):
+            assert words in early
+        assert ("OUT OF MEMORY" in early) == bool(refused)

@@ -24,6 +24,7 @@ from textual.screen import Screen
 
 from memtrace.attribution.user_rules import UserRule
 from memtrace.errors import MemtraceError
+from memtrace.snapshot.model import Device
 from memtrace.units import printable
 from memtrace_tui.data.lines import BLANK, line, wrap
 from memtrace_tui.dialogs import Details, LoadingScreen
@@ -122,7 +123,8 @@ class BrowseApp(App[int]):
         try:
             for number, file in enumerate(files):
                 view = self.view if number == 0 else StartView(self.view.device)
-                recordings.append(BrowsedRecording.open(file, view, progress, self.rules, self.use_index))
+                read = partial(self.call_later, self._read)
+                recordings.append(BrowsedRecording.open(file, view, progress, self.rules, self.use_index, read))
             if self.other is None:  # what the first screen needs is worked out here, off the interface's thread
                 provider = recordings[0].provider()
                 provider.report(provider.start.event)
@@ -137,6 +139,11 @@ class BrowseApp(App[int]):
     def _progress(self, share: float) -> None:
         if isinstance(self.screen, LoadingScreen):
             self.screen.show(share)
+
+    def _read(self, device: Device) -> None:
+        if isinstance(self.screen, LoadingScreen):
+            self.screen.device = device
+            self.screen.show(0.7)
 
     def action_cancel_loading(self) -> None:
         """The thread stops at its next report of progress; the application leaves at once."""

@@ -12,8 +12,10 @@ from textual.widgets import Input, Static
 
 from memtrace.errors import MemtraceError
 from memtrace.render.words import bar, clip
+from memtrace.snapshot.model import Device
 from memtrace.units import printable
 from memtrace_tui.data.lines import BLANK, Line, line
+from memtrace_tui.data.overview import file_lines
 from memtrace_tui.widgets.base import Lines, Open, keys
 
 
@@ -133,6 +135,7 @@ class LoadingScreen(Screen[None]):
     def __init__(self, name: str) -> None:
         super().__init__()
         self._file = printable(name)
+        self.device: Device | None = None  # what the file holds, once it is read
 
     def compose(self) -> ComposeResult:
         yield Lines(id="loading")
@@ -141,11 +144,12 @@ class LoadingScreen(Screen[None]):
         self.show(0.0)
 
     def show(self, share: float) -> None:
-        """File name, bar, what is being done."""
+        """File name, bar, what is being done; and what the file itself says."""
         width = min(self.app.size.width * 96 // 100, 64)
         what = "reading" if share < 0.7 else "replaying the allocator, attributing allocations"
         self.query_one(Lines).show([
             line(("memtrace", "title"), "  " + clip(self._file, width - 12, True)), BLANK,
             line((f"{bar(share, width - 6):<{width - 6}}", "accent"), (f"{share:>6.0%}", "strong")), BLANK,
             line((what, "dim"), ("   esc cancels", "dim")),
+            *([BLANK, *file_lines(self.device, width)] if self.device is not None else ()),
         ])  # fmt: skip

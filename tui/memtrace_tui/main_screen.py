@@ -107,8 +107,8 @@ class MainScreen(Screen[None]):
         try:
             for entry in VIEWS.values():  # so that the first key to a screen need not import it
                 entry.load()
+            _ = self.session.provider.curves  # for the timeline, which is often next and waits for them
             self.session.explain()
-            _ = self.session.provider.curves  # for the timeline
         except Exception as error:
             self.post_message(Failed(error, "explain"))
         self.call_later(self.update)

@@ -24,7 +24,7 @@ from memtrace.history.layout import Layout, layout_at
 from memtrace.history.timeline import At, Peak, Window
 from memtrace.ranges import peak_within
 from memtrace.snapshot.devices import choose_device
-from memtrace.snapshot.model import I8, Snapshot
+from memtrace.snapshot.model import I8, Device, Snapshot
 from memtrace.units import printable
 
 
@@ -202,8 +202,10 @@ class BrowsedRecording:
         on_progress: Callable[[float], None] | None = None,
         rules: Sequence[UserRule] = (),
         use_index: bool = True,
+        on_read: Callable[[Device], object] = lambda device: None,
     ) -> BrowsedRecording:
-        """Load and analyse a file. ``on_progress`` gets shares 0 to 1 and may raise to cancel. Raises MemtraceError."""
+        """Load and analyse a file. ``on_progress`` gets shares 0 to 1 and may raise to cancel; ``on_read`` gets what
+        the file holds of the device, before anything is worked out. Raises MemtraceError."""
         done = 0.0
 
         def tell(share: float) -> None:  # never back, though the loader may begin again in another way
@@ -213,6 +215,7 @@ class BrowsedRecording:
                 on_progress(done)
 
         recording = cls(open_recording(source, lambda share: tell(share * 0.7), use_index), view, rules)
+        on_read(recording.snapshot.device(recording.device))
         recording.provider(on_progress=lambda share: tell(0.7 + share / 4))
         tell(1.0)
         return recording

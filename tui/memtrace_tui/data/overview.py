@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
+
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category, category_name
 from memtrace.explain.answer import Explanation
 from memtrace.render.words import MOMENTS, bar, clip
-from memtrace.units import format_bytes, format_count, printable
+from memtrace.snapshot.model import Action, BlockState, Device
+from memtrace.units import counted, format_bytes, format_count, printable
 from memtrace_tui.data.details import event_text, purpose_text
 from memtrace_tui.data.findings import verdict_title
 from memtrace_tui.data.lines import BLANK, Goto, Line, Span, line, stacked, wrap
 from memtrace_tui.data.query import site_words
 from memtrace_tui.provider import Provider
+
+
+def file_lines(device: Device, width: int) -> list[Line]:
+    """What the file itself says, before the allocator is replayed: what was refused, and the state it ends with."""
+    segments, blocks, trace = device.segments, device.blocks, device.trace
+    reserved, live = int(segments.total_size.sum()), int(blocks.size[blocks.state == BlockState.ALLOCATED].sum())
+    lines = [line((format_count(len(trace)), "strong"), (" events; the file ends with", "dim"))]
+    lines += wrap([(format_bytes(reserved), "strong"), (f" reserved in {counted(len(segments), 'segment')}, ", "dim"),
+                   (format_bytes(live), "strong"), (" of it allocated", "dim")], width)  # fmt: skip
+    lines.append(Line(tuple(stacked([(live, "accent"), (reserved - live, "hole")], reserved, width))))
+    for event in np.flatnonzero(trace.action == Action.OOM)[-1:].tolist():
+        refused = f"  {format_bytes(int(trace.size[event]))} refused at event {format_count(event)}"
+        lines += [BLANK, line((" OUT OF MEMORY ", "alarm"), refused)]
+    return lines
 
 
 def banner_lines(provider: Provider, report: Report, width: int, answer: Explanation | None = None) -> list[Line]:
