@@ -103,18 +103,20 @@ def blend(one: str, other: str, share: float) -> str:
     return "#" + "".join(f"{round(x * share + y * (1 - share)):02x}" for x, y in zip(a, b, strict=True))
 
 
+# How much is left of a colour: for a block's neighbour of the same category, for what was only reached within a column,
+# and (all of it) for a part of a stacked bar, for which a letter stands where there are no colours.
+_SHARES = {"shade": 0.8, "faded": 0.45, "fill": 1.0}
+
+
 def colour(palette: Palette, role: str) -> str:
     """Foreground of a role as ``#rrggbb``."""
     kind, _, name = role.partition(":")
     table = {"cat": palette.category, "phase": palette.phase}.get(kind)
     if table is not None:
         return table.get(name, palette.text)
-    if kind == "shade":  # the same category, for a block's neighbour
-        return blend(colour(palette, name.replace("|", ":")), palette.background, 1.0 if palette.flat else 0.80)
-    if kind == "fill":  # a part of a stacked bar; without colours a letter stands for it
-        return colour(palette, name.replace("|", ":"))
-    if kind == "faded":
-        return blend(colour(palette, name.replace("|", ":")), palette.background, 1.0 if palette.flat else 0.45)
+    if kind in _SHARES:
+        share = 1.0 if palette.flat else _SHARES[kind]
+        return blend(colour(palette, name.replace("|", ":")), palette.background, share)
     if kind in ("ramp", "heat", "hue"):
         colours: tuple[str, ...] = getattr(palette, kind)
         return colours[int(name) % len(colours)]

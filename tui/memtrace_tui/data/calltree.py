@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from memtrace.attribution.categories import category_name
 from memtrace.attribution.sites import frame_label
 from memtrace.snapshot.model import I8
 from memtrace.units import printable
@@ -26,7 +25,7 @@ class CallNode:
     bytes: int = 0
     count: int = 0
     self_bytes: int = 0
-    children: dict[object, CallNode] = field(default_factory=dict)
+    children: dict[int, CallNode] = field(default_factory=dict)
     by_category: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -58,39 +57,28 @@ def call_tree(provider: Provider, rows: I8, inverted: bool = False, fold: bool =
     sums = np.zeros(len(found), dtype=np.int64)
     np.add.at(sums, inverse, table.requested_bytes[rows])
     hidden = [fold and is_library(frame) for frame in stacks.frames]
-    labels: dict[int, str] = {}
+    labels = [printable(frame_label(frame)) for frame in stacks.frames]
     root = CallNode("all live memory", -1)
     for group, total, count in zip(found.tolist(), sums.tolist(), counts.tolist(), strict=True):
-        stack, rule = group // len(attribution.rules) - 1, attribution.rules[group % len(attribution.rules)]
-        category = str(rule.category)
-        frames = stacks.frame_ids(stack).tolist()
+        stack, rule = divmod(group, len(attribution.rules))
+        category = str(attribution.rules[rule].category)
+        frames = stacks.frame_ids(stack - 1).tolist()
         shown = [frame for frame in frames if not hidden[frame]] or frames[:1]
-        path: list[tuple[object, int, str]] = []
-        for frame in shown if inverted else reversed(shown):
-            if frame not in labels:
-                labels[frame] = printable(frame_label(stacks.frames[frame]))
-            path.append((frame, frame, labels[frame]))
+        path = [(frame, frame, labels[frame]) for frame in (shown if inverted else reversed(shown))]
         if not frames:
-            path = [
-                ("none", -1, "no stack recorded"),
-                (group, -1, category_name(f"{category}/{rule.subcategory}", attribution.lora_meaning)),
-            ]
-        node = root
-        _add(node, total, count, category)
+            path = [(-1, -1, "no stack recorded"), (-2 - rule, -1, provider.purposes[rule])]
+        nodes = [root]
         for step, frame, label in path:
-            below = node.children.get(step)
-            if below is None:
-                below = node.children[step] = CallNode(label, frame, node)
-            node = below
-            _add(node, total, count, category)
-        node.self_bytes += total
+            below = nodes[-1].children
+            if step not in below:
+                below[step] = CallNode(label, frame, nodes[-1])
+            nodes.append(below[step])
+        for node in nodes:
+            node.bytes += total
+            node.count += count
+            node.by_category[category] = node.by_category.get(category, 0) + total
+        nodes[-1].self_bytes += total
     return root
-
-
-def _add(node: CallNode, total: int, count: int, category: str) -> None:
-    node.bytes += total
-    node.count += count
-    node.by_category[category] = node.by_category.get(category, 0) + total
 
 
 def visible(root: CallNode, opened: set[int] | None = None) -> Iterator[CallNode]:

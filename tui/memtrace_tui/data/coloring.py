@@ -14,7 +14,7 @@ from memtrace.history.layout import Layout, State
 from memtrace.render.words import FREE, MARKS, clip, plain_name, short_name
 from memtrace.render.words import PENDING as PENDING_LETTER
 from memtrace.snapshot.model import I8, U1, Bool
-from memtrace.units import format_bytes, format_count, printable
+from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.lines import Line, Span
 from memtrace_tui.provider import Provider
 
@@ -165,14 +165,9 @@ def _step(provider: Provider, layout: Layout) -> _Answer:
 
 
 def _stack(provider: Provider, layout: Layout) -> _Answer:
-    sites, stacks = provider.analysis.attribution.sites, provider.timeline.allocations.stack
-    labels = [printable(sites.label(stack)) for stack in range(len(sites.frame))]
-    number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
-    of_stack = np.array([*(number[label] for label in labels), -1], dtype=np.int64)
-    values = of_stack[_of(stacks, layout)]
-    names = list(number)
-    shown = lambda site: names[site].rpartition("/")[2] if site >= 0 and names[site] else "no stack"  # noqa: E731
-    return _most(layout, values, shown, "others")
+    names, number = np.unique(provider.sites, return_inverse=True)
+    shown = lambda site: str(names[site]).rpartition("/")[2] or "no stack"  # noqa: E731
+    return _most(layout, number[_of(provider.timeline.allocations.stack, layout)], shown, "others")
 
 
 def _compared(layout: Layout, twins: Bool | None, ranks: tuple[int, int] | None) -> _Answer:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category, category_name
 from memtrace.explain.answer import Explanation
-from memtrace.render.words import MOMENTS, bar, clip
+from memtrace.render.words import MOMENTS, bar, clip, plain_name
 from memtrace.snapshot.model import Action, BlockState, Device
 from memtrace.units import counted, format_bytes, format_count, printable
 from memtrace_tui.data.details import event_text, purpose_text
@@ -85,34 +83,25 @@ def gauge_lines(provider: Provider, report: Report, width: int) -> list[Line]:
 
 def budget_lines(report: Report, width: int, categories: bool = True, parts: bool = True) -> list[Line]:
     """A line a category and (with ``parts``) a subcategory, with bars; Enter shows the allocations behind it."""
-    label, reserved = 20, max(report.reserved_bytes, 1)
-    called = partial(category_name, meaning=report.lora["meaning"])
-    bars = max(width - label - 10 - 8, 6)
-
-    def row(name: Span, size: int, role: str, drawn: Span, category: str, sub: str) -> Line:
-        holes = category == Category.FRAGMENTATION
-        return line(
-            (f"{name[0].replace('_', ' '):<{label}}", name[1]), (f"{format_bytes(size):>10}", role),
-            (f"{size / reserved:>7.1%} ", "dim"), drawn,
-            target=Goto("segments") if holes else Goto("allocations", filter=site_words(called(category), sub)),
-        )  # fmt: skip
-
+    reserved, bars = max(report.reserved_bytes, 1), max(width - 38, 6)
     lines = []
-    for category in map(str, Category):
-        size, role = report.categories[category], f"cat:{category}"
+    for category, size in report.categories.items():
         if category == Category.UNATTRIBUTED and not size:
             continue
-        if categories:
-            lines.append(
-                row((called(category), role), size, "strong", (bar(size / reserved, bars), role), category, "")
-            )
-        for key, part in report.subcategories.items() if parts else ():
-            owner, _, name = key.partition("/")
-            if owner == category and name != owner:
-                drawn = "━" * round(part / reserved * bars) or "╸"
-                lines.append(
-                    row((f"  {name}", "dim" if categories else role), part, "text", (drawn, role), owner, name)
-                )
+        called, role = category_name(category, report.lora["meaning"]), f"cat:{category}"
+        own = {
+            key.partition("/")[2]: part for key, part in report.subcategories.items() if key.startswith(f"{category}/")
+        }
+        own.pop(category, None)
+        for sub, part in [*([("", size)] if categories else ()), *(own.items() if parts else ())]:
+            share = part / reserved
+            lines.append(line(
+                (f"{plain_name(f'  {sub}' if sub else called):<20}", "dim" if sub and categories else role),
+                (f"{format_bytes(part):>10}", "text" if sub else "strong"), (f"{share:>7.1%} ", "dim"),
+                (("━" * round(share * bars) or "╸") if sub else bar(share, bars), role),
+                target=Goto("segments") if category == Category.FRAGMENTATION
+                else Goto("allocations", filter=site_words(called, sub)),
+            ))  # fmt: skip
     return lines
 
 

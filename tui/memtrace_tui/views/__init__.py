@@ -138,19 +138,17 @@ VIEWS = {title.lower(): Entry(str(number), title) for number, title in enumerate
 
 def key_lines(title: str, app: App[object], bindings: list[Binding]) -> list[Line]:
     """A heading and one line an action. A binding that shows several keys stands for all of its kind."""
-    lines = [line((title, "title"))]
-    shown: dict[str, list[str]] = {}
-    text: dict[str, str] = {}
-    leaders = {_kind(b): b.action for b in bindings if b.key_display and len(b.key_display) > 1}
+    leaders = {_kind(each): each for each in bindings if each.key_display and len(each.key_display) > 1}
+    found: dict[str, tuple[Binding, list[str]]] = {}
     for binding in bindings:
-        leader = leaders.get(_kind(binding), binding.action)
-        if leader != binding.action:
-            continue
-        keys = [binding] if binding.key_display else [Binding(k, "", "") for k in binding.key.split(",")]
-        shown.setdefault(leader, []).extend(app.get_key_display(key) for key in keys)
-        text.setdefault(leader, binding.tooltip or binding.description)
-    for action, names in shown.items():
-        lines.append(line((f"  {' '.join(dict.fromkeys(names)):<14}", "key"), text[action]))
+        shown = leaders.get(_kind(binding), binding)
+        names = found.setdefault(shown.action, (shown, []))[1]
+        if binding.action == shown.action:
+            keys = [binding] if binding.key_display else [Binding(key, "", "") for key in binding.key.split(",")]
+            names += [name for name in map(app.get_key_display, keys) if name not in names]
+    lines = [line((title, "title"))]
+    for shown, names in found.values():
+        lines.append(line((f"  {' '.join(names):<14}", "key"), shown.tooltip or shown.description))
     return lines
 
 
