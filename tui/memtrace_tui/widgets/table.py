@@ -23,7 +23,7 @@ class TableColumn:
     right: bool = False
     rank: int = 0
     keep_end: bool = False
-    least: int = 24  # what a column of width 0 needs; on wide screens it gets two ninths
+    least: int = 24  # what a column of width 0 needs in a table of 108 cells; more in proportion in a wider one
 
 
 class Table(Rows):
@@ -51,7 +51,7 @@ class Table(Rows):
     def fitted(self, width: int) -> list[tuple[TableColumn, int]]:
         """The columns that fit, in order, with their widths."""
         sort = self.sort[0] if self.sort is not None else ""
-        left = width - sum(max(column.least, width * 2 // 9) for column in self.columns if not column.width)
+        left = width - sum(column.least * max(width, 108) // 108 for column in self.columns if not column.width)
         chosen = {column.name for column in self.columns if not column.width}
         for column in sorted((c for c in self.columns if c.width), key=lambda c: -1 if c.name == sort else c.rank):
             left -= column.width + 2
