@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,7 +189,8 @@ def _segment(segment: SegmentView, meaning: str, x: float, line: int, per_byte: 
         f"{format_bytes(segment.free_bytes)} free"
     )
     parts: list[str] = []
-    for label, style, size in _runs(segment.blocks, meaning):
+    alike = groupby(segment.blocks, key=attrgetter("state", "category", "subcategory", "frame"))
+    for label, style, size in (_run(tuple(run), meaning) for _, run in alike):
         left = size * per_byte
         while left > 1e-9:
             width = min(left, _WIDTH - x)
@@ -201,23 +204,8 @@ def _segment(segment: SegmentView, meaning: str, x: float, line: int, per_byte: 
     return x, line, parts
 
 
-def _runs(blocks: tuple[BlockView, ...], meaning: str) -> Iterator[tuple[str, str, int]]:
+def _run(run: tuple[BlockView, ...], meaning: str) -> tuple[str, str, int]:
     """(text, style, bytes) of neighbouring blocks that are alike, drawn as one."""
-    run: list[BlockView] = []
-    for block in blocks:
-        if run and _kind(run[0]) != _kind(block):
-            yield _run(run, meaning)
-            run = []
-        run.append(block)
-    if run:
-        yield _run(run, meaning)
-
-
-def _kind(block: BlockView) -> tuple[str, str | None, str | None, str | None]:
-    return block.state, block.category, block.subcategory, block.frame
-
-
-def _run(run: list[BlockView], meaning: str) -> tuple[str, str, int]:
     size, first = sum(block.block_bytes for block in run), run[0]
     if first.state == "free":
         return f"free {format_bytes(size)}", "free", size
