@@ -17,7 +17,7 @@ from memtrace.errors import MemtraceError
 from memtrace.record import backend as backend_module
 from memtrace.record import messages
 from memtrace.record.facts import process_facts, run_config
-from memtrace.record.identity import contents
+from memtrace.record.labels import contents
 from memtrace.units import counted, format_bytes
 
 _MOST_STEPS = 200  # looked at, so that the line costs seconds at most

@@ -14,6 +14,7 @@ import inspect
 import os
 import re
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,7 @@ class CudaBackend:
         torch = import_torch()
         torch.cuda.init()
         self._listen(torch.cuda.memory, on_stopped)
+        _keep_errors_of_recomputations(torch)
         record = functools.partial(self._record(), enabled="all", context="all", max_entries=max_entries)
         try:
             record(stacks=stacks)
@@ -246,6 +248,31 @@ def parse_version(version: str) -> tuple[int, int]:
     """(major, minor) of a PyTorch version."""
     numbers = re.findall(r"\d+", version)
     return int(numbers[0]), int(numbers[1])
+
+
+def _keep_errors_of_recomputations(torch: Any) -> None:
+    """Work around a fault of PyTorch 2.11 under Python before 3.13 (pytorch/pytorch issue 179536; 2.12 has none).
+
+    While it records a stack inside a backward pass, it looks up the "traceback_" of the node that runs. Where there is
+    none it drops the Python error that is on its way, such as the one by which checkpointing ends a recomputation.
+    So the nodes that recompute get an empty one.
+    """
+    if parse_version(str(torch.__version__)) != (2, 11) or sys.version_info >= (3, 13):
+        return
+    from torch.utils import checkpoint
+
+    original = checkpoint._recomputation_hook
+    if hasattr(original, "__wrapped__"):  # a second recording
+        return
+
+    @functools.wraps(original, updated=())
+    def recomputation_hook(*args: Any) -> Any:
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            node.metadata.setdefault("traceback_", [])
+        return original(*args)
+
+    checkpoint._recomputation_hook = recomputation_hook
 
 
 def _driver_present() -> bool:

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from memtrace.record.backend import CudaBackend, import_torch
-from memtrace.record.identity import Contents
+from memtrace.record.labels import Contents
 
 FORMAT_VERSION = 1
 _PACKAGES = ("transformers", "peft", "bitsandbytes", "accelerate", "trl", "deepspeed", "flash-attn", "triton", "numpy")
@@ -94,8 +94,7 @@ def run_config(models: list[Contents], optimizers: list[Any]) -> dict[str, Any]:
         for name, adapter in dict(getattr(inner, "peft_config", None) or {}).items():
             with contextlib.suppress(Exception):
                 entry.setdefault("peft", {})[str(name)] = builtins_only(adapter.to_dict())
-        flags = (module.__dict__.get("gradient_checkpointing") for _, module in found.modules)
-        entry["gradient_checkpointing"] = any(map(bool, flags))
+        entry["gradient_checkpointing"] = found.is_checkpointed
         entry["parameters"] = sum(p.numel() for _, p in found.parameters)
         entry["trainable_parameters"] = sum(p.numel() for _, p in found.parameters if p.requires_grad)
         config["models"].append(entry)

@@ -1,90 +1,232 @@
-"""Labels by identity, each with the time at which it was true.
+"""What a storage is, by identity: parameters, quantisation constants, adapters, gradients, optimizer states, buffers.
 
-Weights, buffers and optimizer states are looked up when a snapshot is taken. Gradients come and go with every step,
-so their addresses are also noted just before each optimizer step, while they are all alive; a snapshot taken later
-can then label the gradients that were alive at an earlier peak.
+Nothing here allocates GPU memory or waits for the GPU: only addresses and sizes are read. A storage is named once; the
+first name wins (tied weights). Weights, buffers and optimizer states are looked up when a snapshot is taken. Gradients
+come and go with every step, so their addresses are also noted just before each optimizer step, while they are all
+alive; a snapshot taken later can then label the gradients that were alive at an earlier peak.
 """
 
 from __future__ import annotations
 
 import gc
-import weakref
+import re
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from memtrace.attribution.categories import Purpose
-from memtrace.record import identity
 from memtrace.record.backend import import_torch
-from memtrace.record.identity import Contents, Label
 
 KEPT_STEPS = 64  # optimizer steps whose gradients stay labelled
+_KEPT_LOOKS = 8  # optimizers after whose first step everything was looked at
+# Quantised layers of other libraries (GPTQ, AWQ, EETQ, HQQ) keep their packed weights and constants as buffers.
+_BUFFERS = dict.fromkeys(("qweight", "W_q", "weight_packed"), Purpose.QUANTIZED) | dict.fromkeys(
+    ("qzeros", "scales", "g_idx", "weight_scale", "weight_zero_point"), Purpose.QUANT_STATE
+)
+_ADAPTER = re.compile(r"lora_|modules_to_save\.|vera_|ia3_|adapter_")
+
+
+class Label(NamedTuple):
+    """One storage: ``address`` and ``size_bytes`` as the allocator sees them.
+
+    ``outside`` is true for managed (paged) memory, which never passes through the caching allocator.
+    """
+
+    address: int
+    size_bytes: int
+    purpose: Purpose
+    name: str
+    outside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A model's parameters and buffers by name, each once, and the modules that keep quantisation constants besides.
+
+    ``is_checkpointed``: a module says that it recomputes its activations.
+    """
+
+    model: Any
+    parameters: list[tuple[str, Any]]
+    buffers: list[tuple[str, Any]]
+    quantized: list[tuple[str, Any]]
+    is_checkpointed: bool
+
+
+def contents(model: Any) -> Contents:
+    """As ``named_parameters()`` and ``named_buffers()`` would give them, in one pass: going through takes long."""
+    parameters: list[tuple[str, Any]] = []
+    buffers: list[tuple[str, Any]] = []
+    quantized: list[tuple[str, Any]] = []
+    is_checkpointed = False
+    seen: set[int] = set()
+    stack = [("", model)]
+    while stack:
+        prefix, module = stack.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        plain = module.__dict__
+        for key, parameter in plain["_parameters"].items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                parameters.append((prefix + key, parameter))
+        if plain["_buffers"]:
+            buffers += [(prefix + key, buffer) for key, buffer in plain["_buffers"].items()]
+        if "state" in plain or "quant_state" in plain:
+            quantized.append((prefix, module))
+        if plain["_modules"]:
+            is_checkpointed |= bool(plain.get("gradient_checkpointing"))
+            inner = plain["_modules"].items()
+            stack += [(f"{prefix}{key}.", child) for key, child in reversed(inner) if child is not None]
+    return Contents(model, parameters, buffers, quantized, is_checkpointed)
+
+
+def storage_of(tensor: Any, device_type: str) -> tuple[int, int] | None:
+    """(address, bytes) of a tensor's storage on the recorded device; ``None`` for anything else."""
+    if type(tensor).__name__ == "DTensor":
+        tensor = tensor._local_tensor  # this rank's shard
+    try:  # is_cuda rather than device.type, which takes longer than all the rest
+        if not (getattr(tensor, f"is_{device_type}") or getattr(tensor, "is_paged", False)):
+            return None
+        storage = tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError, AttributeError):  # meta, fake, sparse or wrapper tensors
+        return None
+    return (address, size) if address and size else None
+
+
+class Labels(dict[int, Label]):
+    """The first label of every address on one kind of device."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.device_type = device_type
+
+    def add(self, tensor: Any, purpose: Purpose, name: str) -> None:
+        """Label a tensor's storage, if it is one on the device."""
+        found = None if tensor is None else storage_of(tensor, self.device_type)
+        if found is not None and found[0] not in self:
+            self[found[0]] = Label(*found, purpose, name, getattr(tensor, "is_paged", False))
+
+    def _add_quant_state(self, state: Any, name: str) -> None:
+        """The constants of a bitsandbytes ``QuantState``, nested ones included."""
+        while state is not None:
+            for part in ("absmax", "code", "offset"):
+                self.add(getattr(state, part, None), Purpose.QUANT_STATE, f"{name}.{part}")
+            state, name = getattr(state, "state2", None), f"{name}.state2"
+
+    def add_model(self, found: Contents, trained: frozenset[int] | None = None) -> None:
+        """Parameters, quantisation constants and buffers of a model.
+
+        ``trained`` has the ids of the parameters that are trained, besides adapters, which are known by their names;
+        where it is ``None``, ``requires_grad`` decides.
+        """
+        for name, parameter in found.parameters:
+            if _is_packed(parameter):
+                self.add(parameter, Purpose.QUANTIZED, name)
+                self._add_quant_state(getattr(parameter, "quant_state", None), f"{name}.quant_state")
+                self.add(getattr(parameter, "SCB", None), Purpose.QUANT_STATE, f"{name}.SCB")
+            else:
+                is_trained = parameter.requires_grad if trained is None else id(parameter) in trained
+                is_trained = is_trained or _ADAPTER.search(name)
+                self.add(parameter, Purpose.PARAMS if is_trained else Purpose.UNQUANTIZED, name)
+        for prefix, module in found.quantized:
+            plain = module.__dict__  # what is neither parameter, buffer nor module
+            for part in ("SCB", "SCBt"):  # bitsandbytes' Linear8bitLt moves them there in the first forward pass
+                self.add(getattr(plain.get("state"), part, None), Purpose.QUANT_STATE, f"{prefix}state.{part}")
+            self._add_quant_state(plain.get("quant_state"), f"{prefix}quant_state")
+        for name, buffer in found.buffers:
+            self.add(buffer, _BUFFERS.get(name.rpartition(".")[2], Purpose.BUFFER), name)
+
+    def add_optimizer(self, optimizer: Any, names: dict[int, tuple[str, Any]]) -> None:
+        """The states that exist now, found in ``optimizer.state`` whatever the optimizer calls them."""
+        for position, (parameter, state) in enumerate(list(optimizer.state.items())):
+            if isinstance(state, dict):
+                self._add_states(state, names[id(parameter)][0] if id(parameter) in names else f"parameter{position}")
+
+    def _add_states(self, states: dict[Any, Any], name: str) -> None:
+        for key, value in states.items():
+            if isinstance(value, dict):
+                self._add_states(value, f"{name}.{key}")
+            elif isinstance(value, (list, tuple)):
+                self._add_states(dict(enumerate(value)), f"{name}.{key}")
+            else:
+                self.add(value, Purpose.OPTIMIZER_STATE, f"{name}.{key}")
+
+    def add_gradients(self, named: Iterable[tuple[str, Any]]) -> None:
+        """The gradients that exist now."""
+        for name, parameter in named:
+            self.add(parameter.grad, Purpose.GRADS, f"{name}.grad")
+
+
+def _is_packed(parameter: Any) -> bool:
+    """Whether a parameter holds quantised values (``Params4bit`` and ``Int8Params``, whatever their storage type)."""
+    if getattr(parameter, "quant_state", None) is not None or type(parameter).__name__ == "Int8Params":
+        return True
+    return not (parameter.dtype.is_floating_point or parameter.dtype.is_complex)
+
+
+def optimizer_parameters(optimizers: Iterable[Any]) -> list[Any]:
+    """Every parameter that the optimizers update, each once."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return list({id(parameter): parameter for group in groups for parameter in group["params"]}.values())
 
 
 class LabelBook:
-    """Collects labels of one process's models and optimizers, without keeping either alive."""
+    """Collects labels of one process's models and optimizers, each with the time at which it was true, without keeping
+    any alive."""
 
     def __init__(self, device_type: str) -> None:
         self.device_type = device_type
-        self._models: dict[int, weakref.ref[Any]] = {}
-        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self.knows_optimizers = False  # whether any has stepped or was named
+        self._models: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by id
+        self._optimizers: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._gradients: deque[tuple[int, list[tuple[int, int, int]]]] = deque(maxlen=KEPT_STEPS)  # see note_gradients
         self._got_gradients: set[int] = set()  # ids of parameters
-        self._remembered: list[tuple[int, Label]] = []  # (µs, label)
+        self._remembered: deque[tuple[int, Labels]] = deque(maxlen=_KEPT_LOOKS)  # (µs, what was there), the newest first
 
     def remember(self, models: list[Contents], optimizers: list[Any], time_us: int) -> None:
         """Keep what is where now, for a snapshot that is taken after the program has let go of its objects."""
-        now = self._present(models, optimizers, self._names(models, optimizers))
-        known = {(label.address, label.name) for label in now}
-        earlier = [row for row in self._remembered if (row[1].address, row[1].name) not in known]
-        self._remembered = [(time_us, label) for label in now] + earlier
+        self._remembered.appendleft((time_us, self._present(models, optimizers, self._names(models, optimizers))))
 
     def add_model(self, model: Any) -> None:
         """Know a model, whether or not the garbage collector would find it."""
-        _keep(self._models, model)
+        self._models[id(model)] = model
 
     def add_optimizer(self, optimizer: Any) -> None:
         """Know an optimizer. From the first one on gradients are noted before steps, no more after backward passes."""
-        if not self._optimizers:
+        if not self.knows_optimizers:
+            self.knows_optimizers = True
             self._gradients.clear()
-        _keep(self._optimizers, optimizer)
+        self._optimizers[id(optimizer)] = optimizer
 
     def note_gradients(self, parameters: Iterable[Any], time_us: int) -> None:
         """Remember (address, bytes, id of the parameter) of all gradients there are. About a µs a gradient."""
         rows = []
         for parameter in parameters:
-            found = identity.storage_of(parameter.grad, self.device_type) if parameter.grad is not None else None
+            found = storage_of(parameter.grad, self.device_type) if parameter.grad is not None else None
             if found is not None:
                 rows.append((*found, id(parameter)))
         if rows:
             self._gradients.append((time_us, rows))
             self._got_gradients.update(row[2] for row in rows)
 
-    @property
-    def knows_optimizers(self) -> bool:
-        """Whether any optimizer has stepped or was named."""
-        return bool(self._optimizers)
-
-    def known(self) -> tuple[list[Contents], list[Any]]:
-        """(models, optimizers) that were added and are alive; nothing is searched for."""
-        models = [model for ref in self._models.values() if (model := ref()) is not None]
-        optimizers = [item for ref in self._optimizers.values() if (item := ref()) is not None]
-        return [identity.contents(model) for model in _outermost(models)], optimizers
-
-    def found(self) -> tuple[list[Contents], list[Any]]:
-        """(outermost models with weights, optimizers) that are alive: those added, then any the garbage collector
-        knows. Takes tenths of a second where there are many objects."""
-        torch = import_torch()
-        models, optimizers = ([ref() for ref in refs.values()] for refs in (self._models, self._optimizers))
-        tracked = gc.get_objects()
-        kinds = set(map(type, tracked))  # asked by type(), not isinstance, which would wake lazy proxies
-        modules = {kind for kind in kinds if issubclass(kind, torch.nn.Module)}
-        steppers = {kind for kind in kinds if issubclass(kind, torch.optim.Optimizer)}
-        models += [item for item in tracked if type(item) in modules]
-        optimizers += [item for item in tracked if type(item) in steppers]
+    def alive(self, search: bool = False) -> tuple[list[Contents], list[Any]]:
+        """(outermost models with weights, optimizers) that were added and are alive; with ``search`` also any that the
+        garbage collector knows, which takes tenths of a second where there are many objects."""
+        models, optimizers = list(self._models.values()), list(self._optimizers.values())
+        if search:
+            torch, tracked = import_torch(), gc.get_objects()
+            kinds = set(map(type, tracked))  # asked by type(), not isinstance, which would wake lazy proxies
+            modules = {kind for kind in kinds if issubclass(kind, torch.nn.Module)}
+            steppers = {kind for kind in kinds if issubclass(kind, torch.optim.Optimizer)}
+            models += [item for item in tracked if type(item) in modules]
+            optimizers += [item for item in tracked if type(item) in steppers]
         each = {id(item): item for item in optimizers if hasattr(item, "param_groups")}
-        outermost = _outermost([model for model in models if model is not None])
-        return [identity.contents(model) for model in outermost], list(each.values())
+        return [contents(model) for model in _outermost(models)], list(each.values())
 
     def _trained(self, models: list[Contents], optimizers: list[Any]) -> frozenset[int]:
         """Ids of the parameters that are trained: those that got a gradient.
@@ -92,9 +234,9 @@ class LabelBook:
         Before any did, those that an optimizer updates; without one, those of models in training mode that require one.
         """
         in_models = [p for model in models for _, p in model.parameters]
-        optimized = identity.optimizer_parameters(optimizers)
-        if self._got_gradients:  # else a backward pass that failed may have reached some of them only
-            return frozenset(self._got_gradients | {id(p) for p in [*in_models, *optimized] if p.grad is not None})
+        optimized = optimizer_parameters(optimizers)
+        if got := self._got_gradients:  # else a backward pass that failed may have reached some of them only
+            return frozenset(got | {id(p) for p in [*in_models, *optimized] if id(p) not in got and p.grad is not None})
         if not optimized:
             optimized = [p for model in models if model.model.training for _, p in model.parameters]
         return frozenset(id(p) for p in optimized if p.requires_grad)
@@ -106,19 +248,19 @@ class LabelBook:
         for model in models:
             for name, parameter in model.parameters:
                 names.setdefault(id(parameter), (name, parameter))
-        for position, parameter in enumerate(identity.optimizer_parameters(optimizers)):
+        for position, parameter in enumerate(optimizer_parameters(optimizers)):
             names.setdefault(id(parameter), (f"parameter{position}", parameter))
         return names
 
-    def _present(self, models: list[Contents], optimizers: list[Any], names: dict[int, tuple[str, Any]]) -> list[Label]:
+    def _present(self, models: list[Contents], optimizers: list[Any], names: dict[int, tuple[str, Any]]) -> Labels:
         """Weights, buffers and optimizer states."""
         trained = self._trained(models, optimizers)
-        labels: list[Label] = []
+        labels = Labels(self.device_type)
         for model in models:
-            labels += identity.model_labels(model, self.device_type, trained)
+            labels.add_model(model, trained)
         for optimizer in optimizers:
-            labels += identity.optimizer_labels(optimizer, names, self.device_type)
-        return identity.unique(labels)
+            labels.add_optimizer(optimizer, names)
+        return labels
 
     def collect(self, models: list[Contents], optimizers: list[Any], since_us: int) -> list[dict[str, Any]]:
         """Rows for the snapshot's ``labels``, for events from ``since_us`` on.
@@ -128,24 +270,19 @@ class LabelBook:
         """
         names = self._names(models, optimizers)
         present = self._present(models, optimizers, names)
-        present = identity.unique([*present, *identity.gradient_labels(names.values(), self.device_type)])
-        rows = [_row(label, None) for label in present]
-        known = {(label.address, label.name) for label in present}
-        for time_us, label in self._remembered:
-            if time_us >= since_us and (label.address, label.name) not in known:
-                rows.append(_row(label, time_us))
+        present.add_gradients(names.values())
+        rows = [_row(label, None) for label in present.values()]
+        known = {(label.address, label.name) for label in present.values()}
+        for time_us, labels in self._remembered:
+            new = [label for label in labels.values() if (label.address, label.name) not in known]
+            known.update((label.address, label.name) for label in new)
+            rows += [_row(label, time_us) for label in new if time_us >= since_us]
         for time_us, gradients in self._gradients:
             if time_us >= since_us:
                 for address, size, parameter in gradients:
                     name = names[parameter][0] if parameter in names else "parameter"
                     rows.append(_row(Label(address, size, Purpose.GRADS, f"{name}.grad"), time_us))
         return rows
-
-
-def _keep(refs: dict[int, weakref.ref[Any]], item: Any) -> None:
-    known = refs.get(id(item))
-    if known is None or known() is not item:
-        refs[id(item)] = weakref.ref(item)
 
 
 def _outermost(modules: list[Any]) -> list[Any]:
@@ -170,6 +307,4 @@ def _row(label: Label, seen_us: int | None) -> dict[str, Any]:
         "from_time_us": seen_us,
         "until_time_us": seen_us,
     }
-    if label.outside:
-        row["outside"] = True
-    return row
+    return row | {"outside": True} if label.outside else row

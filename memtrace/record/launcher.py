@@ -35,8 +35,8 @@ _CHILD_KEY = "memtrace"
 _HERE = Path(__file__).parent
 
 _LOST_ERROR = (
-    "PyTorch lost an error here; its memory history can do that to a program that stops inside a checkpoint's "
-    "recomputation: see whether --stacks none, or no recording, lets it pass"
+    "PyTorch lost an error here; 2.11 under Python before 3.13 does while it records (pytorch/pytorch issue 179536): "
+    "PyTorch 2.12, Python 3.13 or --stacks none let it pass"
 )
 
 

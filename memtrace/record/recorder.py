@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from memtrace.errors import UsageError
 from memtrace.record import backend as backend_module
-from memtrace.record import facts, files, identity, messages
+from memtrace.record import facts, files, messages
 from memtrace.record.deep import DeepNames
 from memtrace.record.hooks import AutoHooks
-from memtrace.record.labels import LabelBook
+from memtrace.record.labels import Contents, LabelBook, optimizer_parameters
 from memtrace.record.ooms import OomBook, SavedOom, is_oom, verdict_on
 from memtrace.record.phases import PhaseLog, now_us
 from memtrace.record.steplog import StepLog
@@ -221,7 +221,7 @@ class Recorder:
     def _before_step(self, optimizer: Any) -> None:
         self.labels.add_optimizer(optimizer)
         if self.recording:
-            self.labels.note_gradients(identity.optimizer_parameters([optimizer]), now_us())
+            self.labels.note_gradients(optimizer_parameters([optimizer]), now_us())
 
     def _after_backward(self) -> None:
         """Gradients of programs with an optimizer of their own have no other time at which they are surely there.
@@ -230,7 +230,7 @@ class Recorder:
         """
         self._backward_passes += 1
         if self.recording and self._backward_passes > 1 and not self.labels.knows_optimizers:
-            models, _ = self.labels.known()
+            models, _ = self.labels.alive()
             self.labels.note_gradients([p for model in models for _, p in model.parameters], now_us())
 
     def _after_step(self, optimizer: Any) -> None:
@@ -242,11 +242,11 @@ class Recorder:
 
     def _remember(self) -> None:
         """Look at models and optimizers while they are alive: a script's objects are often gone at its end."""
-        models, optimizers = self.labels.known()
+        models, optimizers = self.labels.alive()
         self.labels.remember(models, optimizers, now_us())
         self._config = facts.run_config(models, optimizers)
 
-    def _config_of(self, models: list[identity.Contents], optimizers: list[Any]) -> dict[str, Any]:
+    def _config_of(self, models: list[Contents], optimizers: list[Any]) -> dict[str, Any]:
         """What the living objects tell, else what they told after the first step."""
         config = facts.run_config(models, optimizers)
         earlier = self._config.get("models", [])
@@ -326,8 +326,7 @@ class Recorder:
             problems.append(_STOPPED)
             if self.recording:
                 messages.say(_STOPPED)
-        known = self.labels.found if raw is None else self.labels.known
-        models, optimizers = _attempt(problems, ([], []), known)
+        models, optimizers = _attempt(problems, ([], []), lambda: self.labels.alive(search=raw is None))
         labels = _attempt(problems, [], lambda: self.labels.collect(models, optimizers, since))
         config: dict[str, Any] = _attempt(problems, {}, lambda: self._config_of(models, optimizers))
         overflowed = any(len(trace) >= self.options.max_entries for trace in traces)

@@ -13,7 +13,7 @@ from memtrace.errors import MissingDependencyError
 from memtrace.record import backend
 
 
-def fake_torch(version: str = "2.11.0", cuda: str | None = "13.0", available: bool = True, kind: str = "native") -> Any:
+def fake_torch(version: str = "2.12.0", cuda: str | None = "13.0", available: bool = True, kind: str = "native") -> Any:
     """As much of torch as the checks look at; ``calls`` notes what is asked of the recording."""
     calls: list[Any] = []
     memory = SimpleNamespace(_record_memory_history=lambda **options: calls.append(options))
@@ -161,3 +161,26 @@ def test_versions() -> None:
     assert backend.parse_version("2.11.0+cu130") == (2, 11)
     assert backend.parse_version("1.13.1") == (1, 13)
     assert backend.parse_version("2.16.0a0+git123") == (2, 16)
+
+
+@pytest.mark.parametrize(("version", "kept"), [("2.11.1+cu130", sys.version_info < (3, 13)), ("2.12.0", False)])
+def test_recomputations_keep_their_errors_where_pytorch_loses_them(
+    version: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    checkpoint = pytest.importorskip("torch.utils.checkpoint")
+    monkeypatch.setattr(checkpoint, "_recomputation_hook", checkpoint._recomputation_hook)  # put back afterwards
+    monkeypatch.setattr(torch, "__version__", version)
+    seen: list[Any] = []
+
+    def block(x: Any) -> Any:
+        if torch._C._current_autograd_node() is not None:
+            seen.append(torch._C._current_autograd_node().metadata.get("traceback_"))
+        return x.sin().exp()
+
+    for _ in range(2):  # a second recording changes nothing
+        backend._keep_errors_of_recomputations(torch)
+        x = torch.ones(3, requires_grad=True)
+        checkpoint.checkpoint(block, x, use_reentrant=False).sum().backward()
+        assert torch.allclose(x.grad, x.sin().exp() * x.cos())
+    assert seen == ([[]] if kept else [None]) * 2

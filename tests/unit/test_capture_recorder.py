@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 
 import memtrace  # noqa: E402
 from memtrace.errors import MissingDependencyError, UsageError  # noqa: E402
-from memtrace.record import api, identity, recorder  # noqa: E402
+from memtrace.record import api, labels, recorder  # noqa: E402
 
 
 class Net(nn.Module):
@@ -601,7 +601,7 @@ def test_labels_that_fail_do_not_lose_the_file(
     model = Net()
     with memtrace.record(tmp_path / "run.pickle", model=model) as recording:
         model(torch.randn(2, 64))
-        monkeypatch.setattr(identity, "contents", refuse)
+        monkeypatch.setattr(labels, "contents", refuse)
     extra = read(recording.file)["memtrace"]
     assert extra["labels"] == []
     assert set(extra["problems"]) == {"RuntimeError: no"}

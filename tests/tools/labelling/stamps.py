@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memtrace.record import backend as backend_module
-from memtrace.record.identity import storage_of
+from memtrace.record.labels import storage_of
 
 # Python frames that stand between C++ and a dispatch mode.
 _MACHINERY = ("_python_dispatch", "/_ops.py", "/_stats.py", "/_compile.py", "/_dynamo/", "capture_standin")

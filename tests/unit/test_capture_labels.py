@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from memtrace.record import identity  # noqa: E402
+from memtrace.record.labels import Labels, contents, storage_of  # noqa: E402
 
 
 class Packed(nn.Parameter):
@@ -50,8 +50,9 @@ class Model(nn.Module):
 
 
 def kinds(model: Any, trained: frozenset[int] | None = None) -> dict[str, str]:
-    labels = identity.unique(identity.model_labels(identity.contents(model), "cpu", trained))
-    return {label.name: str(label.purpose) for label in labels}
+    labels = Labels("cpu")
+    labels.add_model(contents(model), trained)
+    return {label.name: str(label.purpose) for label in labels.values()}
 
 
 @pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16])
@@ -82,7 +83,7 @@ def test_eight_bit_constants_before_and_after_the_first_forward() -> None:
     assert kinds(layer) == {"weight": "base_weights/quantized", "weight.SCB": "base_weights/quant_state"}
     layer.state = SimpleNamespace(SCB=layer.weight.SCB)
     layer.weight.SCB = None
-    assert kinds(layer) == {"weight": "base_weights/quantized", ".state.SCB": "base_weights/quant_state"}
+    assert kinds(layer) == {"weight": "base_weights/quantized", "state.SCB": "base_weights/quant_state"}
 
 
 def test_what_is_known_to_be_trained_is_whatever_requires_grad_says() -> None:
@@ -99,14 +100,17 @@ def test_gradients_and_states() -> None:
     optimizer = torch.optim.AdamW(layer.parameters(), amsgrad=True)
     layer(torch.ones(1, 4)).sum().backward()
     optimizer.step()
-    grads = list(identity.gradient_labels(layer.named_parameters(), "cpu"))
+    labels = Labels("cpu")
+    labels.add_gradients(layer.named_parameters())
+    grads = list(labels.values())
     assert [(label.name, label.purpose.subcategory) for label in grads] == [
         ("weight.grad", "grads"),
         ("bias.grad", "grads"),
     ]
     assert grads[0].size_bytes == 64
     names = {id(parameter): (name, parameter) for name, parameter in layer.named_parameters()}
-    states = {label.name for label in identity.optimizer_labels(optimizer, names, "cpu")}
+    labels.add_optimizer(optimizer, names)
+    states = {label.name for label in labels.values()}
     assert {"weight.exp_avg", "weight.exp_avg_sq", "weight.max_exp_avg_sq", "bias.exp_avg"} <= states
 
 
@@ -115,20 +119,23 @@ def test_paged_states_are_outside_the_allocator() -> None:
     paged = torch.zeros(4)
     paged.is_paged = True
     optimizer = SimpleNamespace(state={parameter: {"state1": paged, "qmap1": torch.zeros(8), "nested": {"x": [paged]}}})
-    labels = identity.unique(identity.optimizer_labels(optimizer, {}, "cuda"))
-    assert [(label.name, label.outside) for label in labels] == [("parameter0.state1", True)]
-    labels = identity.unique(identity.optimizer_labels(optimizer, {id(parameter): ("p", parameter)}, "cpu"))
-    assert [(label.name, label.outside) for label in labels] == [("p.state1", True), ("p.qmap1", False)]
+    labels = Labels("cuda")
+    labels.add_optimizer(optimizer, {})
+    assert [(label.name, label.outside) for label in labels.values()] == [("parameter0.state1", True)]
+    labels = Labels("cpu")
+    labels.add_optimizer(optimizer, {id(parameter): ("p", parameter)})
+    found = [(label.name, label.outside) for label in labels.values()]
+    assert found == [("p.state1", True), ("p.qmap1", False)]
 
 
 def test_tensors_without_memory_of_the_device_have_no_storage() -> None:
-    assert identity.storage_of(torch.empty(4, device="meta"), "cpu") is None
-    assert identity.storage_of(torch.empty(0), "cpu") is None
-    assert identity.storage_of(torch.ones(4), "cuda") is None
-    assert identity.storage_of(None, "cpu") is None
-    assert identity.storage_of(torch.eye(3).to_sparse(), "cpu") is None
+    assert storage_of(torch.empty(4, device="meta"), "cpu") is None
+    assert storage_of(torch.empty(0), "cpu") is None
+    assert storage_of(torch.ones(4), "cuda") is None
+    assert storage_of(None, "cpu") is None
+    assert storage_of(torch.eye(3).to_sparse(), "cpu") is None
 
 
 def test_a_view_is_its_whole_storage() -> None:
     base = torch.zeros(100)
-    assert identity.storage_of(base[10:20], "cpu") == (base.data_ptr(), 400)
+    assert storage_of(base[10:20], "cpu") == (base.data_ptr(), 400)
