@@ -20,7 +20,7 @@ from memtrace.attribution.categories import Purpose
 from memtrace.record.backend import import_torch
 
 KEPT_STEPS = 64  # optimizer steps whose gradients stay labelled
-_KEPT_LOOKS = 8  # optimizers after whose first step everything was looked at
+_KEPT_LOOKS = 8  # of those after each optimizer's first step, the newest first
 # Quantised layers of other libraries (GPTQ, AWQ, EETQ, HQQ) keep their packed weights and constants as buffers.
 _BUFFERS = dict.fromkeys(("qweight", "W_q", "weight_packed"), Purpose.QUANTIZED) | dict.fromkeys(
     ("qzeros", "scales", "g_idx", "weight_scale", "weight_zero_point"), Purpose.QUANT_STATE
@@ -186,7 +186,7 @@ class LabelBook:
         self._optimizers: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._gradients: deque[tuple[int, list[tuple[int, int, int]]]] = deque(maxlen=KEPT_STEPS)  # see note_gradients
         self._got_gradients: set[int] = set()  # ids of parameters
-        self._remembered: deque[tuple[int, Labels]] = deque(maxlen=_KEPT_LOOKS)  # (µs, what was there), the newest first
+        self._remembered: deque[tuple[int, Labels]] = deque(maxlen=_KEPT_LOOKS)  # (µs, what was there)
 
     def remember(self, models: list[Contents], optimizers: list[Any], time_us: int) -> None:
         """Keep what is where now, for a snapshot that is taken after the program has let go of its objects."""
