@@ -76,7 +76,7 @@ def is_truncated(timeline: Timeline) -> bool | None:
     first = int(trace.action[0])
     begins_inside = first == Action.FREE_COMPLETED
     round_count = count >= 1000 and (count % 1000 == 0 or count & (count - 1) == 0)
-    early = len(timeline.replay.initial_blocks.address)
+    early = len(timeline.replay.initial_pending)
     if early and (begins_inside or round_count or settings.get("trace_alloc_max_entries") == count):
         return True
     return None if early > _LATE_START_BLOCKS else False
@@ -110,7 +110,7 @@ def warnings_of(timeline: Timeline, attribution: Attribution) -> tuple[str, ...]
         )
     elif truncated is None:
         lines.append(
-            f"recording began late: {format_bytes(early_bytes)} in {format_count(len(replay.initial_blocks.address))} "
+            f"recording began late: {format_bytes(early_bytes)} in {format_count(len(replay.initial_pending))} "
             "blocks were live before its first event, without stacks"
         )
     if len(trace) == 0:

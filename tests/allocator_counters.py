@@ -204,7 +204,7 @@ def statistics_of(run: Simulation) -> dict[str, int]:
         block, asked = int(run.block_bytes[handle]), int(program.requested_bytes[handle])
         counters.free_completed(small[list_of[handle]], block, asked)
 
-    for handle, pending in zip(beginning.handle.tolist(), beginning.blocks.pending.tolist(), strict=True):
+    for handle, pending in enumerate(beginning.pending.tolist()):
         if not program.absent[handle]:
             allocated(handle)
             if pending:

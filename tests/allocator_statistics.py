@@ -49,7 +49,7 @@ def window_statistics(evidence: TraceEvidence, outcome: Rerun) -> dict[str, int]
         return delta
 
     one = np.ones(life.count, dtype=np.int64)
-    pending = evidence.beginning.handle[evidence.beginning.blocks.pending]
+    pending = np.flatnonzero(evidence.beginning.pending)
     held = life.free_requested_event.copy()
     held[pending] = -1  # freed by the owner before the trace
     owned = np.ones(life.count, dtype=np.int64)

@@ -404,23 +404,22 @@ def match(const uint8_t[::1] action, const int64_t[::1] address, const int64_t[:
             handle[i] = owner
         else:
             unmatched += 1
-    touched = np.array([holders.value(<uint64_t>active[i]) >= 0 for i in range(active.shape[0])], dtype=np.bool_)
     early = early[:, :freed]
-    order = np.argsort(early[3])
-    initial = freed + np.count_nonzero(~touched)
-    rank = np.empty(freed, np.int64)
-    rank[order] = np.arange(freed)
+    untouched = [active[i] for i in range(active.shape[0]) if holders.value(<uint64_t>active[i]) < 0]
+    first = np.sort(np.concatenate([early[3], np.array(untouched, np.int64)]))
+    rank = np.searchsorted(first, early[3])
+    before = np.full((3, len(first)), -1, np.int64)
+    before[:, rank] = early[:3]
     cdef const int64_t[::1] place = rank
-    cdef int64_t shift = initial
+    cdef int64_t shift = len(first)
     for i in range(count):
         owner = handle[i]
         if owner >= allocs:
             handle[i] = place[owner - allocs]
         elif owner >= 0:
             handle[i] = owner + shift
-    rest = np.full((3, initial - freed), -1, np.int64)
-    requested, completed, again = np.concatenate([early[:3, order], rest, bounds], axis=1)
-    return made, early[3, order], touched, requested, completed, again, int(unmatched)
+    requested, completed, again = np.concatenate([before, bounds], axis=1)
+    return made, first, requested, completed, again, int(unmatched)
 
 
 def distinct(const int64_t[::1] values):

@@ -33,9 +33,8 @@ class LowerBounds:
 def lower_bounds(program: Program, config: AllocatorConfig) -> LowerBounds:
     """Bounds for ``program`` with the rounding of ``config``."""
     rounded = round_sizes(program.requested_bytes, config)
-    beginning = program.evidence.beginning
     owned = np.ones(len(rounded), dtype=np.bool_)
-    owned[beginning.handle[beginning.blocks.pending]] = False
+    owned[: program.initial] = ~program.evidence.beginning.pending
     born, died = _lives(program, Op.DEFER)
     return LowerBounds(
         requested_bytes=_highest(program.requested_bytes * owned, born, died),

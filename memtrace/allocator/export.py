@@ -151,12 +151,10 @@ def segments_of(
 def _used_blocks(run: Simulation, frames: Frames) -> Iterator[WrittenBlock]:
     program, evidence = run.program, run.program.evidence
     trace, life = evidence.device.trace, evidence.life
-    initial_stack = np.full(life.count, -1, dtype=np.int64)
-    initial_stack[evidence.beginning.handle] = evidence.beginning.blocks.stack
     held = [(handle, "active_allocated") for handle in run.live().tolist()]
     for handle, status in [*held, *((handle, "active_pending_free") for handle in run.pending)]:
         event = int(life.alloc_event[handle])
-        stack = int(trace.stack[event]) if event >= 0 else int(initial_stack[handle])
+        stack = int(trace.stack[event]) if event >= 0 else int(evidence.beginning.stack[handle])
         sizes = int(run.block_bytes[handle]), int(program.requested_bytes[handle])
         yield int(run.address[handle]), *sizes, status, frames(stack)
 

@@ -41,8 +41,7 @@ def category_curves(analysis: Analysis, window: Window | None = None) -> Curves:
     names = list(Category)
     code = np.array([names.index(rule.category) for rule in attribution.rules])[attribution.rule]
     pending = np.zeros(len(table), dtype=np.bool_)
-    initial = timeline.replay.initial_blocks
-    pending[: len(initial.pending)] = initial.pending
+    pending[: len(timeline.replay.initial_pending)] = timeline.replay.initial_pending
     until = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
     counted = ~pending & (table.alloc_event < stop) & ((until < 0) | (until >= first))
     curves = np.zeros((len(names), stop - first), dtype=np.int64)

@@ -189,9 +189,7 @@ def select(attribution: Attribution, what: str) -> Bool:
 def _edited(program: Program, attribution: Attribution, edits: Sequence[Edit]) -> Program:
     """The program with all edits made, in order."""
     for edit in edits:
-        rows = select(attribution, edit.what)
-        marked = rows.copy()  # rows of Timeline.allocations as handles of the program: only the first ones differ
-        marked[program.evidence.beginning.handle] = rows[: program.initial]
+        marked = select(attribution, edit.what)
         program = program.without(marked) if edit.factor == 0 else program.scaled(marked, edit.factor)
     return program
 

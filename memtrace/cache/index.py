@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from memtrace.allocator.replay.initial import InitialBlocks
 from memtrace.allocator.replay.replay import Allocations, Replay
 from memtrace.allocator.replay.segments import InitialSegments
 from memtrace.analysis import Analysis, analyse
@@ -60,7 +59,7 @@ class Kept(NamedTuple):
 
 _CLASSES = (
     Kept, Snapshot, Device, DeviceTrace, Segments, Blocks, StackTable, Frame, Annotation, Replayed, Replay, Levels,
-    Peak, InitialBlocks, InitialSegments, Known, Phases, Allocations,
+    Peak, InitialSegments, Known, Phases, Allocations,
 )  # fmt: skip
 
 

@@ -74,18 +74,13 @@ class Bench:
             if proposal.rows is not None and proposal.share >= 1:
                 gone |= proposal.rows
             elif proposal.rows is not None:
-                program = program.scaled(self._handles(program, proposal.rows), 1 - proposal.share)
+                program = program.scaled(proposal.rows, 1 - proposal.share)
             if proposal.conf:
                 config = with_conf(config, proposal.conf)
         if gone.any():
-            program = program.without(self._handles(program, gone))
+            program = program.without(gone)
         limit = case.capacity.low_bytes if case.is_oom and case.capacity is not None else None
         return simulate(program, config.with_limit(limit), until=case.at.event if case.is_oom else None)
-
-    def _handles(self, program: Program, rows: Bool) -> Bool:
-        marked = rows.copy()  # rows of Timeline.allocations as handles of the program: only the first ones differ
-        marked[program.evidence.beginning.handle] = rows[: program.initial]
-        return marked
 
     def forecast(self, options: Mapping[str, Any]) -> tuple[int, int, int] | None:
         """(most allocated as it was, most allocated and most reserved with these options changed) in the same run; None

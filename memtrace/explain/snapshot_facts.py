@@ -97,7 +97,7 @@ def verdict_at(
         told = "The log of the run tells; memtrace run SCRIPT records the history."
         return Verdict("unknown", "derived", (nothing, told)), None
     made = int((timeline.trace.action == Action.ALLOC).sum())
-    if is_truncated(timeline) is not False and len(timeline.replay.initial_blocks.address) > made:
+    if is_truncated(timeline) is not False and len(timeline.replay.initial_pending) > made:
         few = f"The trace holds {counted(len(timeline), 'event')}, too few to tell what had become of this process."
         return Verdict("unknown", "derived", (few,)), None
     where = "at this event" if timeline.oom_events else "in these events" if timeline.window else "in this recording"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.allocator.ranges import Owner, RangeMap
-from memtrace.allocator.replay.segments import InitialSegments
+from memtrace.allocator.replay.segments import InitialSegments, owned
 from memtrace.history.timeline import Timeline
 from memtrace.snapshot.model import Action, PoolId
 
@@ -89,12 +89,9 @@ class Layout:
 def _segments_at(timeline: Timeline, event: int) -> InitialSegments:
     """Segments, and maximal mapped ranges of one stream and pool, just after an event: columns by address."""
     trace, replay = timeline.trace, timeline.replay
-    ranges, initial = RangeMap(), replay.initial_segments
-    for address, size, stream, small, expandable, pool in zip(
-        initial.address.tolist(), initial.total_size.tolist(), initial.stream.tolist(),
-        initial.is_small.tolist(), initial.is_expandable.tolist(), initial.pool.tolist(), strict=True,
-    ):  # fmt: skip
-        ranges.add(address, size, Owner(stream, small, pool, None if expandable else address))
+    ranges = RangeMap()
+    for address, size, owner in owned(replay.initial_segments):
+        ranges.add(address, size, owner)
     count = int(np.searchsorted(replay.segment_events, event, side="right"))
     rows = replay.segment_events[:count]
     for kind, address, size, number, small, pool in zip(
@@ -107,15 +104,7 @@ def _segments_at(timeline: Timeline, event: int) -> InitialSegments:
             ranges.add(address, size, Owner(trace.streams[number], small, pool, segment))
         else:
             ranges.cut(address, size)
-    found = ranges.merged()
-    return InitialSegments(
-        address=np.array([low for low, _, _ in found], dtype=np.int64),
-        total_size=np.array([high - low for low, high, _ in found], dtype=np.int64),
-        stream=np.array([owner.stream for _, _, owner in found], dtype=np.int64),
-        is_small=np.array([owner.small for _, _, owner in found], dtype=np.bool_),
-        is_expandable=np.array([owner.segment is None for _, _, owner in found], dtype=np.bool_),
-        pool=np.array([owner.pool for _, _, owner in found], dtype=np.int32),
-    )
+    return InitialSegments.of(ranges.merged())
 
 
 def layout_at(timeline: Timeline, event: int) -> Layout:

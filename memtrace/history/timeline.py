@@ -153,10 +153,10 @@ class Timeline:
         return (requested >= 0) & (requested <= event) | ((requested < 0) & self._pending_before(rows))
 
     def _pending_before(self, rows: I8) -> Bool:
-        initial = self.replay.initial_blocks
+        initial = self.replay.initial_pending
         pending = np.zeros(len(rows), dtype=np.bool_)
-        early = rows < len(initial.address)
-        pending[early] = initial.pending[rows[early]]
+        early = rows < len(initial)
+        pending[early] = initial[rows[early]]
         return pending
 
     def time_us(self, event: int) -> int | None:
@@ -220,10 +220,10 @@ def build(
 
 def _curves(trace: DeviceTrace, replay: Replay) -> tuple[I8, I8, I8]:
     """(requested, allocated, reserved) after each event: running sums of what each adds or takes away."""
-    table, initial = replay.allocations, replay.initial_blocks
+    table = replay.allocations
     # A row stops counting as allocated at its free request, or at its completion if none is recorded.
     until = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
-    until[: len(initial)][initial.pending] = -1  # was no longer allocated when the trace began
+    until[: len(replay.initial_pending)][replay.initial_pending] = -1  # was no longer allocated when the trace began
 
     def running(start: int, *changes: tuple[I8, I8]) -> I8:
         delta = np.zeros(len(trace), dtype=np.int64)

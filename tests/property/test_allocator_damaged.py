@@ -38,7 +38,7 @@ def test_damaged_traces(name: str, kinds: list[int], seed: int, other: dict[str,
     result = replay_device(dev, stored)
     count = len(dev.trace)
     table = result.allocations
-    assert len(table) == len(result.initial_blocks) + int((dev.trace.action == Action.ALLOC).sum())
+    assert len(table) == len(result.initial_pending) + int((dev.trace.action == Action.ALLOC).sum())
     assert result.exact == (result.diverged_at is None) == (result.why is None)
     assert result.diverged_at is None or 0 <= result.diverged_at <= max(count - 1, 0)
     if result.exact:

@@ -75,7 +75,7 @@ def gather(device: Device, config: AllocatorConfig, is_npu: bool = False) -> Tra
     kept = (last >= 0) & (life.free_completed_event[: life.initial] < 0)
     requested[: life.initial][kept] = blocks.requested_size[last[kept]]
     rounded = round_sizes(requested, config)
-    beginning = find_beginning(device, life, history, requested, rounded, config)
+    beginning = find_beginning(device, life, history, rounded, config)
 
     small = rounded <= SMALL_LIMIT_BYTES
     streams = np.array(trace.streams or (0,), dtype=np.int64)
@@ -83,10 +83,8 @@ def gather(device: Device, config: AllocatorConfig, is_npu: bool = False) -> Tra
     stream[life.initial :] = streams[trace.stream[life.alloc_event[life.initial :]]]
     pool = np.zeros(life.count, dtype=np.int32)
     pool[life.initial :] = _alloc_pools(device, life, history, pools)
-    first = beginning.blocks
-    small[beginning.handle] = first.is_small
-    pool[beginning.handle] = first.pool
-    stream[beginning.handle] = first.stream
+    first = slice(0, life.initial)
+    small[first], pool[first], stream[first] = beginning.is_small, beginning.pool, beginning.stream
     reserved = int(history.initial.total_size.sum())
     explicit = explicit_releases(trace, reserved, config.gc_threshold > 0)
     return TraceEvidence(device, config, life, history, beginning, requested, rounded, small, pool, stream, explicit)

@@ -9,7 +9,7 @@ import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.replay.lifetimes import Lifetimes
-from memtrace.allocator.replay.segments import InitialSegments, SegmentHistory
+from memtrace.allocator.replay.segments import InitialSegments, SegmentHistory, owned
 from memtrace.allocator.state import LARGE_SPLIT_BYTES, AllocatorState
 from memtrace.snapshot.model import I4, I8, Action, Bool, Device
 
@@ -17,76 +17,54 @@ RESERVATION_BYTES = 1 << 40  # PyTorch: 9/8 of the device's memory, which a snap
 
 
 @dataclass(frozen=True, slots=True)
-class InitialBlocks:
-    """What was live, or waiting to be freed, before the first event; one row each, by address.
+class Beginning:
+    """What was live, or waiting to be freed, before the first event; one row each, which is its handle.
 
     ``stream`` is the raw handle, ``pool`` indexes the replay's ``pools``, ``stack`` the snapshot's stacks (-1: not
     known, as the allocation is no longer there at the end). ``pending`` rows were freed by their owner before the
-    trace, but a stream still used them. The event columns hold -1 for never.
+    trace, but a stream still used them. ``segment_row`` is the row in the initial segments (-1: outside every one).
+    ``assumed_tails`` counts blocks of which it is unknown whether they end in an unsplit tail; none is assumed.
     """
 
-    address: I8
-    requested_bytes: I8
     block_bytes: I8
     stream: I8
     is_small: Bool
     pool: I4
     pending: Bool
     stack: I4
-    free_requested_event: I8
-    free_completed_event: I8
-
-    def __len__(self) -> int:
-        return len(self.address)
-
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """``segment_row`` is each block's row in the initial segments (-1: outside every one), ``handle`` its handle.
-
-    ``assumed_tails`` counts blocks of which it is unknown whether they end in an unsplit tail; none is assumed.
-    """
-
-    blocks: InitialBlocks
-    handle: I8
     segment_row: I8
     assumed_tails: int
     contradictions: int
 
 
 def find_beginning(
-    device: Device,
-    life: Lifetimes,
-    history: SegmentHistory,
-    requested: I8,
-    rounded: I8,
-    config: AllocatorConfig,
+    device: Device, life: Lifetimes, history: SegmentHistory, rounded: I8, config: AllocatorConfig
 ) -> Beginning:
-    """Blocks before the first event. ``requested`` and ``rounded`` are bytes by handle."""
+    """Blocks before the first event. ``rounded`` are bytes by handle."""
     count = life.initial
-    order = np.argsort(life.address[:count], kind="stable")
-    address = life.address[order]
+    address, size = life.address[:count], rounded[:count].copy()
+    requested_event, completed_event, last = (
+        column[:count] for column in (life.free_requested_event, life.free_completed_event, life.last_block)
+    )
     segments = history.initial
     row = np.searchsorted(segments.address, address, side="right") - 1
     inside = row >= 0
     if len(segments):
         segment_end = segments.address + segments.total_size
         inside &= address < segment_end[np.maximum(row, 0)]
-        small = np.where(inside, segments.is_small[row], rounded[order] <= 1 << 20)
+        small = np.where(inside, segments.is_small[row], size <= 1 << 20)
         expandable = inside & segments.is_expandable[row]
         pool = np.where(inside, segments.pool[row], 0).astype(np.int32)
         stream = np.where(inside, segments.stream[row], 0)
     else:
         segment_end = np.zeros(1, np.int64)
-        small, expandable = rounded[order] <= 1 << 20, np.zeros(count, np.bool_)
+        small, expandable = size <= 1 << 20, np.zeros(count, np.bool_)
         pool, stream = np.zeros(count, np.int32), np.zeros(count, np.int64)
 
-    size = rounded[order].copy()
-    last = life.last_block[order]
-    still = (last >= 0) & (life.free_completed_event[order] < 0)
+    still = (last >= 0) & (completed_event < 0)
     size[still] = device.blocks.size[last[still]]
     settled = still | small | expandable | ~inside
-    size, assumed = _tails(device, life, order, address, size, settled, row, segments, config)
+    size, assumed = _tails(device, address, size, completed_event, settled, row, segments, config)
 
     end = address + size
     wrong = int((~inside).sum())
@@ -95,33 +73,18 @@ def find_beginning(
         wrong += int((end[:-1] > address[1:]).sum())
     stack = np.full(count, -1, dtype=np.int32)
     stack[still] = device.blocks.stack[last[still]]
-    requested_event = life.free_requested_event[order]
-    completed_event = life.free_completed_event[order]
     pending = still & (device.blocks.state[last] == 2) & (requested_event < 0) if len(device.blocks) else still
     if (device.trace.action == Action.FREE_REQUESTED).any():
         seen = requested_event >= 0
         pending[seen] |= device.trace.action[requested_event[seen]] == Action.FREE_COMPLETED
-    blocks = InitialBlocks(
-        address=address,
-        requested_bytes=np.minimum(requested[order], size),  # more than its block is a contradiction, told elsewhere
-        block_bytes=size,
-        stream=stream,
-        is_small=small,
-        pool=pool,
-        pending=pending,
-        stack=stack,
-        free_requested_event=np.where(pending, -1, requested_event),
-        free_completed_event=completed_event,
-    )
-    return Beginning(blocks, order, np.where(inside, row, -1), assumed, wrong)
+    return Beginning(size, stream, small, pool, pending, stack, np.where(inside, row, -1), assumed, wrong)
 
 
 def _tails(
     device: Device,
-    life: Lifetimes,
-    order: I8,
     address: I8,
     size: I8,
+    freed: I8,
     settled: Bool,
     row: I8,
     segments: InitialSegments,
@@ -155,7 +118,6 @@ def _tails(
     end = address + size
     low = np.searchsorted(sorted_address, end[unsure])
     high = np.searchsorted(sorted_address, end[unsure] + LARGE_SPLIT_BYTES, side="right")
-    freed = life.free_completed_event[order]
     assumed = 0
     for i, first, last in zip(unsure.tolist(), low.tolist(), high.tolist(), strict=True):
         place = first + int(np.argmin(by_address[first:last])) if last > first else -1
@@ -166,20 +128,17 @@ def _tails(
     return size, assumed
 
 
-def fill(state: AllocatorState, history: SegmentHistory, beginning: Beginning) -> None:
-    """Put the initial segments and their free blocks into an empty state."""
-    segments, blocks = history.initial, beginning.blocks
+def fill(state: AllocatorState, history: SegmentHistory, beginning: Beginning, addresses: I8) -> None:
+    """Put the initial segments and their free blocks into an empty state. ``addresses`` are by handle."""
+    segments = history.initial
     first = np.searchsorted(beginning.segment_row, np.arange(len(segments)))
     last = np.searchsorted(beginning.segment_row, np.arange(len(segments)), side="right")
-    used_at, used = blocks.address.tolist(), blocks.block_bytes.tolist()
+    used = beginning.block_bytes.tolist()
+    used_at = addresses[: len(used)].tolist()
     groups: dict[int, list[tuple[int, int]]] = {}
-    rows = zip(
-        segments.address.tolist(), segments.total_size.tolist(), segments.stream.tolist(), segments.is_small.tolist(),
-        segments.is_expandable.tolist(), segments.pool.tolist(), first.tolist(), last.tolist(), strict=True,
-    )  # fmt: skip
-    for address, size, stream, small, expandable, pool, low, high in rows:
-        number = state.list_of(pool, small, stream)
-        if expandable:
+    for (address, size, owner), low, high in zip(owned(segments), first.tolist(), last.tolist(), strict=True):
+        number = state.list_of(owner.pool, owner.small is True, owner.stream)
+        if owner.segment is None:
             state.grew(number, size)
             groups.setdefault(number, []).append((address, size))
         else:

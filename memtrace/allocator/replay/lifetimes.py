@@ -1,7 +1,7 @@
 """Which event allocated and which freed: every alloc, free_requested and free_completed gets a handle.
 
-Handles 0 … ``initial`` - 1 are allocations that were there before the first event, the others follow the order of the
-``alloc`` events. An address is used many times; only the sequence of events at it tells the uses apart.
+Handles 0 … ``initial`` - 1 are allocations that were there before the first event, by address; the others follow the
+order of the ``alloc`` events. An address is used many times; only the sequence of events at it tells the uses apart.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
     active = np.flatnonzero(blocks.state != BlockState.INACTIVE)
     address = np.ascontiguousarray(trace.address)
     found = (_COMPILED.match if _COMPILED else match)(np.ascontiguousarray(action), address, blocks.address[active])
-    handle, initial_freed, touched, requested, completed, next_alloc, unmatched = found
+    handle, first, requested, completed, next_alloc, unmatched = found
     if not (action == Action.FREE_COMPLETED).any():  # recorded without completions
         completed = requested.copy()
     requested = np.where(requested < 0, completed, requested)
@@ -58,30 +58,26 @@ def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
     completed = np.where(reused, next_alloc, completed)
 
     alloc_events = np.flatnonzero(action == Action.ALLOC)
-    untouched = active[~touched]
-    initial = len(initial_freed) + len(untouched)
-    handle_address = np.concatenate([initial_freed, blocks.address[untouched], trace.address[alloc_events]])
-    last_block = _last_blocks(handle_address, completed, blocks)
-    last_block[len(initial_freed) : initial] = untouched
+    handle_address = np.concatenate([first, trace.address[alloc_events]])
     return Lifetimes(
         handle=handle,
-        initial=initial,
+        initial=len(first),
         address=handle_address,
-        alloc_event=np.concatenate([np.full(initial, -1, np.int64), alloc_events]),
+        alloc_event=np.concatenate([np.full(len(first), -1, np.int64), alloc_events]),
         free_requested_event=requested,
         free_completed_event=completed,
         freed_by_reuse=reused,
-        last_block=last_block,
+        last_block=_last_blocks(handle_address, completed, blocks),
         unmatched_frees=unmatched,
     )
 
 
-def match(action: NDArray[np.uint8], address: I8, active: I8) -> tuple[I8, I8, Bool, I8, I8, I8, int]:
-    """Who owns which event: (handle by event, addresses of what was freed but not allocated here, ascending, which of
-    the ``active`` final addresses occur, and by handle the first free request, the first completion and the next
-    allocation at the address; number of frees that belong to nothing).
+def match(action: NDArray[np.uint8], address: I8, active: I8) -> tuple[I8, I8, I8, I8, I8, int]:
+    """Who owns which event: (handle by event, ascending addresses of what was there before, and by handle the first
+    free request, the first completion and the next allocation at the address; number of frees that belong to nothing).
 
-    Handles are those of the addresses, of the active blocks that don't occur, and of the allocations, in this order.
+    Before were the addresses that are freed without having been allocated, and those ``active`` at the end that don't
+    occur.
     """
     allocs = int(np.count_nonzero(action == Action.ALLOC))
     handle = np.full(len(action), -1, np.int64)
@@ -110,16 +106,15 @@ def match(action: NDArray[np.uint8], address: I8, active: I8) -> tuple[I8, I8, B
             handle[i] = owner
         else:
             first_events.append((i, at))
-    freed = np.array(sorted(early), np.int64)
-    touched = np.isin(active, address[rows])
-    initial = len(freed) + int(np.count_nonzero(~touched))
-    handle[handle >= 0] += initial
+    first = np.sort(np.concatenate([np.array(list(early), np.int64), active[~np.isin(active, address[rows])]]))
+    handle[handle >= 0] += len(first)
     for i, at in first_events:
-        handle[i] = np.searchsorted(freed, at)
-    before = np.full((3, initial), -1, np.int64)
-    before[:, : len(freed)] = np.array([early[at] for at in freed.tolist()], np.int64).reshape(-1, 3).T
+        handle[i] = np.searchsorted(first, at)
+    before = np.full((3, len(first)), -1, np.int64)
+    for at, ends in early.items():
+        before[:, np.searchsorted(first, at)] = ends
     requested, completed, following = np.concatenate((before, np.array(late, np.int64).reshape(3, -1)), axis=1)
-    return handle, freed, touched, requested, completed, following, unmatched
+    return handle, first, requested, completed, following, unmatched
 
 
 def _last_blocks(address: I8, completed: I8, blocks: Blocks) -> I8:

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.allocator.config import NEWEST, Version, from_snapshot
 from memtrace.allocator.replay.evidence import TraceEvidence, gather
-from memtrace.allocator.replay.initial import InitialBlocks
 from memtrace.allocator.replay.rerun import Rerun, rerun
 from memtrace.allocator.replay.segments import InitialSegments
 from memtrace.snapshot.model import I4, I8, Action, Bool, Device, PoolId
@@ -27,7 +25,8 @@ _UNKNOWN_LIMIT_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Allocations:
-    """One row an allocation: first what was live before the trace (``alloc_event`` -1), then in order of events.
+    """One row an allocation: first what was live before the trace (``alloc_event`` -1) by address, then in order of
+    events.
 
     Events are -1 where they never happened. Between ``free_requested_event`` and ``free_completed_event`` the memory
     is pending: no longer the program's, not yet the allocator's. ``stack`` is where it was allocated (-1 unknown).
@@ -50,7 +49,10 @@ class Allocations:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A recording with everything that PyTorch left out. Rows of ``allocations`` begin with the ``initial_blocks``.
+    """A recording with everything that PyTorch left out.
+
+    ``initial_pending`` has an entry for each allocation from before the trace, the first rows of ``allocations``: its
+    owner had freed it, but a stream still used it.
 
     ``segment_events`` are those of the driver, with whether they are of the small pool and their index in ``pools``.
 
@@ -60,7 +62,7 @@ class Replay:
     ``padding_bytes`` is what the back end that wrote the file adds to every request (torch_npu: 32).
     """
 
-    initial_blocks: InitialBlocks
+    initial_pending: Bool
     initial_segments: InitialSegments
     pools: tuple[PoolId, ...]
     allocations: Allocations
@@ -106,35 +108,33 @@ def evidence_of(device: Device, settings: Mapping[str, Any], version: Version, i
 
 def _assemble(evidence: TraceEvidence, outcome: Rerun) -> Replay:
     trace, life, beginning, history = evidence.device.trace, evidence.life, evidence.beginning, evidence.history
-    blocks, segments = beginning.blocks, history.initial
+    segments, first = history.initial, slice(0, life.initial)
     notes: list[str] = []
     if beginning.assumed_tails:
         notes.append(
             f"{beginning.assumed_tails} blocks from before the trace may be up to 1 MiB larger than shown: "
             "nothing recorded tells whether they end in an unsplit tail"
         )
-    later = slice(life.initial, None)
-    events = life.alloc_event[later]
-
-    def joined(first: NDArray[Any], then: NDArray[Any]) -> NDArray[Any]:
-        return np.concatenate([first.astype(then.dtype, copy=False), then])
-
+    free_requested, requested = life.free_requested_event.copy(), evidence.requested.copy()
+    free_requested[first][beginning.pending] = -1
+    # More than its block is a contradiction, told elsewhere.
+    requested[first] = np.minimum(requested[first], beginning.block_bytes)
     kinds = trace.action[history.events]
     return Replay(
-        initial_blocks=blocks,
+        initial_pending=beginning.pending,
         initial_segments=segments,
         pools=history.pools,
         allocations=Allocations(
-            alloc_event=joined(np.full(life.initial, -1), events),
-            free_requested_event=joined(blocks.free_requested_event, life.free_requested_event[later]),
-            free_completed_event=joined(blocks.free_completed_event, life.free_completed_event[later]),
-            address=joined(blocks.address, life.address[later]),
-            requested_bytes=joined(blocks.requested_bytes, trace.size[events]),
-            block_bytes=joined(blocks.block_bytes, outcome.block_bytes[later]),
-            stream=joined(blocks.stream, evidence.stream[later]),
-            is_small=joined(blocks.is_small, evidence.small[later]),
-            pool=joined(blocks.pool, evidence.pool[later]),
-            stack=joined(blocks.stack, trace.stack[events]),
+            alloc_event=life.alloc_event,
+            free_requested_event=free_requested,
+            free_completed_event=life.free_completed_event,
+            address=life.address,
+            requested_bytes=requested,
+            block_bytes=outcome.block_bytes,
+            stream=evidence.stream,
+            is_small=evidence.small,
+            pool=evidence.pool,
+            stack=np.concatenate([beginning.stack, trace.stack[life.alloc_event[life.initial :]]]),
         ),
         segment_events=history.events,
         segment_is_small=history.is_small,
@@ -144,8 +144,8 @@ def _assemble(evidence: TraceEvidence, outcome: Rerun) -> Replay:
         diverged_at=outcome.diverged_at,
         why=outcome.why,
         initial_reserved_bytes=int(segments.total_size.sum()),
-        initial_allocated_bytes=int(blocks.block_bytes[~blocks.pending].sum()),
-        initial_requested_bytes=int(blocks.requested_bytes.sum()),
+        initial_allocated_bytes=int(beginning.block_bytes[~beginning.pending].sum()),
+        initial_requested_bytes=int(requested[first].sum()),
         limit_from_bytes=outcome.limit_from,
         limit_below_bytes=outcome.limit_below,
         notes=tuple(notes),

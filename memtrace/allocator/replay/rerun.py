@@ -75,13 +75,9 @@ class _Run:
         self.driver = RecordedDriver(self._release_completed)
         self.allocator = Allocator(evidence.config, self.driver)
         self.state = self.allocator.state
-        fill(self.state, evidence.history, evidence.beginning)
+        fill(self.state, evidence.history, evidence.beginning, life.address)
         self.address_of = array("q", np.where(np.arange(life.count) < life.initial, life.address, -1).tobytes())
-        self.size_of = array("q", bytes(8 * life.count))
-        for handle, size in zip(
-            evidence.beginning.handle.tolist(), evidence.beginning.blocks.block_bytes.tolist(), strict=True
-        ):
-            self.size_of[handle] = size
+        self.size_of = array("q", evidence.beginning.block_bytes.tobytes() + bytes(8 * (life.count - life.initial)))
         done = int(Action.FREE_COMPLETED)
         self.completes = done if (trace.action == done).any() else int(Action.FREE_REQUESTED)
         make: Callable[..., tuple[I8, I8, list[tuple[int, int]]]] = getattr(state_module._COMPILED, "plan", plan)
@@ -226,9 +222,7 @@ class _Run:
         life, blocks = self.life, self.evidence.device.blocks
         alive = np.flatnonzero(life.free_completed_event < 0)
         live = np.stack([life.address[alive], sizes[alive], 1 + (life.free_requested_event[alive] >= 0)], axis=1)
-        first = self.evidence.beginning
-        early = first.handle[first.blocks.pending]
-        live[np.isin(alive, early), 2] = BlockState.PENDING_FREE
+        live[np.isin(alive, np.flatnonzero(self.evidence.beginning.pending)), 2] = BlockState.PENDING_FREE
         free = np.array([(address, size, 0) for address, size in self.state.free_at.items()], dtype=np.int64)
         mine = np.concatenate([live.astype(np.int64), free.reshape(-1, 3)])
         mine = mine[np.argsort(mine[:, 0], kind="stable")]
@@ -247,8 +241,7 @@ class _Run:
 
 def rerun(evidence: TraceEvidence, on_progress: Callable[[float], None] | None = None) -> Rerun:
     """Simulate a trace under its recorded settings and compare. ``on_progress`` gets the share done."""
-    start = np.where(evidence.life.alloc_event < 0, 0, evidence.rounded)
-    start[evidence.beginning.handle] = evidence.beginning.blocks.block_bytes
+    start = np.concatenate([evidence.beginning.block_bytes, evidence.rounded[evidence.life.initial :]])
     impossible = _contradiction(evidence.device, evidence.life)
     if not len(evidence.device.trace):
         return Rerun(start, None, impossible)

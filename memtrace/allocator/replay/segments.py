@@ -5,15 +5,17 @@ The trace is undone backwards from the final segments; what is left is the begin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from operator import itemgetter
 
 import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.ranges import Owner, RangeMap
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, SMALL_SEGMENT_BYTES
-from memtrace.snapshot.model import I4, I8, Action, Bool, Device, DeviceTrace, PoolId
+from memtrace.snapshot.model import I4, I8, Action, Bool, Device, PoolId, Segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,27 @@ class InitialSegments:
 
     def __len__(self) -> int:
         return len(self.address)
+
+    @classmethod
+    def of(cls, ranges: Sequence[tuple[int, int, Owner]], default: int = 0) -> InitialSegments:
+        """The columns of (start, end, owner) by address; ``default`` is the pool of those that are in none known."""
+        return cls(
+            address=np.array([low for low, _, _ in ranges], dtype=np.int64),
+            total_size=np.array([high - low for low, high, _ in ranges], dtype=np.int64),
+            stream=np.array([owner.stream for _, _, owner in ranges], dtype=np.int64),
+            is_small=np.array([owner.small is True for _, _, owner in ranges], dtype=np.bool_),
+            is_expandable=np.array([owner.segment is None for _, _, owner in ranges], dtype=np.bool_),
+            pool=np.array([owner.pool if owner.pool >= 0 else default for _, _, owner in ranges], dtype=np.int32),
+        )
+
+
+def owned(segments: InitialSegments | Segments) -> Iterator[tuple[int, int, Owner]]:
+    """(address, size, owner) of each segment."""
+    for address, size, stream, small, expandable, pool in zip(
+        segments.address.tolist(), segments.total_size.tolist(), segments.stream.tolist(), segments.is_small.tolist(),
+        segments.is_expandable.tolist(), segments.pool.tolist(), strict=True,
+    ):  # fmt: skip
+        yield address, size, Owner(stream, small, pool, None if expandable else address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +78,11 @@ def trace_back(device: Device, config: AllocatorConfig, pools: Sequence[PoolId])
     past = _Past(device, index)
     past.undo()
     _settle(past.mapped, device, config, default)
-    rows = sorted(
-        [(a, a + n, owner, False) for a, (n, owner) in past.whole.items()]
-        + [(low, high, owner, True) for low, high, owner in past.mapped.merged()]
-    )
+    ranges = [(address, address + size, owner) for address, (size, owner) in past.whole.items()]
+    ranges = sorted(ranges + past.mapped.merged(), key=itemgetter(0, 1))
     base_of = past.redo(default)
     return SegmentHistory(
-        initial=InitialSegments(
-            address=np.array([row[0] for row in rows], dtype=np.int64),
-            total_size=np.array([row[1] - row[0] for row in rows], dtype=np.int64),
-            stream=np.array([row[2].stream for row in rows], dtype=np.int64),
-            is_small=np.array([row[2].small is True for row in rows], dtype=np.bool_),
-            is_expandable=np.array([row[3] for row in rows], dtype=np.bool_),
-            pool=np.array([row[2].pool if row[2].pool >= 0 else default for row in rows], dtype=np.int32),
-        ),
+        initial=InitialSegments.of(ranges, default),
         pools=tuple(pools),
         events=past.events,
         is_small=np.array(past.small, dtype=np.bool_),
@@ -95,12 +109,9 @@ class _Past:
         self.contradictions = 0
         self.whole: dict[int, tuple[int, Owner]] = {}
         self.mapped = RangeMap()
-        for address, size, stream, small, expandable, pool in zip(
-            final.address.tolist(), final.total_size.tolist(), final.stream.tolist(), final.is_small.tolist(),
-            final.is_expandable.tolist(), final.pool.tolist(), strict=True,
-        ):  # fmt: skip
-            owner = Owner(stream, small, index[final.pools[pool]])
-            if expandable:
+        for address, size, owner in owned(final):
+            owner = owner._replace(pool=index[final.pools[owner.pool]])
+            if owner.segment is None:
                 self.mapped.add(address, size, owner)
             else:
                 self.whole[address] = (size, owner)
@@ -111,39 +122,26 @@ class _Past:
 
     def undo(self) -> None:
         """From the final segments back to those before the first event."""
-        undo = {
-            Action.SEGMENT_ALLOC: self._undo_alloc,
-            Action.SEGMENT_FREE: self._undo_free,
-            Action.SEGMENT_MAP: self._undo_map,
-            Action.SEGMENT_UNMAP: self._undo_unmap,
-        }
         for event in range(len(self._rows) - 1, -1, -1):
             kind, address, size, stream = self._rows[event]
-            self.contradictions += not undo[Action(kind)](event, address, size, stream)
+            if kind == Action.SEGMENT_FREE:
+                fits = address not in self.whole
+                self.whole[address] = (size, Owner(stream, self.small[event], self.pools[event], address))
+            elif kind == Action.SEGMENT_UNMAP:
+                fits = self.mapped.add(address, size, Owner(stream, None, self.pools[event]))
+            elif kind == Action.SEGMENT_ALLOC:
+                length, owner = self.whole.pop(address, (-1, Owner(stream, self.small[event], -1)))
+                self.small[event] = owner.small is True
+                self._learn_pool(event, owner.pool)
+                fits = length == size
+            else:
+                pieces = self.mapped.cut(address, size)
+                for _, _, owner in pieces[:1]:
+                    self._learn_pool(event, owner.pool)
+                fits = sum(high - low for low, high, _ in pieces) == size
+            self.contradictions += not fits
         unmapped = Action.SEGMENT_UNMAP  # whose pages those were is known only from who had mapped them
         self.small = [small and row[0] != unmapped for small, row in zip(self.small, self._rows, strict=True)]
-
-    def _undo_alloc(self, event: int, address: int, size: int, stream: int) -> bool:
-        known = self.whole.pop(address, None)
-        if known is None:
-            return False
-        self.small[event] = known[1].small is True
-        self._learn_pool(event, known[1].pool)
-        return known[0] == size
-
-    def _undo_free(self, event: int, address: int, size: int, stream: int) -> bool:
-        clean = address not in self.whole
-        self.whole[address] = (size, Owner(stream, self.small[event], self.pools[event]))
-        return clean
-
-    def _undo_map(self, event: int, address: int, size: int, stream: int) -> bool:
-        pieces = self.mapped.cut(address, size)
-        if pieces:
-            self._learn_pool(event, pieces[0][2].pool)
-        return sum(high - low for low, high, _ in pieces) == size
-
-    def _undo_unmap(self, event: int, address: int, size: int, stream: int) -> bool:
-        return size <= 0 or self.mapped.add(address, size, Owner(stream, None, self.pools[event]))
 
     def redo(self, default: int) -> dict[int, int]:
         """Walk forward again: the unmapping of a range belongs to whoever had it mapped.
@@ -175,25 +173,16 @@ class _Past:
         return {first[owner]: start for owner, start in base.items()}
 
 
-class _Lowest:
-    """The requests of a trace by address."""
-
-    def __init__(self, trace: DeviceTrace) -> None:
-        used = np.flatnonzero(trace.action <= Action.FREE_COMPLETED)
-        order = used[np.argsort(trace.address[used], kind="stable")]
-        self.address, self.size = trace.address[order], trace.size[order]
-
-    def size_in(self, low: int, high: int) -> int | None:
-        """Bytes of the first request at the lowest address in a range; None if there is none."""
-        place = int(np.searchsorted(self.address, low))
-        return int(self.size[place]) if place < len(self.address) and int(self.address[place]) < high else None
-
-
 def _settle(mapped: RangeMap, device: Device, config: AllocatorConfig, default: int) -> None:
     """Decide the pool of ranges that are known only from their unmapping: by their neighbours in the same segment,
     by page size, or by what lay in them."""
-    ranges = mapped.merged()
-    lowest: _Lowest | None = None  # sorting takes long, and hardly any recording needs it
+    ranges, trace = mapped.merged(), device.trace
+
+    @cache  # sorting takes long, and hardly any recording needs it
+    def by_address() -> I8:
+        used = np.flatnonzero(trace.action <= Action.FREE_COMPLETED)
+        return used[np.argsort(trace.address[used], kind="stable")]
+
     for i, (low, high, owner) in enumerate(ranges):
         small, pool = owner.small, owner.pool
         for near in (i - 1, i + 1):
@@ -205,9 +194,9 @@ def _settle(mapped: RangeMap, device: Device, config: AllocatorConfig, default: 
         if small is None and (high - low) % config.large_segment_bytes:
             small = True
         if small is None:
-            lowest = lowest or _Lowest(device.trace)
-            size = lowest.size_in(low, high)
-            small = size is not None and size <= SMALL_LIMIT_BYTES
+            order = by_address()  # the first request at the lowest address tells
+            first = order[np.searchsorted(trace.address[order], low) :][:1]
+            small = bool(((trace.address[first] < high) & (trace.size[first] <= SMALL_LIMIT_BYTES)).any())
         owner = Owner(owner.stream, small, pool if pool >= 0 else default)
         ranges[i] = (low, high, owner)
         mapped.add(low, high - low, owner)

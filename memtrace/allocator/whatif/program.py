@@ -42,8 +42,8 @@ class Program:
     """Operations in order (``op``, ``handle``, ``event``) and what they act on.
 
     ``handle`` is the allocation, or for ``REFUSE`` the row in ``refusals``; ``event`` the trace event the operation
-    comes from. ``requested_bytes``, ``stream`` (raw handles) and ``pool`` are by handle. Handles below ``initial``
-    were there before the first operation, except those marked ``absent``.
+    comes from. ``requested_bytes``, ``stream`` (raw handles) and ``pool`` are by handle, which is the row in
+    ``Replay.allocations``. Those below ``initial`` were there before the first operation, except those ``absent``.
     """
 
     evidence: TraceEvidence
@@ -60,9 +60,9 @@ class Program:
     def to_run(self) -> Program:
         """The program with no more evidence than running it needs: what ended when is in the operations already."""
         life = self.evidence.life
-        none = np.zeros(0, dtype=np.int64)
+        none, first = np.zeros(0, dtype=np.int64), life.address[: self.initial].copy()
         short = replace(
-            life, handle=none, address=none, free_requested_event=none, free_completed_event=none, last_block=none,
+            life, handle=none, address=first, free_requested_event=none, free_completed_event=none, last_block=none,
             freed_by_reuse=np.zeros(0, np.bool_),
         )  # fmt: skip
         return replace(self, evidence=replace(self.evidence, life=short, explicit=np.zeros(0, np.bool_)))

@@ -13,6 +13,7 @@ from memtrace.allocator import flat
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.flat import tabulate
 from memtrace.allocator.replay.initial import fill
+from memtrace.allocator.replay.segments import owned
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, round_sizes
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import AllocatorState
@@ -93,8 +94,7 @@ class Simulation:
         made[handle[(code == Op.FREE) | (code == Op.DEFER)]] = False
         made[: self.program.initial] &= ~self.program.absent[: self.program.initial]
         made[list(self.pending)] = False
-        beginning = self.program.evidence.beginning
-        made[beginning.handle[beginning.blocks.pending]] = False
+        made[: self.program.initial] &= ~self.program.evidence.beginning.pending
         return np.flatnonzero(made)
 
     @cached_property
@@ -257,18 +257,15 @@ class _Run:
         program, evidence = self.program, self.program.evidence
         beginning = evidence.beginning
         if self.keeps_layout:
-            fill(self.state, evidence.history, beginning)
-            segments = evidence.history.initial
-            for address, size, expandable in zip(
-                segments.address.tolist(), segments.total_size.tolist(), segments.is_expandable.tolist(), strict=True
-            ):
-                if not expandable:
+            fill(self.state, evidence.history, beginning, evidence.life.address)
+            for address, size, owner in owned(evidence.history.initial):
+                if owner.segment is not None:
                     self.space.occupy(address, size)
         rows = zip(
-            beginning.handle.tolist(), beginning.blocks.address.tolist(), beginning.blocks.block_bytes.tolist(),
-            beginning.blocks.pending.tolist(), strict=True,
+            evidence.life.address[: program.initial].tolist(), beginning.block_bytes.tolist(),
+            beginning.pending.tolist(), strict=True,
         )  # fmt: skip
-        for handle, address, size, pending in rows:
+        for handle, (address, size, pending) in enumerate(rows):
             number, rounded_bytes = self.requests.of(handle)
             if self.keeps_layout:
                 self.address_of[handle], self.size_of[handle] = address, size
@@ -369,9 +366,8 @@ class _Run:
         change[mallocs] = sizes[handle[mallocs]]
         frees = (code == Op.FREE) | (code == Op.DEFER)
         change[frees] = -sizes[handle[frees]]
-        beginning = program.evidence.beginning
-        held = beginning.handle[~beginning.blocks.pending]
-        start = int(sizes[held[~program.absent[held]]].sum())
+        first = slice(0, program.initial)
+        start = int(sizes[first][~program.evidence.beginning.pending & ~program.absent[first]].sum())
         curve = start + np.cumsum(change)
         peak = max(start, int(curve.max()) if executed else 0)
         for spared in self.spared:

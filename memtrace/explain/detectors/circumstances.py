@@ -139,7 +139,7 @@ def truncated_trace(case: Case) -> Seen | None:
     """The ring buffer overflowed: what was live before the first event has no history."""
     if is_truncated(case.timeline) is not True:
         return None
-    early, blocks = case.timeline.replay.initial_requested_bytes, len(case.timeline.replay.initial_blocks.address)
+    early, blocks = case.timeline.replay.initial_requested_bytes, len(case.timeline.replay.initial_pending)
     change = rule("a larger max_entries in torch.cuda.memory._record_memory_history, or record fewer steps")
     evidence = f"{size(early)} in {blocks} blocks were live before the first event."
     return Seen(None, evidence, (change,), size_bytes=early)
