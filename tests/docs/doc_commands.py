@@ -10,9 +10,11 @@ import contextlib
 import doctest
 import io
 import itertools
+import json
 import os
 import re
 import shlex
+import textwrap
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,11 +33,9 @@ TINY = "sample_traces/tiny-llama_3-steps.pickle.xz"
 STAND_INS = {"FILE": TINY, "BEFORE": TINY, "AFTER": TINY, "FILE_OR_LOG": TINY, "DIR": "runs", "LOG": "train.log"}
 # Verbs that need a GPU, a terminal or the packages of the extra [capture]; their commands are parsed, not run.
 NOT_RUN = {"browse", "run", "capture", "dryrun", "sweep", "completion", "mcp"}
-_LOG = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 86.00 MiB. GPU 0 has a total capacity of 23.65 GiB "
-    "of which 44.00 MiB is free. Including non-PyTorch memory, this process has 23.60 GiB memory in use. Of the "
-    "allocated memory 20.22 GiB is allocated by PyTorch, and 2.63 GiB is reserved by PyTorch but unallocated.\n"
-)
+_MESSAGES = map(json.loads, (ROOT / "tests" / "truth" / "oom_messages.jsonl").read_text().splitlines())
+_MESSAGE = next(row["log"] for row in _MESSAGES if row["id"] == "M042")
+_LOG = textwrap.fill(_MESSAGE, 100, break_long_words=False) + "\n"
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,16 @@ class Session:
         self.code = 0
         self.variables: dict[str, object] = {"__name__": "__main__"}
         (folder / "sample_traces").symlink_to(SAMPLES)
+        (folder / "train.log").write_text(_LOG)
 
     def stand_ins(self) -> None:
-        """Files for commands that name one of the reader's own."""
+        """Recordings for commands that name some of the reader's own."""
         runs = self.folder / "runs"
         runs.mkdir(exist_ok=True)
         for rank in range(2):
             link = runs / f"rank{rank}.pickle.xz"
             if not link.exists():
                 link.symlink_to(ROOT / TINY)
-        (self.folder / "train.log").write_text(_LOG)
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[io.TextIOWrapper]:

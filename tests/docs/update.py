@@ -7,8 +7,11 @@ leaves out (``…``) stay left out. Look at the difference before you commit it.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # as pytest has it
 
 from doc_commands import Session, rewritten
 from doc_pages import blocks, name_of, pages
