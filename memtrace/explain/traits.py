@@ -172,5 +172,7 @@ def settings_text(config: AllocatorConfig) -> str:
         (f"roundup_power2_divisions:{roundup}", any(divisions)),
         (f"large_segment_size_mb:{config.large_segment_bytes >> 20}",
          config.large_segment_bytes != AllocatorConfig().large_segment_bytes),
+        (f"max_non_split_rounding_mb:{config.max_non_split_rounding_bytes >> 20}",
+         config.max_non_split_rounding_bytes != config.large_segment_bytes),
     )  # fmt: skip
     return ",".join(text for text, is_set in parts if is_set) or "PyTorch's defaults"

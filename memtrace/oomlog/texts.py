@@ -22,7 +22,7 @@ _PLACE = re.compile(r"(?<!\?P)<(\w+)(:n)?>")
 
 
 @dataclass(frozen=True)
-class Text:
+class OomText:
     """One known text. ``words``: lower-case words of which every match contains one, for a quick no. ``line``: what the
     line it begins on (white space and all) must contain. ``spare``: how far from any other message a match must stay,
     for names that stand inside longer texts; ``is_alone``: on no other's line."""
@@ -67,7 +67,7 @@ class Text:
         return draft
 
 
-def _text(kind: MessageKind, component: str, backend: str, words: str, what: str, pattern: str, **more: Any) -> Text:
+def _text(kind: MessageKind, component: str, backend: str, words: str, what: str, pattern: str, **more: Any) -> OomText:
     def group(place: re.Match[str]) -> str:
         if place[1] == "device":
             return r"(?P<device>\d{1,4}|[\x00-\x1f])"
@@ -76,7 +76,7 @@ def _text(kind: MessageKind, component: str, backend: str, words: str, what: str
         return rf"(?P<{place[1]}>\d[\d,]{{0,20}}(?:\.\d{{1,6}})?)(?P<{place[1]}_unit>bytes?|[KMGT]i?B|B)"
 
     compiled = re.compile(_PLACE.sub(group, pattern), re.IGNORECASE)
-    return Text(kind, component, backend, words, what, compiled, **more)
+    return OomText(kind, component, backend, words, what, compiled, **more)
 
 
 _HOST = "the machine's memory (RAM) ran out, not the GPU's"
@@ -85,7 +85,7 @@ _ASYNC = "PyTorch's cudaMallocAsync back end was refused memory"
 _MAP = r"(?:\(free:<free:n>,total:<total:n>\))?"
 _TALK = r"\b(?:if|when|avoid|prevent|may|might|could|except|raise|in case)\b"
 _K = MessageKind
-TEXTS: tuple[Text, ...] = (
+TEXTS: tuple[OomText, ...] = (
     # PyTorch's other back ends, warnings and asserts: kind, component, back end, words, what it means, pattern.
     _text(_K.ASYNC, "", "cuda", "allocationondevice", _ASYNC,
           r"Allocationondevice<device>?wouldexceedallowedmemory\.?(?:\(outofmemory\))?"

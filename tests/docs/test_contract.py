@@ -12,6 +12,7 @@ import pytest
 from doc_commands import TINY, Session
 from doc_pages import DOCS, spans
 
+from memtrace.attribution.rules import RULES
 from memtrace.cli import VERBS
 from memtrace.estimate.presets import gpu_names, model_names
 
@@ -64,6 +65,13 @@ def test_promised_keys_are_there(verb: str, tmp_path: Path) -> None:
 def test_every_verb_is_on_the_page() -> None:
     text = (DOCS / "contract.md").read_text()
     assert not [verb for verb in VERBS if f"memtrace {verb}" not in text]
+
+
+def test_every_subcategory_is_defined() -> None:
+    _, *parts = re.split(r"^## ", (DOCS / "categories.md").read_text(), flags=re.MULTILINE)
+    named = {(part.split()[0], row) for part in parts for row in re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE)}
+    rules = {rule.purpose for rule in RULES}  # what is unusable comes from the replay
+    assert named >= {(p.category, p.subcategory) for p in rules}
 
 
 def test_every_preset_is_documented() -> None:
