@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import overload
+from typing import Any
 
 from memtrace.units import format_bytes
 
@@ -21,18 +21,10 @@ class ByteSpan:
     low: float
     high: float
 
-    @overload
     @classmethod
-    def exactly(cls, size_bytes: float) -> ByteSpan: ...
-
-    @overload
-    @classmethod
-    def exactly(cls, size_bytes: float | None) -> ByteSpan | None: ...
-
-    @classmethod
-    def exactly(cls, size_bytes: float | None) -> ByteSpan | None:
-        """A measured amount; None stays unknown."""
-        return None if size_bytes is None else cls(size_bytes, size_bytes)
+    def exactly(cls, size_bytes: float) -> ByteSpan:
+        """A measured amount."""
+        return cls(size_bytes, size_bytes)
 
     @property
     def middle(self) -> float:
@@ -55,6 +47,11 @@ class ByteSpan:
 
     def __str__(self) -> str:
         return format_bytes(round(self.middle))
+
+
+def measured(**sizes: float | None) -> dict[str, Any]:
+    """Measured amounts by name; None stays unknown."""
+    return {name: None if value is None else ByteSpan.exactly(value) for name, value in sizes.items()}
 
 
 def smaller(one: ByteSpan | None, other: ByteSpan | None) -> ByteSpan | None:

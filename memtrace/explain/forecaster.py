@@ -17,7 +17,7 @@ from memtrace.estimate.placement import ForecastRefusal, Peaks
 from memtrace.estimate.recorded import recorded_gpu, recorded_tokens, setup_of
 from memtrace.estimate.schedule import steps_of
 from memtrace.estimate.source import ShapeSource
-from memtrace.explain.facts import ByteSpan, FactSource, OomFacts
+from memtrace.explain.facts import FactSource, OomFacts, measured
 from memtrace.explain.verdict import Verdict, judge
 
 _CLOSE_SHARE = 0.05
@@ -88,12 +88,9 @@ def judge_forecast(refusal: ForecastRefusal, config: AllocatorConfig) -> Verdict
     return judge(
         OomFacts(
             source=FactSource.SNAPSHOT,
-            asked=ByteSpan.exactly(round_size(refusal.tensor_bytes, config)),
-            driver_asked=ByteSpan.exactly(refusal.requested_bytes),
-            allocated=ByteSpan.exactly(refusal.allocated_bytes),
-            reserved=ByteSpan.exactly(refusal.reserved_bytes),
-            slack=ByteSpan.exactly(refusal.free_bytes),
-            limit=ByteSpan.exactly(config.limit_bytes),
+            **measured(asked=round_size(refusal.tensor_bytes, config), driver_asked=refusal.requested_bytes),
+            **measured(allocated=refusal.allocated_bytes, reserved=refusal.reserved_bytes),
+            **measured(slack=refusal.free_bytes, limit=config.limit_bytes),
             pieces=refusal.pieces,
             usable_bytes=refusal.usable_bytes,
             still_needed_bytes=refusal.still_needed_bytes,

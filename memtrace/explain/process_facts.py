@@ -16,7 +16,7 @@ from memtrace.allocator.config import from_snapshot
 from memtrace.allocator.rounding import round_size, segment_size
 from memtrace.attribution.phases import Phase, Phases
 from memtrace.explain.course import Course, forward_progress, still_needed
-from memtrace.explain.facts import ByteSpan, FactSource, OomFacts
+from memtrace.explain.facts import ByteSpan, FactSource, OomFacts, measured
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _LEAST_LAYERS = 4
@@ -38,14 +38,9 @@ def facts_of_process(
     needed = still_needed(course, event, progress)
     return OomFacts(
         source=FactSource.PROCESS,
-        asked=ByteSpan.exactly(asked),
-        driver_asked=ByteSpan.exactly(segment_size(asked, config)),
-        allocated=ByteSpan.exactly(allocated),
-        reserved=ByteSpan.exactly(reserved),
-        slack=ByteSpan.exactly(reserved - allocated),
-        free=ByteSpan.exactly(free) or ByteSpan(0, segment_size(asked, config)),
-        total=ByteSpan.exactly(total),
-        limit=ByteSpan.exactly(limit),
+        **measured(asked=asked, driver_asked=segment_size(asked, config), total=total, limit=limit),
+        **measured(allocated=allocated, reserved=reserved, slack=reserved - allocated),
+        free=ByteSpan.exactly(free) if free is not None else ByteSpan(0, segment_size(asked, config)),
         still_needed_bytes=max(needed, asked) if needed is not None else None,
         progress=progress,
     )

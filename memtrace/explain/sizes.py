@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from memtrace.attribution.categories import Purpose
@@ -46,15 +48,17 @@ def possibilities(case: Case) -> tuple[str, ...]:
         return ()
     asked = refusal.asked_bytes
     found = []
-    alike = _alike(case, asked)
+    rounded = -(-case.size // 512) * 512 == asked
+    counts = {name: int((rounded & case.kind(purpose)).sum()) for purpose, name in _KINDS}
+    alike = [f"{name} ({count} before)" for name, count in counts.items() if count][:2]
+    packed = np.unique(case.size[case.kind(Purpose.QUANTIZED) & case.facts.stays])
+    bits = next((bits for bits in (16, 32) if (packed * (bits // 4) == asked).any()), None)
     if alike:
         found.append(f"{asked:,} bytes is the size of {' or '.join(alike)}, so it may be one more.")
-    elif (weight := _dequantised(case, asked)) is not None:
-        found.append(weight)
-    per_token = _per_token(case, asked)
-    if per_token is not None:
-        found.append(per_token)
-    return tuple(found)
+    elif bits is not None:
+        what = f"{bits}-bit copy of a 4-bit weight"
+        found.append(f"{asked:,} bytes is the {what} that is stored here: it may be a dequantised weight.")
+    return (*found, *_per_token(case, asked))
 
 
 def possible_models(message: OomMessage | None) -> tuple[str, ...]:
@@ -84,32 +88,12 @@ def published_model(low_bytes: float, high_bytes: float) -> tuple[str, int] | No
     return found.pop() if len(found) == 1 else None
 
 
-def _alike(case: Case, asked: int) -> list[str]:
-    rounded = -(-case.size // 512) * 512
-    same = rounded == asked
-    names = []
-    for purpose, name in _KINDS:
-        rows = same & case.kind(purpose)
-        if rows.any():
-            names.append(f"{name} ({int(rows.sum())} before)")
-    return names[:2]
-
-
-def _dequantised(case: Case, asked: int) -> str | None:
-    packed = np.unique(case.size[case.kind(Purpose.QUANTIZED) & case.facts.stays])
-    for factor, what in ((4, "16-bit copy of a 4-bit weight"), (8, "32-bit copy of a 4-bit weight")):
-        if (packed * factor == asked).any():
-            return f"{asked:,} bytes is the {what} that is stored here: it may be a dequantised weight."
-    return None
-
-
-def _per_token(case: Case, asked: int) -> str | None:
+def _per_token(case: Case, asked: int) -> Iterator[str]:
     dims = case.dims
     if dims is None or dims.tokens < 16 or asked % dims.tokens:
-        return None
+        return
     a_token = asked // dims.tokens
     widths = {a_token // element: element for element in (4, 2) if a_token % element == 0}
-    if not widths or min(widths) < 16:
-        return None
-    text = " or ".join(f"{width:,} values of {8 * element} bits" for width, element in widths.items())
-    return f"It is {dims.tokens:,} tokens × {a_token:,} bytes: {text} a token."
+    if widths and min(widths) >= 16:
+        text = " or ".join(f"{width:,} values of {8 * element} bits" for width, element in widths.items())
+        yield f"It is {dims.tokens:,} tokens × {a_token:,} bytes: {text} a token."

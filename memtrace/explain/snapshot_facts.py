@@ -19,7 +19,7 @@ from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Capacity, Pieces
 from memtrace.explain.course import Course, forward_progress, span_at, still_needed
 from memtrace.explain.dims import layer_count
-from memtrace.explain.facts import ByteSpan, FactSource, OomFacts
+from memtrace.explain.facts import ByteSpan, FactSource, OomFacts, measured
 from memtrace.explain.verdict import Verdict, judge
 from memtrace.history.layout import Layout, State, layout_at
 from memtrace.history.refusals import Refusal, refusals
@@ -62,13 +62,10 @@ def refused_at(
     needed = needed if needed is not None else _missing_states(analysis, event)
     facts = OomFacts(
         source=FactSource.SNAPSHOT,
-        asked=ByteSpan.exactly(refusal.asked_bytes),
-        driver_asked=ByteSpan.exactly(refusal.need_bytes),
-        allocated=ByteSpan.exactly(pieces.allocated_bytes),
-        reserved=ByteSpan.exactly(refusal.reserved_bytes),
-        slack=ByteSpan.exactly(pieces.slack_bytes),
-        free=ByteSpan.exactly(free) or ByteSpan(0, refusal.need_bytes),  # unknown, but the refusal bounds it
-        total=ByteSpan.exactly(total),
+        **measured(asked=refusal.asked_bytes, driver_asked=refusal.need_bytes, reserved=refusal.reserved_bytes),
+        **measured(allocated=pieces.allocated_bytes, slack=pieces.slack_bytes, total=total),
+        # What was free may be unknown, but the refusal bounds it.
+        free=ByteSpan.exactly(free) if free is not None else ByteSpan(0, refusal.need_bytes),
         limit=limit,
         pieces=pieces.count,
         usable_bytes=pieces.usable_bytes,

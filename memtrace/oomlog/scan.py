@@ -33,10 +33,6 @@ MAX_PRINTED = 12_000
 """The same, counting every repetition."""
 
 NEAR_LINES = 200
-_FIGURES = (
-    "tried_bytes", "total_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "reserved_unallocated_bytes",
-    "limit_bytes", "process_bytes",
-)  # fmt: skip
 _MAY_LACK = ("rank", "exception", "torch_at_least", "torch_below", "other_processes")
 
 
@@ -146,12 +142,8 @@ class _Collector:
         """Take the next message; one already seen is counted instead."""
         self._printed += 1
         is_warning = message.kind is MessageKind.WARNING
-        figures = ("tried_bytes",) if is_warning else _FIGURES
-        key = (
-            message.kind, message.backend, message.component, message.device, message.is_gpu_oom,
-            *(getattr(message, name) for name in figures),
-            "" if message.has_figures and not is_warning else message.what,
-        )  # fmt: skip
+        told = (message.device, message.tried_bytes) if is_warning else message.contract().values()
+        key = (message.kind, *told, "" if message.has_figures and not is_warning else message.what)
         for index in self._seen.get(key, ()):
             known = self._messages[index]
             reach = NEAR_LINES if is_warning else 5 * NEAR_LINES
