@@ -19,7 +19,9 @@ from memtrace.explain.course import Course, forward_progress
 from memtrace.explain.dims import dims_of, layer_count
 from memtrace.explain.explain import explain_snapshot
 from memtrace.explain.facts import ByteSpan, FactSource, OomFacts
+from memtrace.explain.log_answer import verdict_from_log
 from memtrace.explain.verdict import judge
+from memtrace.oomlog import parse_log
 
 
 @pytest.mark.parametrize(("low", "said"), [(9500, "about 9.28 GiB"), (9499, "less than 9.77 GiB")])
@@ -29,6 +31,34 @@ def test_an_inferred_limit_is_named_while_its_bounds_are_within_a_twentieth(low:
     limit = ByteSpan(low * MIB, 10000 * MIB)
     found = judge(OomFacts(FactSource.SNAPSHOT, limit=limit, **spans))  # type: ignore[arg-type]
     assert found.verdict == "budget" and said in found.because[0]
+
+
+@pytest.mark.parametrize(("needed", "said"), [(3000, False), (3001, True)])
+def test_what_was_still_to_come_is_said_from_half_more_than_the_request_on(needed: int, said: bool) -> None:
+    sizes = {"asked": 2000, "allocated": 9000, "reserved": 9000, "slack": 0, "limit": 10000}
+    spans = {name: ByteSpan.exactly(value * MIB) for name, value in sizes.items()}
+    found = judge(OomFacts(FactSource.SNAPSHOT, still_needed_bytes=needed * MIB, **spans))  # type: ignore[arg-type]
+    assert any("still to come" in sentence for sentence in found.because) is said
+
+
+@pytest.mark.parametrize(("slack", "free", "confidence"), [(499, (410, 580), "derived"), (500, (409, 579), "guess")])
+def test_pieces_below_half_of_the_request_leave_no_doubt(slack: int, free: tuple[int, int], confidence: str) -> None:
+    sizes = {"asked": 1000, "allocated": 9000, "reserved": 9000 + slack, "slack": slack}
+    spans = {name: ByteSpan.exactly(value * MIB) for name, value in sizes.items()}
+    spans["free"] = ByteSpan(free[0] * MIB, free[1] * MIB)
+    found = judge(OomFacts(FactSource.TEXT, **spans))  # type: ignore[arg-type]
+    assert (found.verdict, found.confidence) == ("budget", confidence)
+
+
+@pytest.mark.parametrize(("size", "named"), [("63.00", False), ("64.00", True)])
+def test_a_process_is_named_from_64_mib_on(size: str, named: bool) -> None:
+    log = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB of which 0 bytes is "
+        f"free. Process 7 has {size} MiB memory in use. Including non-PyTorch memory, this process has 23.90 GiB "
+        "memory in use. Of the allocated memory 23.00 GiB is allocated by PyTorch, and 0.40 GiB is reserved by PyTorch "
+        "but unallocated."
+    )
+    assert any("Process 7" in sentence for sentence in verdict_from_log(parse_log(log)).worth_saying) is named
 
 
 @pytest.mark.parametrize(("unlike", "done"), [(2, 4), (3, 3)])
