@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from memtrace.estimate.schedule import Step
     from memtrace.estimate.source import StreamSource
 
-_NEEDS_MICRO_BATCHES = 300  # of so many micro-batches at most, what the run needs is worked out unasked
+_NEEDS_MICRO_BATCHES = 300  # of so many at most, the least that the run needs is worked out unasked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add = parser.add_argument
     add("--seeds", type=whole_number, default=0, metavar="N", help="also the outcome of N shufflings, on all cores")
-    add("--needs", action="store_true", help="work out needs_bytes for long runs, too")
+    add("--needs", action="store_true", help="the least that a long run needs, not only enough")
     add(
         "--longest",
         action="store_true",
@@ -81,10 +81,8 @@ def run(args: argparse.Namespace) -> int:
         cells = prepare(plan)
         found = forecast(plan, config, cells, on_progress)
     verdict = judge_forecast(found.oom, config) if found.oom is not None else None
-    needs = None
-    if args.needs or sum(map(len, plan.steps)) <= _NEEDS_MICRO_BATCHES:
-        free = found if config.limit_bytes is None else forecast(plan, config.with_limit(None), cells)
-        needs = needs_bytes(plan, config, free, cells)
+    quick = not args.needs and sum(map(len, plan.steps)) > _NEEDS_MICRO_BATCHES
+    needs = needs_bytes(plan, config, found, cells, quick)
     outcomes: tuple[OrderOutcome, ...] = ()
     if args.seeds:
         with progress("shuffling") as on_progress:
@@ -103,11 +101,15 @@ def run(args: argparse.Namespace) -> int:
         plot_forecast(found, Path(args.plot))
         say_written(args.plot)
     if args.json:
-        print_json(as_json(found, verdict.verdict if verdict else None, needs, outcomes, assumptions, longest_tokens))
+        print_json(
+            as_json(
+                found, verdict.verdict if verdict else None, needs, outcomes, assumptions, longest_tokens, not quick
+            )
+        )
     else:
         from memtrace.render.forecast_text import render_forecast
 
-        print("\n".join(render_forecast(found, verdict, needs, outcomes, assumptions, longest_tokens)))
+        print("\n".join(render_forecast(found, verdict, needs, outcomes, assumptions, longest_tokens, not quick)))
     return 1 if args.fail_on_oom and not found.fits else 0
 
 
@@ -126,7 +128,7 @@ def plan_from(args: argparse.Namespace) -> tuple[Asked, RunPlan]:
         every = args.eval_every or len(steps)
         plan = replace(plan, evaluation=tuple(batch for step in batches for batch in step), evaluate_every=every)
     if len(steps) == 1:
-        asked = replace(asked, notes=(*asked.notes, ONE_STEP))
+        asked = replace(asked, notes=(*asked.notes, f"{ONE_STEP} (--steps 3)"))
     if asked.source.basis == "dry run":
         if plan.evaluation:
             raise NoAnswerError(f"{args.model}: evaluation is forecast only for models that memtrace estimate covers")

@@ -31,10 +31,11 @@ from memtrace.estimate.source import StreamSource
 from memtrace.estimate.stream import EMPTY_CACHE, Stream, StreamMark, uncollected
 
 _NEEDS_GRAIN = 2 << 20  # limits are told apart by the size of the smallest segment
+_WORST_STEPS = 8  # bisected for a quick answer
 _LENGTH_GRAIN = 64  # tokens
 _MOST_EVENTS = 5_000_000  # of a run that is written down
 Progress = Callable[[float], None]
-ONE_STEP = "only one step was looked at: optimizer states come at its end, so later steps can need more (--steps 3)"
+ONE_STEP = "only one step was looked at: optimizer states come at its end, so later steps can need more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,22 +209,37 @@ def longest(plan: RunPlan, config: AllocatorConfig) -> int | None:
     return low * _LENGTH_GRAIN or None
 
 
-def needs_bytes(plan: RunPlan, config: AllocatorConfig, free: Forecast, cells: Cells) -> int | None:
-    """The smallest limit under which the run survives, to 2 MiB; ``free`` is its forecast without a limit.
+def needs_bytes(
+    plan: RunPlan, config: AllocatorConfig, found: Forecast, cells: Cells, quick: bool = False
+) -> int | None:
+    """The smallest limit under which the run survives, to 2 MiB; ``found`` is its forecast under ``config``.
 
     By bisection between what it allocates at least and what it reserves where nothing limits it. A run that survives
-    under a limit is taken to survive under a higher one. None where even no limit helps.
+    under a limit is taken to survive under a higher one. None where even no limit helps. ``quick``: the steps with most
+    tokens are bisected alone, and the whole run is tried under what they need; else what is known to be enough.
     """
-    if not free.fits:
+    found = found if found.fits else forecast(plan, config.with_limit(None), cells)
+    if not found.fits:
         return None
-    low, high = free.peaks.allocated_bytes // _NEEDS_GRAIN - 1, -(-free.peak_reserved_bytes // _NEEDS_GRAIN)
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if forecast(plan, config.with_limit(middle * _NEEDS_GRAIN), cells).fits:
-            high = middle
-        else:
-            low = middle
-    return high * _NEEDS_GRAIN
+    limit, pressed = found.config.limit_bytes, found.num_alloc_retries or config.gc_threshold
+    enough = limit if limit is not None and pressed else found.peak_reserved_bytes
+
+    def survives(plan: RunPlan, units: int) -> bool:
+        return forecast(plan, config.with_limit(units * _NEEDS_GRAIN), cells).fits
+
+    def least(plan: RunPlan, low: int, high: int) -> int:
+        while low + 1 < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if survives(plan, middle) else (middle, high)
+        return high
+
+    low, high = found.peaks.allocated_bytes // _NEEDS_GRAIN - 1, -(-enough // _NEEDS_GRAIN)
+    if not quick:
+        return least(plan, low, high) * _NEEDS_GRAIN
+    heavy = sorted(range(len(plan.steps)), key=lambda i: -max(batch.tokens for batch in plan.steps[i]))
+    worst = tuple(plan.steps[i] for i in sorted({0, *heavy[:_WORST_STEPS]}))
+    low = least(replace(plan, steps=worst, evaluate_every=plan.evaluate_every and len(worst)), low, high)
+    return (low if survives(plan, low) else high) * _NEEDS_GRAIN
 
 
 # ---- other orders ----------------------------------------------------------------------------------------------------
@@ -286,8 +302,10 @@ def as_json(
     outcomes: Sequence[OrderOutcome],
     assumptions: Sequence[str],
     longest_tokens: int | None = None,
+    is_least: bool = True,
 ) -> dict[str, Any]:
-    """Keys as the contract has them, and more; sizes in bytes. ``verdict`` is the judge's word on the refusal."""
+    """Keys as the contract has them, and more; sizes in bytes. ``verdict`` is the judge's word on the refusal;
+    ``is_least``: less than ``needs`` bytes are known not to suffice."""
     oom = found.oom and {name: getattr(found.oom, name) for name in _OOM_KEYS} | {"verdict": verdict}
     return {
         "model": found.plan.source.model,
@@ -304,6 +322,7 @@ def as_json(
         "managed_bytes": found.managed_bytes,
         "steps": [asdict(step) for step in found.steps],
         "needs_bytes": needs,
+        "needs_is_least": is_least and needs is not None,
         "longest_tokens": longest_tokens,
         "orders": [asdict(outcome) for outcome in outcomes],
         "basis": found.plan.source.basis,

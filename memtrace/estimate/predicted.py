@@ -211,9 +211,10 @@ class SnapshotWriter:
             frames.append(_frame(self.module, f"forward [{site}: {op}]"))
         if layer >= 0:
             frames.append(_frame(self.module, f"forward [layers.{layer}]"))
+        call = _frame("torch/nn/modules/module.py", "_call_impl")
         if phase == "recompute":
-            frames.append(_frame("torch/utils/checkpoint.py", "recompute_fn"))
-        return [*frames, _frame(self.module, "forward")]
+            return [*frames, call, _frame("torch/utils/checkpoint.py", "recompute_fn")]
+        return [*frames, _frame(self.module, "forward"), call]
 
     def segments(self) -> list[dict[str, Any]]:
         """The final segments with their blocks."""

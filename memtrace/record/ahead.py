@@ -58,7 +58,7 @@ def forecast_line(model: Any, optimizer: Any, args: Any, loader: Any, facts: Map
     from memtrace.allocator.conf_text import parse_conf
     from memtrace.allocator.config import conf_string
     from memtrace.estimate.fit import Search
-    from memtrace.estimate.forecast import RunPlan
+    from memtrace.estimate.forecast import ONE_STEP, RunPlan
     from memtrace.estimate.moves import FitRun
     from memtrace.estimate.options import RunOptions
     from memtrace.estimate.recorded import recorded_gpu, told_by_objects
@@ -87,6 +87,7 @@ def forecast_line(model: Any, optimizer: Any, args: Any, loader: Any, facts: Map
     search = Search(replace(run, config=run.config.with_limit(limit)))
     as_is = search.as_is
     over = f"{counted(len(steps), 'step')} in the data set's order, limit {format_bytes(limit)}"
+    over += f"; {ONE_STEP}" if len(steps) == 1 else ""
     if as_is.oom is None:
         spare = format_bytes(limit - as_is.peak_reserved_bytes)
         return f"fits, {spare} to spare ({over})"

@@ -20,8 +20,9 @@ def render_forecast(
     outcomes: Sequence[OrderOutcome],
     assumptions: Sequence[str],
     longest_tokens: int | None = None,
+    is_least: bool = True,
 ) -> Iterator[str]:
-    """All lines."""
+    """All lines. ``is_least``: less than ``needs`` bytes are known not to suffice."""
     plan = found.plan
     longest = max(batch.length for step in plan.steps for batch in step)
     yield from _wrapped(
@@ -39,7 +40,11 @@ def render_forecast(
         f"{found.num_alloc_retries:,} retries"
     )
     if needs is not None:
-        yield f"needs a limit of at least {format_bytes(needs)}"
+        yield (
+            f"needs a limit of at least {format_bytes(needs)}"
+            if is_least
+            else f"a limit of {format_bytes(needs)} is enough"
+        )
     if longest_tokens is not None and not found.fits:
         yield f"survives with sequences cut to {longest_tokens:,} tokens"
     yield ""

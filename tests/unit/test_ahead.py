@@ -63,6 +63,11 @@ def test_the_line_is_the_forecast_of_the_same_run(model: Any) -> None:
     assert "helps" in said
 
 
+def test_one_step_is_said_to_be_one(model: Any) -> None:
+    assert "only one step was looked at" in line(model, GIB * 2, rows_of([300]))
+    assert "only one step" not in line(model, GIB * 2, rows_of([300, 300]))
+
+
 def test_what_is_not_there_is_said(model: Any) -> None:
     assert "does not tell its lengths" in line(model, GIB, None)
     assert "does not tell its lengths" in line(model, GIB, [{"text": "a"}])

@@ -390,3 +390,37 @@ def test_another_verbs_option_leads_to_this_verbs_own(
     with pytest.raises(SystemExit) as stopped:
         main([verb, "--model", "tiny-llama", *needed, given, "22"])
     assert stopped.value.code == 2 and f"did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_what_is_enough_for_a_long_run_is_said_unasked(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Enough, and no more than it reserves where nothing limits it; ``--needs`` finds no more than that."""
+    lengths = ",".join(str(16 + 37 * n % 400) for n in range(301))
+    run = ["forecast", "--model", "tiny-llama", "--lengths", lengths, "--json"]
+
+    def answer(*more: str) -> dict[str, Any]:
+        assert main([*run, *more]) == 0
+        found: dict[str, Any] = json.loads(capsysbinary.readouterr().out)
+        return found
+
+    free = answer("--limit", "20GiB")
+    assert free["fits"] and not free["needs_is_least"]
+    assert free["peak_allocated_bytes"] < free["needs_bytes"] <= free["peak_reserved_bytes"] + (2 << 20)
+    assert answer("--limit", str(free["needs_bytes"]))["fits"]
+    dies = answer("--limit", str(free["peak_allocated_bytes"] * 3 // 4), "--needs")
+    assert not dies["fits"] and dies["needs_is_least"] and dies["needs_bytes"] <= free["needs_bytes"]
+
+
+def test_explain_names_the_phase_and_step_that_the_forecast_names(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    file, seen = tmp_path / "run.pickle", set()
+    run = ["forecast", "--model", "tiny-llama", "--lengths", "512,300,1900", "--no-checkpointing", "--json", "--force"]
+    for limit in ("180MiB", "240MiB", "300MiB", "600MiB", "1200MiB", "1700MiB"):
+        assert main([*run, "--limit", limit, "--trace", str(file)]) == 0
+        said = json.loads(capsysbinary.readouterr().out)["oom"]
+        assert main(["explain", str(file), "--json"]) == 0
+        at = json.loads(capsysbinary.readouterr().out)["when"]
+        assert at["phase"] == {"loss": "forward", "recompute": "backward"}.get(said["phase"], said["phase"])
+        assert at["step"] == said["step"]
+        seen.add((at["phase"], at["step"]))
+    assert {phase for phase, _ in seen} >= {"forward", "backward"} and {step for _, step in seen} >= {0, 2}
