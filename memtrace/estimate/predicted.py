@@ -201,6 +201,8 @@ class SnapshotWriter:
         if phase in ("optimizer", "zero_grad"):
             return [_frame("torch/optim/optimizer.py", "step" if phase == "optimizer" else "zero_grad")]
         frames = [_frame(file, name) for start, file, name in _FILES if site == start]
+        if phase == "load" and site.endswith(".lora"):
+            return [_frame("peft/tuners/lora/layer.py", "update_layer")]
         if phase == "load":
             return [*frames, _frame("transformers/modeling_utils.py", "from_pretrained")]
         if site.endswith(".lora"):

@@ -415,12 +415,12 @@ def test_explain_names_the_phase_and_step_that_the_forecast_names(
 ) -> None:
     file, seen = tmp_path / "run.pickle", set()
     run = ["forecast", "--model", "tiny-llama", "--lengths", "512,300,1900", "--no-checkpointing", "--json", "--force"]
-    for limit in ("180MiB", "240MiB", "300MiB", "600MiB", "1200MiB", "1700MiB"):
+    for limit in ("180MiB", "240MiB", "300MiB", "600MiB", "1200MiB"):
         assert main([*run, "--limit", limit, "--trace", str(file)]) == 0
         said = json.loads(capsysbinary.readouterr().out)["oom"]
         assert main(["explain", str(file), "--json"]) == 0
         at = json.loads(capsysbinary.readouterr().out)["when"]
         assert at["phase"] == {"loss": "forward", "recompute": "backward"}.get(said["phase"], said["phase"])
-        assert at["step"] == said["step"]
+        assert at["step"] == (said["step"] if said["step"] >= 0 else None)
         seen.add((at["phase"], at["step"]))
     assert {phase for phase, _ in seen} >= {"forward", "backward"} and {step for _, step in seen} >= {0, 2}
