@@ -70,7 +70,7 @@ def pack(program: Program, config: AllocatorConfig, most: int | None = _MOST_PAC
     rows = np.flatnonzero(live & ~small)
     if most is not None and len(rows) > most:
         return None
-    rows = rows[np.lexsort((born[rows], -size[rows]))]
+    rows = rows[np.lexsort((died[rows] == len(program.op), born[rows], -size[rows]))]
     lowest, apart = _highest(size * live, born, died), _highest(size * small, born, died)
     top = _place_by_size(size[rows], born[rows], died[rows])
     found = -(-(top + apart) // _PAGE_BYTES) * _PAGE_BYTES

@@ -7,8 +7,6 @@ from functools import cache
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.state import AllocatorState
 from memtrace.allocator.whatif.program import Op
@@ -19,12 +17,6 @@ from memtrace.snapshot.stacks import StackTable
 Frames: TypeAlias = Callable[[int], list[dict[str, Any]]]
 _BLOCK = ("address", "size", "requested_size", "state", "frames")
 WrittenBlock: TypeAlias = tuple[int, int, int, str, list[dict[str, Any]]]
-_SEGMENT_EVENTS = {
-    Action.SEGMENT_ALLOC: "segment_alloc",
-    Action.SEGMENT_FREE: "segment_free",
-    Action.SEGMENT_MAP: "segment_map",
-    Action.SEGMENT_UNMAP: "segment_unmap",
-}
 
 
 def as_snapshot(snapshot: Snapshot, run: Simulation) -> dict[str, Any]:
@@ -161,100 +153,69 @@ def _used_blocks(run: Simulation, frames: Frames) -> Iterator[WrittenBlock]:
 
 def _trace(run: Simulation, frames: Frames) -> list[dict[str, Any]]:
     """Simulated events: those of the program that were executed, with segment events where the simulation had them."""
-    program = run.program
-    trace = program.evidence.device.trace
-    raised: dict[int, list[tuple[int, int, int, int]]] = {}
-    for event, action, address, size, number in run.segment_events.tolist():
-        raised.setdefault(event, []).append((action, address, size, number))
-    completed_by_flush = _flush_completions(run)
-    refused = {refusal.event: refusal for refusal in run.refused}
-    last = run.executed
-    codes, handles, events = program.op[:last].tolist(), program.handle[:last].tolist(), program.event[:last].tolist()
+    program, evidence, last = run.program, run.program.evidence, run.executed
+    trace, pools = evidence.device.trace, evidence.history.pools
+    raised = _by_event((event, rest) for event, *rest in run.segment_events.tolist())
+    flushed = _by_event(run.completed_by_flush)
+    done = {handle for _, handle in run.completed_by_flush}
+    spared, refused = {one.event: one for one in run.spared}, {one.event: one for one in run.refused}
+    codes, handles, events = (part[:last].tolist() for part in (program.op, program.handle, program.event))
     if run.stopped_at is not None and run.stopped_at >= 0:
         codes, handles, events = [*codes, int(Op.REFUSE)], [*handles, -1], [*events, run.stopped_at]
     told: list[dict[str, Any]] = []
+    event, stack = -1, list[dict[str, Any]]()
 
-    pools = program.evidence.history.pools
-
-    def tell(
-        action: str, address: int, size: int, stream: int, event: int, stack: list[dict[str, Any]], pool: int
-    ) -> None:
+    def tell(action: str, address: int, size: int, stream: int, pool: int) -> None:
         entry = {"action": action, "addr": address, "size": size, "stream": stream, "frames": stack}
+        if action == "oom":
+            free = max(trace.oom_device_free_bytes.get(event, 0), 0)
+            entry = {"action": action, "size": size, "stream": stream, "device_free": free, "frames": stack}
         if len(pools) > 1:
             entry["pool_id"] = pools[pool]
-        if trace.time_us is not None and event >= 0:
+        if trace.time_us is not None:
             entry["time_us"] = int(trace.time_us[event])
         told.append(entry)
 
-    def tell_segments(event: int, stack: list[dict[str, Any]]) -> None:
-        for action, address, size, number in raised.pop(event, ()):
-            name = run.state.ids[number]
-            tell(_SEGMENT_EVENTS[Action(action)], address, size, _signed(name.stream), event, stack, name.pool)
+    def what(handle: int) -> tuple[int, int, int, int]:
+        size, stream = int(program.requested_bytes[handle]), int(program.stream[handle])
+        return int(run.address[handle]), size, stream, int(program.pool[handle])
 
-    raised.pop(-1, None)  # what the state before the first event was made of
-    spared = {one.event: one for one in run.spared}
     for code, handle, event in zip(codes, handles, events, strict=True):
         stack = list(frames(int(trace.stack[event])))  # a call of its own has a list of its own
-        for waiting in completed_by_flush.pop(event, ()):
-            size, stream = int(program.requested_bytes[waiting]), int(program.stream[waiting])
-            tell("free_completed", int(run.address[waiting]), size, stream, event, stack, int(program.pool[waiting]))
-        if code == Op.REFUSE:
-            tell_segments(event, stack)
-            pool = program.refusals[handle].pool if handle >= 0 else int(program.pool[_handle_at(run, event)])
-            stream = trace.streams[int(trace.stream[event])]
-            if event in spared:
-                one = spared[event]
-                tell("alloc", one.address, int(trace.size[event]), stream, event, stack, pool)
-                end = list(frames(int(trace.stack[event])))
-                tell("free_requested", one.address, int(trace.size[event]), stream, event, end, pool)
-                tell("free_completed", one.address, int(trace.size[event]), stream, event, end, pool)
-            elif event in refused:
-                free = trace.oom_device_free_bytes.get(event, -1)
-                told.append(
-                    {
-                        "action": "oom",
-                        "size": refused[event].size_bytes,
-                        "stream": stream,
-                        "device_free": max(free, 0),
-                        "frames": stack,
-                        **({} if len(pools) == 1 else {"pool_id": pools[pool]}),
-                        **({} if trace.time_us is None else {"time_us": int(trace.time_us[event])}),
-                    }
-                )
-            continue
-        if code == Op.FLUSH:
-            tell_segments(event, stack)
-            continue
-        address, size = int(run.address[handle]), int(program.requested_bytes[handle])
-        stream, pool = int(program.stream[handle]), int(program.pool[handle])
+        for waiting in flushed.pop(event, ()):
+            tell("free_completed", *what(waiting))
+        if code in (Op.MALLOC, Op.FLUSH, Op.REFUSE):
+            for action, address, size, number in raised.pop(event, ()):
+                name = run.state.ids[number]
+                tell(Action(action).name.lower(), address, size, _signed(name.stream), name.pool)
         if code == Op.MALLOC:
-            tell_segments(event, stack)
-            tell("alloc", address, size, stream, event, stack, pool)
-        elif code == Op.COMPLETE:
-            if handle not in completed_by_flush.get(-2, ()):
-                tell("free_completed", address, size, stream, event, stack, pool)
-        else:
-            tell("free_requested", address, size, stream, event, stack, pool)
+            tell("alloc", *what(handle))
+        elif code == Op.REFUSE:
+            pool = program.refusals[handle].pool if handle >= 0 else what(evidence.life.handle[event])[3]
+            stream, size = trace.streams[int(trace.stream[event])], int(trace.size[event])
+            if event in spared:
+                tell("alloc", spared[event].address, size, stream, pool)
+                stack = list(stack)
+                tell("free_requested", spared[event].address, size, stream, pool)
+                tell("free_completed", spared[event].address, size, stream, pool)
+            elif event in refused:
+                tell("oom", 0, refused[event].size_bytes, stream, pool)
+        elif code == Op.COMPLETE and handle not in done:
+            tell("free_completed", *what(handle))
+        elif code in (Op.FREE, Op.DEFER):
+            tell("free_requested", *what(handle))
             if code == Op.FREE:
-                tell("free_completed", address, size, stream, event, stack, pool)
+                tell("free_completed", *what(handle))
     return told
+
+
+def _by_event(pairs: Iterable[tuple[int, Any]]) -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = {}
+    for event, thing in pairs:
+        found.setdefault(event, []).append(thing)
+    return found
 
 
 def _signed(stream: int) -> int:
     """A stream handle as PyTorch writes it."""
     return stream if stream < 1 << 63 else stream - (1 << 64)
-
-
-def _handle_at(run: Simulation, event: int) -> int:
-    """The allocation whose malloc comes from an event."""
-    life = run.program.evidence.life
-    return int(np.searchsorted(life.alloc_event[life.initial :], event)) + life.initial
-
-
-def _flush_completions(run: Simulation) -> dict[int, list[int]]:
-    """Delayed frees that a simulated flush completed, by event; under key -2 all of them."""
-    found: dict[int, list[int]] = {}
-    for event, handle in run.completed_by_flush:
-        found.setdefault(event, []).append(handle)
-        found.setdefault(-2, []).append(handle)
-    return found

@@ -116,7 +116,7 @@ class Answer:
     def as_json(self) -> dict[str, Any]:
         """The answer in builtin containers, with the keys of the contract."""
         check, limit = self.self_check, self.self_check.limit
-        told = {field.name: getattr(check, field.name) for field in fields(check) if field.name != "limit"}
+        told = {field.name: getattr(check, field.name) for field in fields(check) if field.name not in ("limit", "run")}
         told |= {"limit_bytes": limit.size_bytes, "limit_source": limit.source}
         told |= {"limit_at_least_bytes": limit.at_least_bytes, "limit_below_bytes": limit.below_bytes}
         kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "simulations"}
@@ -233,7 +233,7 @@ def answer(
     jobs = _jobs(question, asked, check.limit.size_bytes, snapshot, program, edited)
     done: list[Candidate] = []
     for conf, config, code in jobs:
-        done.append(run_conf(code, conf, config, spread=question.addresses))
+        done.append(run_conf(code, conf, config, spread=question.addresses, known=check.run))
         if progress is not None:
             progress(len(done) / len(jobs))
     first = done[0].run
@@ -241,6 +241,15 @@ def answer(
         done[1:] = ranked(done[1:])
     labels = tuple(edit.label for edit in question.edits)
     plain = replace(own, roundup_divisions=(0,) * INTERVALS, roundup_bypass_bytes=None)
+    known: dict[tuple[int, AllocatorConfig], LowerBounds] = {}  # many settings round alike
+
+    def bounds(code: Program, config: AllocatorConfig) -> LowerBounds:
+        table, bypass = config.roundup_divisions, config.roundup_bypass_bytes
+        rounding = replace(plain, roundup_divisions=table, roundup_bypass_bytes=bypass)
+        if (id(code), rounding) not in known:
+            known[id(code), rounding] = lower_bounds(code, rounding)
+        return known[id(code), rounding]
+
     _, allocated, reserved = timeline.peaks()
     return Answer(
         file=snapshot.source,
@@ -248,8 +257,11 @@ def answer(
         torch=f"{version[0]}.{version[1]}",
         self_check=check,
         recorded=RecordedPeaks(allocated.size_bytes, reserved.size_bytes, len(timeline.oom_events)),
-        runs=tuple(_run(candidate, () if candidate.run.program is program else labels) for candidate in done),
-        lower_bounds=lower_bounds(edited, plain),
+        runs=tuple(
+            _run(each, () if each.run.program is program else labels, bounds(each.run.program, each.run.config))
+            for each in done
+        ),
+        lower_bounds=bounds(edited, plain),
         packing=pack(edited, plain, None) if question.packing else pack(edited, plain),
         notes=tuple(_notes(timeline, program, check.limit, question, first)),
         simulations=tuple(candidate.run for candidate in done),
@@ -306,7 +318,7 @@ def _limit(snapshot: Snapshot, timeline: Timeline, version: Version) -> Limit:
     return recorded_limit(timeline.replay)
 
 
-def _run(candidate: Candidate, edits: tuple[str, ...]) -> Run:
+def _run(candidate: Candidate, edits: tuple[str, ...], bounds: LowerBounds) -> Run:
     run = candidate.run
     return Run(
         conf=candidate.conf,
@@ -319,7 +331,7 @@ def _run(candidate: Candidate, edits: tuple[str, ...]) -> Run:
         fits_always=candidate.fits_always,
         survived_oom_events=tuple(spared.event for spared in run.spared),
         ends_at_recorded_oom=run.program.ends_refused,
-        lower_bounds=lower_bounds(run.program, run.config),
+        lower_bounds=bounds,
         **{name: getattr(run, name) for name in _AS_SIMULATED},
     )
 

@@ -237,8 +237,10 @@ class Signals:
         depth = f.stacks.depth[f.timeline.allocations.stack]
         outside = (depth < np.min(depth[self.head_frames])) & self.in_trace & f.is_kind(Kind.FORWARD, Kind.OTHER)
         outside &= f.in_phase(Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION)
-        alike = np.isin(f.size, np.concatenate([largest, largest * 2, largest // 2]))
-        return outside & (alike | self._as_large_as_loss)
+        rows = np.flatnonzero(outside)  # a few of millions
+        alike = np.isin(f.size[rows], np.concatenate([largest, largest * 2, largest // 2]))
+        outside[rows] = alike | self._as_large_as_loss[rows]
+        return outside
 
     @cached_property
     def attention_matrices(self) -> Bool:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from memtrace.allocator.replay.evidence import TraceEvidence
 from memtrace.allocator.replay.flushes import causes, next_anchor
+from memtrace.allocator.whatif.addresses import Hints
 from memtrace.snapshot.model import I4, I8, U1, Action, Bool, DeviceTrace
 
 
@@ -37,7 +39,7 @@ class RefusedRequest(NamedTuple):
     pool: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Program:
     """Operations in order (``op``, ``handle``, ``event``) and what they act on.
 
@@ -56,6 +58,24 @@ class Program:
     stream: I8
     pool: I4
     absent: Bool
+
+    @cached_property
+    def hints(self) -> Hints:
+        """Addresses that recorded mallocs got from the driver, by their ``alloc`` event."""
+        trace = self.evidence.device.trace
+        rows = np.flatnonzero((trace.action == Action.SEGMENT_ALLOC) | (trace.action == Action.SEGMENT_MAP))
+        mallocs = np.flatnonzero((trace.action == Action.ALLOC) | (trace.action == Action.OOM))
+        place = np.searchsorted(mallocs, rows)
+        segments: dict[int, list[tuple[int, int]]] = {}
+        maps: dict[int, int] = {}
+        for row, where in zip(rows.tolist(), place.tolist(), strict=True):
+            if where < len(mallocs):
+                event, address = int(mallocs[where]), int(trace.address[row])
+                if trace.action[row] == Action.SEGMENT_ALLOC:
+                    segments.setdefault(event, []).append((address, int(trace.size[row])))
+                else:
+                    maps.setdefault(event, address)
+        return Hints(segments, maps)
 
     def to_run(self) -> Program:
         """The program with no more evidence than running it needs: what ended when is in the operations already."""

@@ -52,9 +52,15 @@ def sensible_confs(version: Version, has_limit: bool) -> tuple[str, ...]:
     return tuple(confs)
 
 
-def run_conf(program: Program, conf: str, config: AllocatorConfig, *, spread: bool = True) -> Candidate:
-    """One candidate. With ``spread`` it also runs under other assumptions about addresses, where they can matter."""
-    run = simulate(program, config, Policy.RECORDED)
+def run_conf(
+    program: Program, conf: str, config: AllocatorConfig, *, spread: bool = True, known: Simulation | None = None
+) -> Candidate:
+    """One candidate. With ``spread`` it also runs under other assumptions about addresses, where they can matter.
+
+    ``known`` is a run with recorded addresses, taken if it is of this program and these settings.
+    """
+    is_same = known is not None and known.program is program and known.config == config
+    run = known if known is not None and is_same else simulate(program, config, Policy.RECORDED)
     others: tuple[Simulation, ...] = ()
     if spread and not _insensitive(run):
         others = tuple(simulate(program, config, policy) for policy in BRACKET)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -45,7 +45,7 @@ def recorded_limit(replay: Replay, recorded_bytes: int | None = None) -> Limit:
 class SelfCheck:
     """``exact``: told about refusals, the model reproduces the recording (addresses, segment events, final layout).
     ``predicted``: it does so untold, from the program and ``limit`` alone; None if it was not tried, since the replay
-    diverges. ``why`` and ``predicted_why`` are sentences.
+    diverges. ``why`` and ``predicted_why`` are sentences, ``run`` is the one that was compared.
     """
 
     exact: bool
@@ -54,6 +54,7 @@ class SelfCheck:
     predicted: bool | None
     predicted_why: str | None
     limit: Limit
+    run: Simulation | None = field(default=None, repr=False)
 
 
 def self_check(program: Program, replay: Replay, limit: Limit) -> SelfCheck:
@@ -61,8 +62,9 @@ def self_check(program: Program, replay: Replay, limit: Limit) -> SelfCheck:
     if not replay.exact:
         return SelfCheck(False, replay.diverged_at, replay.why, None, None, limit)
     config = program.evidence.config.with_limit(limit.size_bytes)
-    why = difference(program, simulate(program, config, Policy.RECORDED))
-    return SelfCheck(True, None, None, why is None, why, limit)
+    run = simulate(program, config, Policy.RECORDED)
+    why = difference(program, run)
+    return SelfCheck(True, None, None, why is None, why, limit, run)
 
 
 def settle(program: Program, replay: Replay, limit: Limit) -> SelfCheck:

@@ -17,7 +17,7 @@ from memtrace.allocator.replay.segments import owned
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, round_sizes
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import AllocatorState
-from memtrace.allocator.whatif.addresses import AddressSpace, Hints, Policy
+from memtrace.allocator.whatif.addresses import AddressSpace, Policy
 from memtrace.allocator.whatif.program import Op, Program
 from memtrace.snapshot.model import I8, Action
 
@@ -206,24 +206,6 @@ def simulate(
         vars(run).clear()  # it and its world refer to each other, and the collector would come late
 
 
-def _hints(program: Program) -> Hints:
-    """Addresses that recorded mallocs got from the driver, by their ``alloc`` event."""
-    trace = program.evidence.device.trace
-    rows = np.flatnonzero((trace.action == Action.SEGMENT_ALLOC) | (trace.action == Action.SEGMENT_MAP))
-    mallocs = np.flatnonzero((trace.action == Action.ALLOC) | (trace.action == Action.OOM))
-    place = np.searchsorted(mallocs, rows)
-    segments: dict[int, list[tuple[int, int]]] = {}
-    maps: dict[int, int] = {}
-    for row, where in zip(rows.tolist(), place.tolist(), strict=True):
-        if where < len(mallocs):
-            event, address = int(mallocs[where]), int(trace.address[row])
-            if trace.action[row] == Action.SEGMENT_ALLOC:
-                segments.setdefault(event, []).append((address, int(trace.size[row])))
-            else:
-                maps.setdefault(event, address)
-    return Hints(segments, maps)
-
-
 class _Run:
     def __init__(self, program: Program, config: AllocatorConfig, policy: Policy, state: AllocatorState | None) -> None:
         self.program, self.config, self.policy = program, config, policy
@@ -236,7 +218,7 @@ class _Run:
         mallocs = program.op == Op.MALLOC
         np.maximum.at(last_use, program.pool[program.handle[mallocs]], program.event[mallocs])
         occupied = evidence.history.initial.address.tolist() if self.keeps_layout else []
-        self.space = AddressSpace(policy, _hints(program), occupied)
+        self.space = AddressSpace(policy, program.hints, occupied)
         self.world = World(config, self.space, self._completed, last_use)
         self.allocator = Allocator(config, self.world, state)
         self.state = self.allocator.state
