@@ -15,12 +15,11 @@ from typing import IO, Any
 import numpy as np
 
 from memtrace.allocator.export import Frames, WrittenBlock, frames_of, segment_of
-from memtrace.errors import NoAnswerError, SnapshotError
+from memtrace.errors import NoAnswerError
 from memtrace.history.layout import State, layout_at
 from memtrace.history.timeline import Timeline, build
-from memtrace.snapshot.container import open_stream
-from memtrace.snapshot.decoder.decode import bounded_memory, decode, memory_allowance_bytes, without_gc
-from memtrace.snapshot.load import from_raw
+from memtrace.snapshot.decoder.decode import decode
+from memtrace.snapshot.load import decoding, from_raw
 from memtrace.snapshot.model import DEFAULT_POOL, Action, Snapshot
 
 _PROTOCOL = 4  # PyTorch's web viewer reads 2 to 4; Python 3.14 would write 5
@@ -41,22 +40,14 @@ class RawRecording:
 
 def read_recording(source: str | os.PathLike[str]) -> RawRecording:
     """Read a snapshot and keep what was recorded. Raises SnapshotError like :func:`memtrace.snapshot.load.load`."""
-    with open_stream(source) as opened, without_gc():
-        name = opened.name
-        with bounded_memory(memory_allowance_bytes(opened.size_bytes, opened.is_compressed)):
-            raw = decode(opened.stream, opened.head, name)
-            if isinstance(raw, list):
-                raw = {"segments": raw, "device_traces": []}
-            # from_raw may empty the lists it is given.
-            copied = dict(raw) if isinstance(raw, dict) else raw
-            if isinstance(copied, dict) and isinstance(copied.get("device_traces"), list):
-                copied["device_traces"] = [list(t) if isinstance(t, list) else t for t in copied["device_traces"]]
-            try:
-                return RawRecording(raw, from_raw(copied, name))
-            except SnapshotError as error:
-                raise SnapshotError(f"{name}: {error}") from None
-            except MemoryError:
-                raise SnapshotError(f"{name}: needs far more memory than a snapshot of its size; damaged") from None
+    with decoding(source) as opened:
+        raw = decode(opened.stream, opened.head, opened.name)
+        if isinstance(raw, list):
+            raw = {"segments": raw, "device_traces": []}
+        copied = dict(raw) if isinstance(raw, dict) else raw  # from_raw may empty the lists it is given
+        if isinstance(copied, dict) and isinstance(copied.get("device_traces"), list):
+            copied["device_traces"] = [list(t) if isinstance(t, list) else t for t in copied["device_traces"]]
+        return RawRecording(raw, from_raw(copied, opened.name))
 
 
 def cut(recording: RawRecording, timeline: Timeline, first: int, stop: int) -> dict[str, Any]:

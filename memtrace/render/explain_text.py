@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import PurePath
 
 from memtrace._version import __version__
@@ -45,16 +46,14 @@ def _saving(advice: Advice) -> str:
     return f"saves {format_bytes(advice.saves_bytes)} ({advice.basis})" if advice.saves_bytes is not None else ""
 
 
-def _wrap(text: str, first: str, rest: str, most: int | None = None) -> list[str]:
-    """Greedy lines of at most ``WIDTH`` columns, at most ``most`` of them.
+def _wrap(text: str, first: str, rest: str) -> list[str]:
+    """Greedy lines of at most ``WIDTH`` columns.
 
-    Code stays such that it can be copied: a word goes to a line of its own before it is broken, is broken where Python
-    lets a line end, and is left out whole where the last line can't hold all of it.
+    Code stays such that it can be copied: a word goes to a line of its own before it is broken, and is broken where
+    Python lets a line end.
     """
     lines, line, empty = [], first, True
-    inside: list[bool] = [False]  # whether a line begins within a word
     for word in text.split():
-        whole = word
         while word:
             room = WIDTH - len(line) - (0 if empty else 1)
             if len(word) <= room:
@@ -68,23 +67,15 @@ def _wrap(text: str, first: str, rest: str, most: int | None = None) -> list[str
                     line += word[:at] if empty else f" {word[:at]}"
                     word = word[at:]
             lines.append(line)
-            inside.append(word is not whole)
             line, empty = rest, True
-    lines.append(line)
-    if most is None or len(lines) <= most:
-        return lines
-    last = most - 1
-    while last and inside[last + 1] and inside[last]:
-        last -= 1
-    kept = lines[last]
-    if inside[last + 1]:  # what was begun is left out
-        kept = kept[: kept.rstrip().rfind(" ")]
-        if last and not kept.strip(" →"):
-            last -= 1
-            kept = lines[last]
-    while len(kept) > WIDTH - 2:
-        kept = kept[: kept.rindex(" ")] if " " in kept.strip() else kept[: WIDTH - 2]
-    return [*lines[:last], f"{kept.rstrip()} …"]
+    return [*lines, line]
+
+
+def _cut(text: str, first: str, rest: str, most: int) -> list[str]:
+    """At most so many lines; what they can't hold is left out."""
+    return textwrap.TextWrapper(WIDTH, first, rest, max_lines=most, placeholder=" …", break_on_hyphens=False).wrap(
+        " ".join(text.split())
+    )
 
 
 def _break(word: str, room: int) -> int:
@@ -110,7 +101,7 @@ def _brief(finding: Finding) -> str:
     head = _head(finding)
     if finding.advice and _saving(finding.advice[0]):
         return head
-    return _wrap(f"{finding.id} · {finding.title}", head[: -len(finding.id)], "", 1)[0]
+    return _cut(f"{finding.id} · {finding.title}", head[: -len(finding.id)], "", 1)[0]
 
 
 def _change(change: str) -> list[str]:
@@ -128,7 +119,7 @@ def _short(finding: Finding) -> list[str]:
 def _block(finding: Finding, everything: bool = False) -> list[str]:
     pad = " " * _INDENT
     best = finding.advice[0] if finding.advice else None
-    lines = [_head(finding), *_wrap(finding.title, pad, pad, 1)]
+    lines = [_head(finding), *_cut(finding.title, pad, pad, 1)]
     if not everything:
         return [*lines, *(_change(best.change) if best is not None else ())]
     for advice in finding.advice:
@@ -159,12 +150,12 @@ def _together(answer: Explanation) -> list[str]:
     does = "fits" if whole.fits else "does not fit"
     peak, capacity = format_bytes(whole.peak_bytes), format_bytes(whole.capacity_bytes)
     enough = f"; enough: {', '.join(whole.enough)}" if whole.enough else ""
-    return _wrap(f"together: peak {peak} of {capacity}, {does} ({whole.basis}){enough}", "", "  ", 2)
+    return _cut(f"together: peak {peak} of {capacity}, {does} ({whole.basis}){enough}", "", "  ", 2)
 
 
 def render_explanation(answer: Explanation, everything: bool = False) -> list[str]:
     """Lines of at most 80 columns: 20 at most, or with ``everything`` as many as it takes."""
-    head = _wrap(_headline(answer), "", "  ", 2)
+    head = _cut(_headline(answer), "", "  ", 2)
     warnings = [f"warning: {line}" for line in answer.warnings]
     if everything:
         lines = [*head, *_why(answer)]
@@ -174,7 +165,7 @@ def render_explanation(answer: Explanation, everything: bool = False) -> list[st
         for warning in warnings:
             lines += _wrap(warning, "", "  ")
         return lines
-    foot = _wrap(warnings[0], "", "  ", 1) if warnings else []
+    foot = _cut(warnings[0], "", "  ", 1) if warnings else []
     all_of_it = _together(answer)
     room = LINES - len(head) - len(foot) - len(all_of_it) - 1
     # Changes are shown whole or not at all. The first findings come with theirs, however much there is to say before.
@@ -199,7 +190,7 @@ def render_explanation(answer: Explanation, everything: bool = False) -> list[st
     left = [finding.id for finding in answer.findings[count:]]
     more = []
     if left:
-        more = _wrap(f"and {len(left)} more (--all): {', '.join(left)}", "", "  ", 1)
+        more = _cut(f"and {len(left)} more (--all): {', '.join(left)}", "", "  ", 1)
     elif answer.findings or len(why) < len(_why(answer)):
         more = ["all of it, with the evidence: --all; as Markdown for an issue thread: --md"]
     return [*head, *why, *shown, *all_of_it, *more, *foot]
@@ -207,7 +198,7 @@ def render_explanation(answer: Explanation, everything: bool = False) -> list[st
 
 def render_top(answer: Explanation) -> list[str]:
     """The verdict, what it rests on most, and the first change."""
-    lines = _wrap(_headline(answer), "", "  ", 2)
+    lines = _cut(_headline(answer), "", "  ", 2)
     for sentence in answer.because[:1]:
         lines += _wrap(sentence, "  ", "  ")
     return lines + [line for finding in answer.findings[:1] for line in _block(finding)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from memtrace.errors import SnapshotError
@@ -39,23 +40,31 @@ def load(source: str | os.PathLike[str], on_progress: Callable[[float], None] | 
         if on_progress is not None:
             on_progress(scale * share)
 
-    with open_stream(source, reading if on_progress else None) as opened, without_gc():
-        name = opened.name
-        with bounded_memory(memory_allowance_bytes(opened.size_bytes, opened.is_compressed)):
-            try:
-                fast = load_fast(opened)
-                if fast is not None:
-                    return fast
-                scale = 0.5
-                raw = decode(opened.rewind(), opened.head, name)
-                snapshot = from_raw(raw, name, (lambda share: on_progress(0.5 + share / 2)) if on_progress else None)
-            except SnapshotError as error:
-                raise SnapshotError(_named(name, error)) from None
-            except MemoryError:
-                raise SnapshotError(f"{name}: needs far more memory than a snapshot of its size; damaged") from None
-            except RecursionError:
-                raise SnapshotError(f"{name}: nested too deeply for a snapshot") from None
-    return snapshot
+    with decoding(source, reading if on_progress else None) as opened:
+        fast = load_fast(opened)
+        if fast is not None:
+            return fast
+        scale = 0.5
+        raw = decode(opened.rewind(), opened.head, opened.name)
+        return from_raw(raw, opened.name, (lambda share: on_progress(0.5 + share / 2)) if on_progress else None)
+
+
+@contextmanager
+def decoding(source: str | os.PathLike[str], on_progress: Callable[[float], None] | None = None) -> Iterator[Source]:
+    """The opened file, for decoding it in the block: within its share of memory, and without garbage collection.
+
+    Whatever is wrong with it becomes a SnapshotError of one line that begins with its name.
+    """
+    with open_stream(source, on_progress) as opened, without_gc():
+        try:
+            with bounded_memory(memory_allowance_bytes(opened.size_bytes, opened.is_compressed)):
+                yield opened
+        except SnapshotError as error:
+            raise SnapshotError(_named(opened.name, error)) from None
+        except MemoryError:
+            raise SnapshotError(f"{opened.name}: needs far more memory than a snapshot of its size; damaged") from None
+        except RecursionError:
+            raise SnapshotError(f"{opened.name}: nested too deeply for a snapshot") from None
 
 
 def _named(name: str, error: SnapshotError) -> str:
