@@ -204,7 +204,7 @@ def _one_backward(stretch: list[Mark]) -> list[Mark]:
 
 def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: Lives) -> Iterator[Mark]:
     """The marks, with the program's own code behind a backward pass as an optimizer step where it makes something for
-    (at least half of) the gradients that the pass left: an optimizer written by hand."""
+    (at least half of, or the sum of) the gradients that the pass left: an optimizer written by hand."""
     by_autograd = np.isin(stacks.kind[trace.stack[np.maximum(lives.born, 0)]], [int(kind) for kind in _AUTOGRAD])
     begun = -1
     for i, (event, kind) in enumerate(marks):
@@ -217,8 +217,11 @@ def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: L
             low, mid, high = np.searchsorted(lives.born, [begun, event, end]).tolist()
             left = by_autograd[low:mid] & (lives.died[low:mid] > event) & (lives.size[low:mid] >= _SMALLEST_BYTES)
             gradients = lives.size[low:mid][left]
-            made = np.isin(lives.size[mid:high], np.concatenate([gradients, gradients * 2]))
-            if len(gradients) and made.sum() * 2 >= len(gradients):
+            sizes, total = lives.size[mid:high], int(gradients.sum())
+            made = np.isin(sizes, np.concatenate([gradients, gradients * 2]))
+            flat = (np.abs(sizes - total) * 64 <= total) | (np.abs(sizes - total * 2) * 64 <= total)
+            made = flat if len(gradients) > 1 and flat.any() else made
+            if len(gradients) and (flat.any() or made.sum() * 2 >= len(gradients)):
                 yield int(lives.born[mid:high][made][0]), Kind.OPTIMIZER
                 if end < len(trace):
                     yield end, Kind.OTHER

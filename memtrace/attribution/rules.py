@@ -81,7 +81,7 @@ RULES: tuple[Rule, ...] = (
     Rule("trained-weight", P.PARAMS, E.SHAPE, lambda s: s.trained_weights,
          "a weight for whose size every backward pass leaves a gradient"),
     Rule("state-ahead", P.OPTIMIZER_STATE, E.SHAPE, lambda s: s.states_made_ahead,
-         "made before any step and of a trained weight's size, one or two more than there are weights, while no step makes states"),
+         "made before any step and of a trained weight's size, one or two more than there are weights, while no step leaves states that last"),
     Rule("quantized", P.QUANTIZED, E.FRAME, lambda s: s.quantized_storage,
          "made while weights were quantised: the packed weights"),
     Rule("quant-state", P.QUANT_STATE, E.FRAME, lambda s: s.quant_state,

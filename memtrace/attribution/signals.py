@@ -150,7 +150,7 @@ class Signals:
     @cached_property
     def trained_weights(self) -> Bool:
         """Weights that get gradients although no adapters were recorded: full fine-tuning."""
-        return self._trained.weights & self.in_trace
+        return self._trained.weights & (self.in_trace | self.load_frames)
 
     @cached_property
     def in_load(self) -> Bool:

@@ -136,7 +136,10 @@ def stack_facts(table: StackTable) -> StackFacts:
     kind[in_engine | (((all_tags & int(Tag.ENGINE_CPP)) != 0) & (kind != Kind.OPTIMIZER))] = Kind.BACKWARD
     # Modules that run inside the backward pass are a checkpoint's recomputation.
     kind[in_engine & (modules < backward)] = Kind.RECOMPUTE
-    kind[is_empty] = Kind.NONE
+    # Autograd's threads leave no frames, or PyTorch's own where a dispatch mode is on.
+    others = np.array([package_of(f.filename) != "torch" for f in table.frames] or [False], dtype=np.bool_)
+    called = _reduce(np.maximum, others[table.frame].astype(np.int64), table, count, 0)
+    kind[is_empty | ((kind == Kind.OTHER) & (called == 0))] = Kind.NONE
     # What a model's code does is said by frames inside it; further out the same words are somebody else's.
     in_model = np.repeat(np.where(last_call >= 0, last_call, FAR), np.diff(table.start)) >= position
     tags = _reduce(np.bitwise_or, np.where(in_model, bits, 0), table, count, 0)

@@ -54,16 +54,23 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
     found: dict[int, I8] = {}
     for size, count in gradients.items():
         rows = np.flatnonzero(weights & (facts.size == size))
+        # Of a size, what modules or loading code made are weights rather than states, and what stays.
+        rows = rows[np.lexsort((~facts.persistent[rows], facts.kind[rows] != Kind.LOAD))]
         if 0.8 * count <= len(rows) <= _MOST_OF_A_SIZE * count or (not weights.any() and count > 1):
             found[size] = rows
     trained, states = none.copy(), none.copy()
-    steps = (facts.phases.phase == Phase.OPTIMIZER).any()
-    no_states_made = steps and step_leaves.sum() * 2 < sum(gradients[size] for size in found)
+    steps = facts.phases.start[:-1][facts.phases.phase == Phase.OPTIMIZER]
+    enough = sum(gradients[size] for size in found) / 2
+    no_states_made = len(steps) > 0 and np.bincount(facts.span[step_leaves] + 1).max(initial=0) < enough
+    # Of two steps, one gives up what the other left: states that steps replace, or something they forget to free.
+    none_lasts = len(steps) > 1 and (step_leaves & facts.persistent & (facts.born < steps[-1])).sum() < enough
     for size, rows in found.items():
         count = gradients[size]
         trained[rows[:count]] = True
+        rest = rows[count:]
+        by_program = rest[(facts.kind[rest] == Kind.OTHER) & ~facts.before_trace[rest]]
+        states[by_program] = none_lasts and len(by_program) in (count, 2 * count)
         if no_states_made:
-            rest = rows[count:]
             rest = rest[np.argsort(facts.kind[rest] == Kind.LOAD, kind="stable")]
             states[rest[: min(len(rows) // count - 1, 2) * count]] = True
     trained |= _replacements(facts, trained, step_leaves)
@@ -74,7 +81,8 @@ def _replacements(facts: Facts, weights: Bool, made: Bool) -> Bool:
     """Weights that an optimizer step puts in the place of others: the last of their size made before those end."""
     result = np.zeros(len(weights), dtype=np.bool_)
     by_size: dict[int, I8] = {}
-    for row in np.flatnonzero(weights & (facts.death_phase == Phase.OPTIMIZER)).tolist():
+    given_up = (facts.death_phase == Phase.OPTIMIZER) | (facts.freed_by_program & (facts.death_phase == Phase.BACKWARD))
+    for row in np.flatnonzero(weights & given_up).tolist():
         size = int(facts.size[row])
         rows = by_size.setdefault(size, np.flatnonzero(made & (facts.size == size)))
         while facts.ended[row] < NEVER:
