@@ -11,8 +11,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.allocator.ranges import Owner, RangeMap
-from memtrace.allocator.replay.segments import InitialSegments, owned
+from memtrace.allocator.replay.segments import InitialSegments, Owner, RangeMap, owned
 from memtrace.history.timeline import Timeline
 from memtrace.snapshot.model import Action, PoolId
 

@@ -25,6 +25,8 @@ _TOP_KEYS = {
     "host_segments", "host_traces", "memtrace",
 }  # fmt: skip
 _MAX_DEVICES = 4096
+_MAX_WARNINGS = 100
+Warn = Callable[[str], None]
 
 
 def load(source: str | os.PathLike[str], on_progress: Callable[[float], None] | None = None) -> Snapshot:
@@ -85,21 +87,6 @@ def load_fast(opened: Source, window_bytes: int = WINDOW_BYTES) -> Snapshot | No
     return snapshot if decoder.is_used_up() else None
 
 
-class _Warnings:
-    """Collects each distinct line once, in order."""
-
-    def __init__(self) -> None:
-        self._lines: dict[str, None] = {}
-
-    def __call__(self, line: str) -> None:
-        if len(self._lines) < 100:
-            self._lines.setdefault(line)
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        return tuple(self._lines)
-
-
 def from_raw(
     raw: Any, name: str, on_progress: Callable[[float], None] | None = None, stacks: StackInterner | None = None
 ) -> Snapshot:
@@ -107,7 +94,12 @@ def from_raw(
 
     Traces may be :class:`TraceColumns` of a decoder that has added to ``stacks``.
     """
-    warn = _Warnings()
+    warnings: dict[str, None] = {}  # each distinct line once, in order
+
+    def warn(line: str) -> None:
+        if len(warnings) < _MAX_WARNINGS:
+            warnings.setdefault(line)
+
     if isinstance(raw, list):  # torch.cuda.memory_snapshot(), and PyTorch 1.13's _snapshot()
         raw = {"segments": raw}
         is_list = True
@@ -134,7 +126,7 @@ def from_raw(
 
     stacks = stacks or StackInterner()
     devices = _devices(segments, traces, stacks, warn, on_progress)
-    host_segments = as_list(raw.get("host_segments") or [], "host_segments")
+    host_segments, _ = (as_list(raw.get(key) or [], key) for key in ("host_segments", "host_traces"))
     return Snapshot(
         source=name,
         devices=devices,
@@ -145,14 +137,12 @@ def from_raw(
         keys=keys,
         torch_at_least=at_least,
         torch_below=below,
-        host_segments=len(host_segments),
         host_reserved_bytes=sum(
             segment["total_size"]
             for segment in host_segments
             if isinstance(segment, dict) and isinstance(segment.get("total_size"), int)
         ),
-        host_events=len(as_list(raw.get("host_traces") or [], "host_traces")),
-        warnings=warn.lines,
+        warnings=tuple(warnings),
     )
 
 
@@ -160,7 +150,7 @@ def _devices(
     segments: list[dict[str, Any]],
     traces: list[Any],
     stacks: StackInterner,
-    warn: _Warnings,
+    warn: Warn,
     on_progress: Callable[[float], None] | None,
 ) -> tuple[Device, ...]:
     by_device: dict[int, list[dict[str, Any]]] = {}
@@ -203,7 +193,7 @@ def _samples(
     }
 
 
-def _dictionary(value: Any, what: str, warn: _Warnings) -> dict[str, Any]:
+def _dictionary(value: Any, what: str, warn: Warn) -> dict[str, Any]:
     if value is None:
         return {}
     if type(value) is dict and all(isinstance(key, str) for key in value):
@@ -213,7 +203,7 @@ def _dictionary(value: Any, what: str, warn: _Warnings) -> dict[str, Any]:
     return {}
 
 
-def _annotations(value: Any, warn: _Warnings) -> tuple[Annotation, ...]:
+def _annotations(value: Any, warn: Warn) -> tuple[Annotation, ...]:
     found = []
     for entry in as_list(value or [], "external_annotations"):
         if type(entry) is dict:

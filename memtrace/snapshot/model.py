@@ -161,9 +161,7 @@ class Snapshot:
     keys: tuple[str, ...]
     torch_at_least: str | None
     torch_below: str | None
-    host_segments: int
     host_reserved_bytes: int
-    host_events: int
     warnings: tuple[str, ...]
 
     def device(self, ordinal: int) -> Device:
