@@ -25,6 +25,8 @@ _PUBLIC = {
     "MemtraceError": "memtrace.errors",
     "record": "memtrace.record.api",
     "MemtraceCallback": "memtrace.record.callback",
+    "LightningCallback": "memtrace.record.trainers",
+    "AccelerateTracker": "memtrace.record.trainers",
     "open": "memtrace.session",
     "load_ipython_extension": "memtrace.notebook",
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -118,3 +120,34 @@ def record(
         messages.say(f"not recording: {error}")
         return Recording(None, owns=False)
     return Recording(let_watchers_in(Recorder(options, model, optimizer)), owns=True)
+
+
+class OfTraining:
+    """What the classes for trainers share: a recording from the beginning of training to its end.
+
+    They take the arguments of :func:`record`. The file is written when training ends; after an out-of-memory error it
+    holds the state at the error, and the verdict is printed when the program ends.
+    """
+
+    recording: Recording | None = None
+
+    def __init__(self, path: str | os.PathLike[str] = "memtrace.pickle", **options: Any) -> None:
+        super().__init__()
+        self.path, self.options = path, options
+
+    def begin(self, **found: Any) -> None:
+        """Begin to record; ``found`` are ``model`` and ``optimizer``, as far as they are known."""
+        known = {key: value for key, value in found.items() if value is not None}
+        self.recording = record(self.path, **(known | self.options)).__enter__()
+        atexit.register(self._at_exit)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Write the file."""
+        if self.recording is not None:
+            self.recording.close(error)
+            self.recording = None
+            atexit.unregister(self._at_exit)
+
+    def _at_exit(self) -> None:
+        """Training that never ended ran into an error; Python has already shown it."""
+        self.close(getattr(sys, "last_value", None))
