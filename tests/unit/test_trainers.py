@@ -74,7 +74,8 @@ def test_lightning(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("name", "packages"), [
-    ("LightningCallback", ("lightning", "lightning.pytorch", "pytorch_lightning")), ("AccelerateTracker", ("accelerate",)),
+    ("LightningCallback", ("lightning", "lightning.pytorch", "pytorch_lightning")),
+    ("AccelerateTracker", ("accelerate",)),
 ])  # fmt: skip
 def test_missing_trainers_are_said(name: str, packages: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(trainers.__dict__, name, raising=False)
