@@ -8,14 +8,15 @@ recorded, for tests that use none of them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from memtrace.estimate.forecast import Forecast
-    from memtrace.pytest_recording import MeasuredTest
 
 MARKER = "limit_gpu_memory"
 _PROPERTY = "memtrace"
@@ -101,7 +102,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     if limit is None and not item.config.getoption("memtrace"):
         return (yield)
     from memtrace.errors import MemtraceError
-    from memtrace.pytest_recording import GpuMeter
 
     recording = None
     try:
@@ -158,3 +158,71 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("largest peaks of GPU memory")
     for peak, nodeid, largest in sorted(measured, reverse=True)[:_LISTED]:
         terminalreporter.write_line(f"{format_bytes(peak):>12}  {nodeid}{f'  ({largest})' if largest else ''}")
+
+
+# one test
+@dataclass(frozen=True, slots=True)
+class MeasuredTest:
+    """A test's peak of allocated bytes on the GPU where it was highest, and the budget there as text.
+
+    ``largest`` is the category that holds most; ``start_bytes`` were live before the test.
+    """
+
+    peak_bytes: int
+    start_bytes: int
+    device: int
+    largest: str
+    budget: str
+    is_oom: bool
+
+    def over(self, limit_bytes: int) -> str:
+        """Why the test fails, in one line."""
+        from memtrace.units import format_bytes
+
+        before = f", {format_bytes(self.start_bytes)} of it live before the test" if self.start_bytes else ""
+        return (
+            f"peak of GPU memory {format_bytes(self.peak_bytes)} on GPU {self.device}{before}; the limit is "
+            f"{format_bytes(limit_bytes)}. The budget is in the section 'GPU memory'."
+        )
+
+
+class GpuMeter:
+    """Records from its creation until :meth:`finish`. Raises MemtraceError where nothing can be recorded."""
+
+    def __init__(self) -> None:
+        from memtrace.errors import NoAnswerError
+        from memtrace.record import backend, recorder
+
+        if recorder.active() is not None:
+            raise NoAnswerError("memtrace is already recording this process")
+        self._backend = backend.get()
+        self._backend.require()
+        self._backend.start("python", sys.maxsize)  # PyTorch's own default: a ring that overflowed could hide the peak
+
+    def finish(self) -> MeasuredTest:
+        """Stop recording and measure."""
+        try:
+            raw = self._backend.snapshot()
+        finally:
+            self._backend.stop()
+        from memtrace.analysis import analyse
+        from memtrace.answers.report import report
+        from memtrace.history.timeline import build
+        from memtrace.render.report_text import render_report
+        from memtrace.snapshot.load import from_raw
+        from memtrace.units import format_bytes
+
+        snapshot = from_raw(raw, "this test")
+        timelines = [build(snapshot, device) for device in snapshot.devices]
+        timeline = max(timelines, key=lambda line: line.peaks()[1].size_bytes)
+        budget = report(analyse(timeline))
+        largest = max(budget.categories, key=lambda name: budget.categories[name])
+        size = budget.categories[largest]
+        return MeasuredTest(
+            peak_bytes=timeline.peaks()[1].size_bytes,
+            start_bytes=timeline.curve_at(-1)[1],
+            device=timeline.device.device,
+            largest=f"{largest} {format_bytes(size)}" if size else "",
+            budget="\n".join(line.plain for line in render_report(budget)),
+            is_oom=bool(timeline.oom_events),
+        )

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from memtrace.errors import UsageError
 from memtrace.record import backend as backend_module
@@ -61,14 +61,6 @@ class RecordOptions:
             raise UsageError(f"steps must be FIRST:END with 0 <= FIRST < END, not {self.steps[0]}:{self.steps[1]}")
 
 
-class LiveSide(Protocol):
-    """What lets watchers in: :class:`memtrace.record.live.LiveServer`."""
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def stepped(self) -> None: ...
-
-
 class Recorder:
     """Records one process. Made by :func:`memtrace.record`, by the launcher or by the trainer callback."""
 
@@ -79,7 +71,7 @@ class Recorder:
         self.labels = LabelBook(self.backend.device_type)
         self.ooms = OomBook()
         self.steps = StepLog(self.backend, options.step_log) if options.step_log or options.live else None
-        self.live: LiveSide | None = None
+        self.live: Any = None  # a memtrace.record.live.LiveServer, which lets watchers in
         self.device = 0  # the one in use when the recording began
         self.hooks = AutoHooks(self.log, self._know_model, self._after_backward, self._before_step, self._after_step)
         self.deep = DeepNames(self.backend) if options.deep else None
