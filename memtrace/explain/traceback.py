@@ -34,7 +34,9 @@ _FRAME = re.compile(
 _BOX = re.compile(r"[│|]")  # that rich draws around its tracebacks
 _REFUSED = re.compile(r"out of memory|OutOfMemory", re.IGNORECASE)
 _TRACEBACK = "Traceback (most recent call last)"
-_BAR = re.compile(r"(?<![\d.])(\d{1,9})/(\d{1,9}) \[[^\]\n]{0,60}(?:it/s|s/it|<|\?)")
+_BAR = re.compile(  # tqdm's and rich's
+    r"(?<![\d.])(\d{1,9})/(\d{1,9}) (?:\[[^\]\n]{0,60}(?:it/s|s/it|<|\?)|(?:\d{1,3}:)?\d{1,2}:\d\d •)"
+)
 _OTHER_BARS = re.compile(r"load|shard|map|token|download|generat|filter|fetch|pack|truncat|eval|saving", re.IGNORECASE)
 _PHASES = {
     Kind.OPTIMIZER: Phase.OPTIMIZER,

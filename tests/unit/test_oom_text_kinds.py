@@ -60,6 +60,13 @@ GPU = [
      MessageKind.FOREIGN, "cuda", "llama.cpp", {"tried_bytes": 4 * GIB, "device": 0}),
     ("cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 1,024,000 bytes (allocated so far: 5,000 bytes).",
      MessageKind.FOREIGN, "cuda", "cupy", {"tried_bytes": 1024000, "allocated_bytes": 5000}),
+    ("2025-01-01 10:00:00.1: W tensorflow/core/common_runtime/bfc_allocator.cc:479] Allocator (GPU_0_bfc) ran out of memory "
+     "trying to allocate 2.00GiB (rounded to 2147483648)requested by op", MessageKind.FOREIGN, "cuda", "tensorflow",
+     {"tried_bytes": 2 * GIB}),
+    (":0:rocdevice.cpp :2993: 12 us: Callback: Queue 0x7f aborting with error : HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime "
+     "failed to allocate the necessary resources.", MessageKind.DRIVER, "hip", None, {}),
+    ("Error: command buffer exited with error status.\n\tInsufficient Memory "
+     "(00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)", MessageKind.DRIVER, "mps", None, {}),
 ]  # fmt: skip
 
 
@@ -102,6 +109,13 @@ LOOK_ALIKES = [
     "triton.runtime.errors.OutOfResources: out of resource: tensor memory, Required: 1024, Hardware limit: 512.",
     "OSError: [WinError 1455] The paging file is too small for this operation to complete",
     "terminate called after throwing an instance of 'std::bad_alloc'",
+    "srun: error: gpu-12: task 0: Out Of Memory",
+    "Warning  Evicted  2m  kubelet  The node was low on resource: memory. Threshold quantity: 100Mi, available: 20Mi.",
+    "systemd-oomd[512]: Killed /user.slice/app.scope due to memory used (31.0G) / total (31.2G) being more than 90.00%",
+    "Your session crashed after using all available RAM.",
+    "Your notebook tried to allocate more memory than is available. It has restarted.",
+    "finetune-1 exited with code 137",
+    '"OOMKilled": true,',
 ]
 
 

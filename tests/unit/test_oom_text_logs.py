@@ -132,6 +132,7 @@ def test_streams_bytes_and_text() -> None:
         "saved 12 out of 20 checkpoints, memory: 3.4 GiB",
         "max_memory_allocated: 70 GiB, memory_reserved: 71 GiB, out of 80 GiB memory",
         "exit code 0\nexitcode: 1\nkilled by user\nnothing was killed",
+        '"Status": "exited",\n"OOMKilled": false,\n"ExitCode": 1',
     ],
 )
 def test_talk_and_code_are_no_messages(log: str) -> None:
