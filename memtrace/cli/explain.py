@@ -46,8 +46,7 @@ def _answer(args: argparse.Namespace) -> Explanation:
         if not reading.messages:
             refuse_foreign(logs)
             raise NoAnswerError(f"{', '.join(logs)}: nothing here says that memory ran out")
-        line = principal(reading.messages).line
-        return explain_log(reading, logs, *read.around(line))
+        return explain_log(reading, logs, *read.around(principal(reading.messages)))
     args.file = snapshots[0]
     analysis, at = open_analysis(args)
     return explain_snapshot(analysis, at, capacity_bytes=capacity, reading=reading, files=args.files)

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 
 from memtrace.errors import MemtraceError, SnapshotError
 from memtrace.explain.traceback import lines_around
-from memtrace.oomlog import LogReading, read_log
+from memtrace.oomlog import LogReading, OomMessage, read_log
 from memtrace.snapshot.container import open_stream
 
 _PACKED = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
@@ -90,7 +90,7 @@ class Logs:
     def __init__(self, sources: Sequence[str]) -> None:
         self.sources = tuple(sources)
         self._stdin: list[bytes] = []  # its beginning: it can't be read twice
-        readings = [self._read(source) for source in sources]
+        self._readings = readings = [self._read(source) for source in sources]
         self.reading = replace(
             readings[0],
             messages=tuple(message for reading in readings for message in reading.messages),
@@ -111,17 +111,17 @@ class Logs:
             self._stdin.append(data)
         return data
 
-    def around(self, number: int) -> tuple[list[str], list[str]]:
-        """Lines up to line ``number`` and behind it; none for several logs and very large ones, which are not read
+    def around(self, message: OomMessage) -> tuple[list[str], list[str]]:
+        """Lines up to a message's, in its log, and behind it; none for a pipe and a very large log, which are not read
         twice."""
-        if len(self.sources) != 1 or number <= 0:
+        own = (any(one is message for one in reading.messages) for reading in self._readings)
+        source = self.sources[[*own].index(True)]
+        if source == "-":
+            return lines_around(io.BytesIO(b"".join(self._stdin)), message.line)
+        if not Path(source).is_file() or Path(source).stat().st_size > _TWICE_BYTES:
             return [], []
-        if self.sources[0] == "-":
-            return lines_around(io.BytesIO(b"".join(self._stdin)), number)
-        if Path(self.sources[0]).stat().st_size > _TWICE_BYTES:
-            return [], []
-        with _unpacked(self.sources[0]) as stream:
-            return lines_around(stream, number)
+        with _unpacked(source) as stream:
+            return lines_around(stream, message.line)
 
 
 def refuse_foreign(sources: Sequence[str]) -> None:

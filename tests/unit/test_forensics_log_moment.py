@@ -115,12 +115,17 @@ def test_a_file_is_read_up_to_its_message(tmp_path: Path) -> None:
     text = "loss 1\n" * 1000 + "".join(log(BACKWARD, "  3%| | 3/100 [00:04<06:00, 2.75it/s]")) + "restarting\n" * 9
     file.write_text(text)
     reading = read_log(text)
-    before, after = Logs([str(file)]).around(reading.messages[0].line)
+    read = Logs([str(file)])
+    before, after = read.around(read.reading.messages[0])
     assert len(before) == 400 and "out of memory" in before[-1] and after == ["restarting\n"] * 9
     when = explain_log(reading, [str(file)], before, after).when
     assert when is not None and (when.phase, when.step, when.first_step) == ("backward", 3, False)
-    assert Logs([str(file), str(file)]).around(5) == ([], [])
+    (tmp_path / "other").write_text("loss 1\n")
+    for names in (("other", "log"), ("log", "other")):
+        several = Logs([str(tmp_path / name) for name in names])
+        assert several.around(several.reading.messages[0]) == (before, after)
     packed = tmp_path / "log.gz"
     packed.write_bytes(gzip.compress(text.encode()))
-    assert Logs([str(packed)]).around(reading.messages[0].line) == (before, after)
+    unpacked = Logs([str(packed)])
+    assert unpacked.around(unpacked.reading.messages[0]) == (before, after)
     assert lines_around(iter([b"a", b"b", b"c"]), 2) == (["a", "b"], ["c"])
