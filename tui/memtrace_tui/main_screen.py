@@ -71,6 +71,8 @@ class MainScreen(Screen[None]):
         self.session = session
         self.current = first
         self.speed = max(session.provider.count // 600, 1)
+        self._cursor, self._scrubber = Cursor(session), Scrubber(session)
+        self._filter, self._key_bar = FilterBar(), KeyBar()
         self._is_stale = False
         self._trail: list[Goto] = []  # places before the present one; and those that alt+left came from
         self._ahead: list[Goto] = []
@@ -84,15 +86,15 @@ class MainScreen(Screen[None]):
                     active=f"tab-{self.current}", id="tabs")  # fmt: skip
         tabs.can_focus = False
         yield tabs
-        yield Cursor(self.session)
-        yield FilterBar()
+        yield self._cursor
+        yield self._filter
         yield Container(id="body")
-        yield Scrubber(self.session)
-        yield KeyBar()
+        yield self._scrubber
+        yield self._key_bar
 
     async def on_mount(self) -> None:
         self._timer: Timer = self.set_interval(1 / 12, self._tick, pause=True)
-        self.bindings_updated_signal.subscribe(self, lambda _: self.query_one(KeyBar).refresh())
+        self.bindings_updated_signal.subscribe(self, lambda _: self._key_bar.refresh())
         await self.action_view(self.current)
         self.set_timer(0.25, self.action_explain)  # after the first screen, with which it would compete
 
@@ -161,8 +163,8 @@ class MainScreen(Screen[None]):
 
     def _update_now(self) -> None:
         self._is_stale = False
-        self.query_one(Cursor).refresh()
-        self.query_one(Scrubber).refresh()
+        self._cursor.refresh()
+        self._scrubber.refresh()
         try:
             self.view.show()
         except Exception as error:
@@ -257,7 +259,7 @@ class MainScreen(Screen[None]):
     # -- the filter
 
     def action_filter(self) -> None:
-        self.query_one(FilterBar).begin(self.session.filter)
+        self._filter.begin(self.session.filter)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter while writing; what is wrong with a half-written one is said, and the last good one stays."""
@@ -266,13 +268,13 @@ class MainScreen(Screen[None]):
             self.session.filter_by(event.value)
         except UsageError as error:
             complaint = str(error)
-        self.query_one(FilterBar).set_class(bool(complaint), "-wrong")
-        self.query_one(Cursor).complain(complaint)
+        self._filter.set_class(bool(complaint), "-wrong")
+        self._cursor.complain(complaint)
         self.update()
 
     def on_filter_bar_closed(self, message: FilterBar.Closed) -> None:
         """Written, or given up: the keys are the view's again."""
-        self.query_one(Cursor).complain("")
+        self._cursor.complain("")
         self.set_focus(self.view.main())
         if message.is_kept:
             self.view.filtered()
@@ -352,7 +354,7 @@ class MainScreen(Screen[None]):
     def _play(self, direction: int) -> None:
         self.session.playing = direction
         (self._timer.resume if direction else self._timer.pause)()
-        self.query_one(Cursor).refresh()
+        self._cursor.refresh()
 
     def action_play(self, direction: int) -> None:
         """Play forward or back; the same key again stops. At the end it begins anew."""

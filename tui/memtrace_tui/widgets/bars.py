@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from rich.segment import Segment
@@ -16,6 +17,8 @@ from memtrace.units import format_bytes, format_count
 from memtrace_tui.data.buckets import skyline
 from memtrace_tui.data.details import moment_text
 from memtrace_tui.data.lines import Span
+from memtrace_tui.look import ScreenLook
+from memtrace_tui.provider import Provider
 from memtrace_tui.widgets.base import EIGHTHS, Cursored, Drawn, keys
 
 
@@ -80,6 +83,19 @@ def _cells(spans: list[Span]) -> int:
     return sum(len(text) for text, _ in spans)
 
 
+@lru_cache(4)
+def _whole(look: ScreenLook, provider: Provider, width: int) -> list[Segment]:
+    """The recording in one line, without the cursor."""
+    first, highest, high = skyline(provider, width)
+    eighths = np.maximum(np.rint(high / max(int(high.max()), 1) * 8).astype(np.int64), 1).tolist()
+    ooms = set((np.searchsorted(first, provider.ooms[:200], side="right") - 1).tolist())
+    starts = np.array([span.start for span in provider.spans])
+    phases = (np.searchsorted(starts, highest, side="right") - 1).tolist()
+    roles = ("bad" if x in ooms else f"phase:{provider.spans[phases[x]].phase}" if len(starts) else "text"
+             for x in range(width))  # fmt: skip
+    return [Segment(EIGHTHS[part], look.style(role, "surface")) for part, role in zip(eighths, roles, strict=True)]
+
+
 class Scrubber(Cursored):
     """The whole recording in one line: height is allocated bytes, colour is the phase. A click moves the cursor."""
 
@@ -87,20 +103,10 @@ class Scrubber(Cursored):
         provider, width = self.session.provider, self.size.width
         if not provider.count or not width:
             return self.look.spans([(" no events", "dim")], width, "surface")
-        first, highest, high = skyline(provider, width)
-        top = max(int(high.max()), 1)
-        here = int(np.searchsorted(first, max(self.session.event, 0), side="right")) - 1
-        ooms = set((np.searchsorted(first, provider.ooms[:200], side="right") - 1).tolist())
-        spans = provider.spans
-        phase = 0
-        segments = []
-        for i in range(width):
-            while phase + 1 < len(spans) and spans[phase + 1].start <= int(highest[i]):
-                phase += 1
-            role = "strong" if i == here else "bad" if i in ooms else f"phase:{spans[phase].phase}" if spans else "text"
-            glyph = "┃" if i == here and self.look.plain else EIGHTHS[max(round(int(high[i]) / top * 8), 1)]
-            segments.append(Segment(glyph, self.look.style(role, "select" if i == here else "surface")))
-        return Strip(segments, width)
+        cells, first = _whole(self.look, provider, width), skyline(provider, width)[0]
+        x = int(np.searchsorted(first, max(self.session.event, 0), side="right")) - 1
+        here = Segment("┃" if self.look.plain else cells[x].text, self.look.style("strong", "select"))
+        return Strip([*cells[:x], here, *cells[x + 1 :]], width)
 
     def event_at(self, x: int) -> int:
         _, highest, _ = skyline(self.session.provider, self.size.width)

@@ -11,7 +11,7 @@ from typing import Any, cast
 from textual import events
 from textual.binding import Binding
 from textual.cache import LRUCache
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -83,6 +83,13 @@ class Drawn(Widget, can_focus=False):
         except Exception as error:
             self.app.post_message(Failed(error, type(self).__name__))
             return self.blank()
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Textual's hook: its lines have what the style sheet says around them, which costs as much as drawing them."""
+        if self.gutter.totals != (0, 0):
+            return super().render_lines(crop)
+        strips = [self.render_line(y) for y in crop.line_range]
+        return strips if crop.column_span == (0, self.size.width) else [each.crop(*crop.column_span) for each in strips]
 
     def draw_line(self, y: int) -> Strip:
         """Line ``y`` of the widget, ``self.size.width`` cells wide."""

@@ -3,7 +3,7 @@ recordings overlaid."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.segment import Segment
 from textual.strip import Strip
@@ -23,35 +23,30 @@ AXIS = 10  # width of the labels at the left
 _LEAST = 4  # events in the closest view
 
 
-def role_of(code: int) -> str:
-    """Role of a raster code."""
-    if code == EMPTY:
-        return "background"
-    if code == UNUSED:
-        return "unused"
-    return f"faded:cat|{LAYERS[code - FADED]}" if code >= FADED else f"cat:{LAYERS[code]}"
-
-
-def letter_of(code: int) -> str:
-    """What stands for a code where there are no colours."""
-    if code >= UNUSED:
-        return "·" if code == UNUSED else " "
-    return MARKS[LAYERS[code - FADED]].letter.lower() if code >= FADED else MARKS[LAYERS[code]].letter
+# of raster codes: their roles, and the letters that stand for them where there are no colours
+ROLES = {
+    EMPTY: "background", UNUSED: "unused", **{code: f"cat:{name}" for code, name in enumerate(LAYERS)},
+    **{code: f"faded:cat|{name}" for code, name in enumerate(LAYERS, FADED)},
+}  # fmt: skip
+LETTERS = {
+    EMPTY: " ", UNUSED: "·", **{code: MARKS[name].letter for code, name in enumerate(LAYERS)},
+    **{code: MARKS[name].letter.lower() for code, name in enumerate(LAYERS, FADED)},
+}  # fmt: skip
 
 
 def area(
-    look: ScreenLook, cells: Raster, row: int, role: Callable[[int], str], letter: Callable[[int], str]
+    look: ScreenLook, cells: Raster, row: int, roles: Mapping[int, str], letters: Mapping[int, str]
 ) -> list[Segment]:
     """A row of a raster, 0 the lowest: codes by their role, or by their letter where there are no colours."""
     segments = []
     parts = (each[row].tolist() for each in (cells.under, cells.over, cells.eighths))
     for x, (below, above, part) in enumerate(zip(*parts, strict=True)):
         if look.plain:
-            segments.append(Segment(letter(cells.ground(row, x)), look.style("text")))
+            segments.append(Segment(letters[cells.ground(row, x)], look.style("text")))
         elif part == 8 or below == above:
-            segments.append(Segment(" ", look.style("text", role(below))))
+            segments.append(Segment(" ", look.style("text", roles[below])))
         else:
-            segments.append(Segment(EIGHTHS[part], look.style(role(below), role(above))))
+            segments.append(Segment(EIGHTHS[part], look.style(roles[below], roles[above])))
     return segments
 
 
@@ -304,7 +299,7 @@ class Chart(Cursored, can_focus=True):
         if here is None:
             return strip
         x = AXIS + here
-        mark = Segment("┃", self.look.style("strong", role_of(cells.ground(row, here))))
+        mark = Segment("┃", self.look.style("strong", ROLES[cells.ground(row, here)]))
         return Strip([*strip.crop(0, x), mark, *strip.crop(x + 1, self.size.width)], self.size.width)
 
     def _draw_area(self, row: int, cells: Raster) -> Strip:
@@ -312,11 +307,11 @@ class Chart(Cursored, can_focus=True):
         segments = list(look.spans([(self._label(row), "dim")], AXIS))
         capacity = self.session.provider.capacity_bytes
         is_capacity = capacity is not None and self._row_of(capacity) == row
-        drawn = area(look, cells, row, role_of, letter_of)
+        drawn = area(look, cells, row, ROLES, LETTERS)
         for x in range(len(drawn)):
             if is_capacity or (self._other and self._other[x] == row):
                 glyph, role = ("╌", "bad") if is_capacity else ("─", "hue:1")
-                drawn[x] = Segment(glyph, look.style(role, role_of(cells.ground(row, x))))
+                drawn[x] = Segment(glyph, look.style(role, ROLES[cells.ground(row, x)]))
         return Strip([*segments, *drawn], self.size.width).simplify()
 
     def _other_rows(self, width: int) -> list[int]:
@@ -343,8 +338,8 @@ class Chart(Cursored, can_focus=True):
 
 
 # of the overlay's codes, in their order
-_ROLES = ("phase:unknown", "hue:0", "hue:1", "panel", "faded:hue|0", "faded:hue|1", "background")
-_LETTERS = "▒12·-= "
+_ROLES = dict(enumerate(("phase:unknown", "hue:0", "hue:1", "panel", "faded:hue|0", "faded:hue|1", "background")))
+_LETTERS = dict(enumerate("▒12·-= "))
 
 
 class Overlay(Cursored):
@@ -370,5 +365,5 @@ class Overlay(Cursored):
                 if at is not None:
                     marks[at] = ("▲", f"hue:{number}")
             return self.look.spans(marks, width)
-        segments = area(self.look, cells, height - y, _ROLES.__getitem__, _LETTERS.__getitem__)
+        segments = area(self.look, cells, height - y, _ROLES, _LETTERS)
         return Strip(segments).simplify().adjust_cell_length(width, self.look.style("text"))
