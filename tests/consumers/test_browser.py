@@ -93,10 +93,14 @@ def test_its_own_scripts_raise_nothing(dumped: tuple[str, str]) -> None:
     assert [line for line in said if "violates the following" not in line] == []
 
 
-def test_a_narrow_window_scrolls_only_the_chart_sideways(tmp_path: Path) -> None:
+def test_a_narrow_window_scrolls_only_the_chart_sideways_and_breaks_no_call_site(tmp_path: Path) -> None:
     recording = analysis("llama2-7b_oom-first-step")
     page = html_report(recording, choose_event(recording.timeline, None))
-    probe = "<script>document.title = document.documentElement.scrollWidth + '/' + window.innerWidth</script>"
+    probe = """<script>
+        const sites = Array.from(document.querySelectorAll(".sites td.code"), cell => cell.getBoundingClientRect().width);
+        const least = Math.round(Math.min(...sites));
+        document.title = [document.documentElement.scrollWidth, window.innerWidth, least].join("/");
+    </script>"""
     file = tmp_path / "page.html"
     file.write_text(page.replace("</body>", probe + "</body>"))
     result = subprocess.run(
@@ -106,5 +110,6 @@ def test_a_narrow_window_scrolls_only_the_chart_sideways(tmp_path: Path) -> None
         ],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
-    found = re.search(r"<title>(\d+)/(\d+)</title>", result.stdout)
+    found = re.search(r"<title>(\d+)/(\d+)/(\d+)</title>", result.stdout)
     assert found and int(found[1]) <= int(found[2]) == 500
+    assert int(found[3]) > 400  # a call site has the whole width
