@@ -97,8 +97,8 @@ def test_a_narrow_window_scrolls_only_the_chart_sideways_and_breaks_no_call_site
     recording = analysis("llama2-7b_oom-first-step")
     page = html_report(recording, choose_event(recording.timeline, None))
     probe = """<script>
-        const sites = Array.from(document.querySelectorAll(".sites td.code"), cell => cell.getBoundingClientRect().width);
-        const least = Math.round(Math.min(...sites));
+        const cells = Array.from(document.querySelectorAll(".sites td.code"));
+        const least = Math.round(Math.min(...cells.map(cell => cell.getBoundingClientRect().width)));
         document.title = [document.documentElement.scrollWidth, window.innerWidth, least].join("/");
     </script>"""
     file = tmp_path / "page.html"
