@@ -151,3 +151,20 @@ def test_workspaces_are_one_a_thread_and_stay() -> None:
     assert tape.ops.count("cublas_workspace") == 2
     ops.workspace("cublaslt")
     assert tape.sizes[-1] == 10
+
+
+def test_parts_of_a_split_keep_their_gradients_until_one_whole_is_made_of_them() -> None:
+    """``SplitBackward``: nothing of the whole's size exists before the last part's gradient has come."""
+    ops, tape = fresh()
+    x = leaf(ops, 12)
+    total: Tensor | None = None
+    for part in ops.split(ops.scale(x), [6, 4, 2]):
+        one = ops.mean(ops.power(part), 1)
+        total = one if total is None else ops.add(total, one)
+    assert total is not None
+    ops.backward(total, ops.new(1, 4, "grad"))
+    made = [(tape.ops[index], tape.sizes[index]) for index in tape.events if index >= 0]
+    whole = made.index(("split_backward", 48))
+    assert [made[:whole].count(("pow_backward", 4 * part)) for part in (6, 4, 2)] == [3, 3, 3]
+    assert made[whole + 1] == ("mul_backward", 48) and made.count(("split_backward", 48)) == 1
+    assert x.grad is not None

@@ -151,7 +151,7 @@ class Decoder:
         activation = "gelu" if self.shape.norm_style == "gemma" else "silu"
         if self.shape.fused_projections:
             up_states = self.linear(layer, "mlp.gate_up_proj", x)
-            gate, up_states = ops.chunk2(up_states)
+            gate, up_states = ops.split(up_states, [up_states.elements // 2] * 2)
             up_states = ops.mul(up_states, ops.activation(gate, activation))
             return self.linear(layer, "mlp.down_proj", up_states)
         return self.linear(

@@ -79,16 +79,15 @@ class Head:
         """Logits and loss of ``chunk_tokens`` tokens at a time, each chunk checkpointed; the sum of their losses."""
         ops, options = self.ops, self.options
         labels = ops.new(options.batch * (options.sequence + 1), 8, "pad")
+        labels = ops.new(options.tokens, 8, "reshape") if options.batch > 1 else labels
         total: Tensor | None = None
-        left = options.tokens
-        while left > 0:
-            tokens = min(left, options.chunk_tokens)
-            chunk = ops.slice_columns(hidden_states, tokens, options.tokens)
+        starts, width = range(0, options.tokens, options.chunk_tokens), hidden_states.elements // options.tokens
+        parts = [min(options.tokens - start, options.chunk_tokens) * width for start in starts]
+        for chunk in ops.split(hidden_states, parts):
             loss = ops.checkpoint(lambda x: self._chunk_loss(x, labels), chunk)
             total = loss if total is None else ops.add(total, loss)
-            left -= tokens
         assert total is not None
-        return total
+        return ops.scale(total, "div")
 
     def _chunk_loss(self, x: Tensor, labels: Tensor) -> Tensor:
         return self._cross_entropy(self.ops.to(self._logits(x), 4, Purpose.LOGITS), labels)

@@ -275,30 +275,30 @@ class Ops(Engine):
             self.attach(out, node, self.makes(x.elements, x.width, "slice_backward"))
         return out
 
-    def chunk2(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``x.chunk(2, -1)``: two views of one ``SplitBackward``, which concatenates their gradients.
+    def split(self, x: Tensor, parts: Sequence[int]) -> list[Tensor]:
+        """``x.split(…)`` and ``x.chunk(…)``: views of one ``SplitBackward``, which concatenates their gradients.
 
-        Nodes here have one output, so the second half's node keeps its gradient for the first half's.
+        ``parts`` are their elements. Nodes here have one output, so the later parts' nodes keep their gradients for the
+        first one's, which runs last.
         """
         elements, width = x.elements, x.width
-        node_first, node_second = self.node(x), self.node(x)
-        first = Tensor(x.storage, elements // 2, width)
-        second = Tensor(x.storage, elements // 2, width)
-        if node_first is not None and node_second is not None:
-            waiting: list[Tensor] = []
+        waiting: list[Tensor] = []
 
-            def of_second(grad: Tensor, _saved: list[Storage]) -> Grads:
-                waiting.append(grad)
-                return (None,)
+        def keep(grad: Tensor, _saved: list[Storage]) -> Grads:
+            waiting.append(grad)
+            return (None,)
 
-            def of_first(_grad: Tensor, _saved: list[Storage]) -> Grads:
-                whole = self.new(elements, width, "split_backward")
-                waiting.clear()
-                return (whole,)
+        def join(_grad: Tensor, _saved: list[Storage]) -> Grads:
+            whole = self.new(elements, width, "split_backward")
+            waiting.clear()
+            return (whole,)
 
-            self.attach(first, node_first, of_first)
-            self.attach(second, node_second, of_second)
-        return first, second
+        views = [Tensor(x.storage, part, width) for part in parts]
+        for view in views:
+            node = self.node(x)
+            if node is not None:
+                self.attach(view, node, join if view is views[0] else keep)
+        return views
 
     def concat(self, a: Tensor, b: Tensor) -> Tensor:
         """``torch.cat((a, b), -1)``: the gradients are views of the incoming one."""
