@@ -129,13 +129,6 @@ def plan_from(args: argparse.Namespace) -> tuple[Asked, RunPlan]:
         plan = replace(plan, evaluation=tuple(batch for step in batches for batch in step), evaluate_every=every)
     if len(steps) == 1:
         asked = replace(asked, notes=(*asked.notes, f"{ONE_STEP} (--steps 3)"))
-    if asked.source.basis == "dry run":
-        if plan.evaluation:
-            raise NoAnswerError(f"{args.model}: evaluation is forecast only for models that memtrace estimate covers")
-        padded = any(batch.padded for step in steps for batch in step)
-        found = {"masks of padded rows": padded, "what clipping gradients takes": options.clips}
-        left_out = tuple(f"left out by the dry run: {what}" for what, asked_for in found.items() if asked_for)
-        asked = replace(asked, notes=(*asked.notes, *left_out))
     return asked, plan
 
 

@@ -29,7 +29,11 @@ _PHASE_OF = {"zero_grad": phases.BETWEEN, "end": phases.BETWEEN, "eval": phases.
 
 @dataclass(frozen=True, slots=True)
 class StepConfig:
-    """Everything that decides the memory of a run. Lengths are tokens; ``packed`` rows hold two documents each."""
+    """Everything that decides the memory of a run. Lengths are tokens; ``packed`` rows hold two documents each.
+
+    ``masked`` batches bring their mask, in which the first row of ``padded`` ones is one token shorter; ``clips``: the
+    gradients' norm is taken before each step.
+    """
 
     seq_len: int = 1024
     batch: int = 1
@@ -52,6 +56,9 @@ class StepConfig:
     loss: str = "full"
     chunk_tokens: int = CHUNK_TOKENS
     packed: bool = False
+    masked: bool = False
+    padded: bool = False
+    clips: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -208,7 +215,7 @@ def run_loop(
     for _ in range(cfg.steps):
         for _ in range(cfg.accumulate):
             ids = _batch(cfg, vocab, device, generator)
-            extra = _positions(cfg, device)
+            extra = _extra(cfg, device)
             mark("forward")
             with _autocast(cfg, device):
                 loss, out = loss_and_output(model, ids, cfg.loss, cfg.chunk_tokens, **extra)
@@ -223,6 +230,8 @@ def run_loop(
             loss.backward()
             del loss, kept
         mark("optimizer")
+        if cfg.clips:
+            torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
         optimizer.step()
         mark("zero_grad")
         optimizer.zero_grad(set_to_none=True)
@@ -242,21 +251,28 @@ def _evaluate(model: Any, cfg: StepConfig, vocab: int, device: str, generator: A
     with torch.no_grad(), _autocast(cfg, device):
         for _ in range(cfg.eval_batches):
             ids = _batch(cfg, vocab, device, generator)
-            logits.append(model(input_ids=ids, labels=ids, **_positions(cfg, device)).logits)
+            extra = _extra(cfg, device)
+            output = loss_and_output(model, ids, cfg.loss, cfg.chunk_tokens, **extra)[1]
+            logits.append(output.logits if output is not None else None)
     backend_module.get().synchronize()
-    del logits
+    del logits, output
     model.train()
 
 
-def _positions(cfg: StepConfig, device: str) -> dict[str, Any]:
-    """Two documents a row: positions begin again in the middle."""
+def _extra(cfg: StepConfig, device: str) -> dict[str, Any]:
+    """A mask; positions that begin again in the middle of a row, where it holds two documents."""
     import torch
 
-    if not cfg.packed:
-        return {}
-    half = cfg.seq_len // 2
-    row = torch.cat([torch.arange(half), torch.arange(cfg.seq_len - half)])
-    return {"position_ids": row.repeat(cfg.batch, 1).to(device)}
+    found: dict[str, Any] = {}
+    if cfg.masked or cfg.padded:
+        mask = torch.ones((cfg.batch, cfg.seq_len), dtype=torch.int64)
+        mask[0, -1] = not cfg.padded
+        found["attention_mask"] = mask.to(device)
+    if cfg.packed:
+        half = cfg.seq_len // 2
+        row = torch.cat([torch.arange(half), torch.arange(cfg.seq_len - half)])
+        found["position_ids"] = row.repeat(cfg.batch, 1).to(device)
+    return found
 
 
 def _autocast(cfg: StepConfig, device: str) -> Any:

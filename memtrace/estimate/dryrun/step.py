@@ -104,11 +104,12 @@ class QloraStep:
         self.book = Book(device.memory, device.helper, self.sites)
         self.tape = self.book.tape
         simulated = replace(options, accumulation=min(options.accumulation, MICRO_BATCHES))
-        self.config = qlora.step_config(simulated, steps)
+        self.config = qlora.step_config(simulated, steps, int(options.evaluates))
         self.model: Any = None
         self.optimizer: Any = None
         self._phase_start = self._recompute_start = 0
         self._step_is_over = True
+        self._evaluates = False
 
     def run(self, architecture: dict[str, Any]) -> Recorded:
         """Load a model of ``architecture`` and train it. Raises UsageError where Transformers can't build it."""
@@ -169,7 +170,9 @@ class QloraStep:
         """The loop enters a phase; what the phase before it leaves behind gets its label."""
         tape, book = self.tape, self.book
         book.mark(name)
-        if name == "forward":
+        if name == "eval":
+            self._evaluates = True
+        elif name == "forward":
             self._phase_start = len(tape.events)
             self.sites.checkpoint_inputs.clear()
             tape.default_label = Purpose.FORWARD
@@ -193,11 +196,15 @@ class QloraStep:
 
     def _batch(self, *args: Any) -> Any:
         """A batch comes in: the old one dies after."""
-        self.tape.step += self._step_is_over
+        self.tape.step += self._step_is_over and not self._evaluates
         self._step_is_over = False
         self.tape.default_label = Purpose.OTHER
         self.book.mark("inputs")
-        return _BATCH(*args)
+        batch = _BATCH(*args)
+        if self._evaluates:
+            self.book.mark("evaluation")
+            self.tape.default_label = Purpose.FORWARD
+        return batch
 
     def _recompute(self, begins: bool) -> None:
         """A checkpoint makes its region again: what stays of it is labelled."""
