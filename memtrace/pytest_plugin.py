@@ -2,8 +2,8 @@
 
 ``@pytest.mark.limit_gpu_memory("2 GiB")`` fails a test whose peak of allocated memory, on any GPU and with what was
 live before it, exceeds the limit. ``--memtrace`` records every test and lists the largest peaks at the end. The
-fixture ``gpu_forecast`` fails a test whose run would not fit, without a GPU. Nothing heavy is imported, and nothing is
-recorded, for tests that use none of them.
+fixture ``gpu_forecast`` fails a test whose run would not fit, without a GPU; ``--memtrace-dryrun`` runs all tests on a
+card that is not there. Nothing heavy is imported, and nothing is recorded, for tests that use none of them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MARKER = "limit_gpu_memory"
 _PROPERTY = "memtrace"
 _LISTED = 10
+_DRY = pytest.StashKey[Any]()  # the dry device
 
 
 @pytest.fixture
@@ -58,9 +59,34 @@ def gpu_forecast() -> Callable[..., Forecast]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--memtrace``."""
-    group = parser.getgroup("memtrace", "GPU memory")
-    group.addoption("--memtrace", action="store_true", help="record every test's GPU memory and list the largest peaks")
+    """``--memtrace``, ``--memtrace-dryrun``."""
+    add = parser.getgroup("memtrace", "GPU memory").addoption
+    add("--memtrace", action="store_true", help="record every test's GPU memory and list the largest peaks")
+    add("--memtrace-dryrun", action="store_true", help="run the tests on a GPU that is not there: memory, no values")
+    add("--memtrace-gpu", default="h200", metavar="PRESET", help="which GPU that is (default h200)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Put the dry device in place before a conftest imports PyTorch."""
+    asked = early_config.known_args_namespace
+    if not asked.memtrace_dryrun:
+        return
+    from memtrace.errors import MemtraceError
+
+    try:
+        from memtrace.estimate.dryrun.assumed import Assumptions
+        from memtrace.estimate.dryrun.script import DryBackend, DryDevice
+        from memtrace.estimate.presets import gpu_preset
+        from memtrace.record import backend
+
+        gpu = gpu_preset(asked.memtrace_gpu)
+        early_config.stash[_DRY] = device = DryDevice(gpu, gpu.total_bytes, Assumptions())
+    except MemtraceError as error:
+        raise pytest.UsageError(f"--memtrace-dryrun: {error}") from None
+    in_use = backend.use(DryBackend(device))
+    in_use.__enter__()
+    early_config.add_cleanup(lambda: in_use.__exit__(None, None, None))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -132,7 +158,13 @@ def _note(item: pytest.Item, measured: MeasuredTest, limit_bytes: int | None) ->
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The largest peaks with ``--memtrace``; and always a word on limits that could not be checked."""
+    """The largest peaks with ``--memtrace``; and always a word on what could not be checked, or was assumed."""
+    device = terminalreporter.config.stash.get(_DRY, None)
+    if device is not None:
+        from memtrace.estimate.dryrun.outcome import assumed_lines
+
+        for line in assumed_lines(device.assumed.listed.values()):
+            terminalreporter.write_line(line)
     measured: list[tuple[int, str, str]] = []
     unmeasured: dict[str, int] = {}
     for outcome in ("passed", "failed", "skipped", "xfailed", "xpassed"):

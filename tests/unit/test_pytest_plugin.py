@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,8 @@ ALONE = [
     for name in ("hypothesispytest", "syrupy", "textual-snapshot", "asyncio", "cacheprovider")
     for part in ("-p", f"no:{name}")
 ]
+
+CACHE = os.environ.get("MEMTRACE_CACHE") or str(Path.home() / ".cache/memtrace")  # pytester has another home
 
 CONFTEST = """
 import contextlib
@@ -200,3 +203,42 @@ def test_the_marker_is_declared(pytester: pytest.Pytester) -> None:
     result = run(pytester, '@pytest.mark.limit_gpu_memory("1 GiB")\ndef test_it():\n    pass\n', "--strict-markers")
     result.assert_outcomes(passed=1)
     pytester.runpytest_inprocess(*ALONE, "--markers").stdout.fnmatch_lines(["*limit_gpu_memory(size)*"])
+
+
+def test_a_dry_run_checks_limits_without_a_gpu(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    if sys.platform != "linux":
+        pytest.skip("the dry device needs Linux")
+    monkeypatch.setenv("MEMTRACE_CACHE", CACHE)
+    pytester.makepyfile(
+        """
+        import pytest, torch
+
+        @pytest.mark.limit_gpu_memory("100 MiB")
+        def test_small():
+            x = torch.ones(1 << 20, device="cuda", requires_grad=True)
+            assert (x * x).sum().item() == 1.0
+
+        @pytest.mark.limit_gpu_memory("10 MiB")
+        def test_large():
+            torch.nn.Linear(4096, 4096).cuda()
+
+        def test_more_than_the_card_has():
+            torch.empty(25 << 30, dtype=torch.uint8, device="cuda")
+        """
+    )
+    result = pytester.runpytest_subprocess(*ALONE, "--memtrace-dryrun", "--memtrace-gpu", "rtx4090", timeout=300)
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "peak of GPU memory 64.0 MiB on GPU 0; the limit is 10.0 MiB. *",
+            "*OutOfMemoryError: CUDA out of memory. Tried to allocate 25.00 GiB. *",
+            "memtrace: assumed: a number is 1 (a loss, a norm, a metric) (1 time, first at *",
+        ]
+    )
+
+
+def test_a_dry_run_on_no_known_card_is_one_line(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess(*ALONE, "--memtrace-dryrun", "--memtrace-gpu", "none", timeout=60)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --memtrace-dryrun: no GPU preset 'none'*"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -66,7 +67,12 @@ def lines(found: DryScript, gpu: str) -> list[str]:
         result.append(f"memtrace: fits on {card}, {format_bytes(found.margin_bytes)} to spare")
     elif found.impossible is not None:
         result.append(f"memtrace: the dry run went no further: {printable(found.impossible)}")
-    for one in found.assumptions:
-        times = counted(one.count, "time")
-        result.append(f"memtrace: assumed: {printable(one.said)} ({times}, first at {printable(one.first)})")
-    return result
+    return result + assumed_lines(found.assumptions)
+
+
+def assumed_lines(assumptions: Iterable[Assumption]) -> list[str]:
+    """Each assumption once."""
+    return [
+        f"memtrace: assumed: {printable(one.said)} ({counted(one.count, 'time')}, first at {printable(one.first)})"
+        for one in assumptions
+    ]

@@ -7,6 +7,8 @@ import contextlib
 import ctypes
 import os
 import re
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,10 +24,12 @@ from memtrace.estimate.dryrun.outcome import DryScript
 from memtrace.estimate.dryrun.stacks import caller
 from memtrace.estimate.dryrun.weights import stand_in
 from memtrace.estimate.presets import GpuPreset
-from memtrace.record import backend, launcher
+from memtrace.record import backend, launcher, messages
 from memtrace.record.recorder import RecordOptions
+from memtrace.units import format_bytes
 
 _FUNCTIONS: dict[str, Any] = dict(helper.Answers._fields_)
+_TOLD_AFTER_S = 5.0
 _kept: list[Any] = []  # what the helper points to
 
 
@@ -94,7 +98,7 @@ class DryDevice:
         self.failed = f"{op.decode()} can't run without data, at {caller()}"
 
 
-class _Backend(backend.CudaBackend):
+class DryBackend(backend.CudaBackend):
     """The dry device as the recorder sees it."""
 
     def __init__(self, device: DryDevice) -> None:
@@ -121,17 +125,20 @@ def run_script(
     """Run ``program`` (script or module, then its arguments) to its end, its error or its ``steps``-th step."""
     from torch.optim import optimizer
 
-    done = 0
+    done, said_at = 0, time.monotonic()
 
     def count(*_: object) -> None:
-        nonlocal done
+        nonlocal done, said_at
         done += 1
+        if sys.stderr.isatty() and time.monotonic() - said_at > _TOLD_AFTER_S:
+            said_at = time.monotonic()
+            messages.say(f"step {done}: {format_bytes(device.memory.most['reserved_bytes'])} reserved at most so far")
         if steps is not None and done >= steps:
             raise _Enough(0)
 
     stand_in(device.assumed)
     optimizer.register_optimizer_step_post_hook(count)
-    with backend.use(_Backend(device)):
+    with backend.use(DryBackend(device)):
         code = launcher.launch(program, is_module, options)
     memory = device.memory
     most = memory.most

@@ -6,6 +6,7 @@ The process imports everything once and forks for each step, so that every step 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import pickle
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 _CAPACITY_BYTES = 1 << 45  # more than any card has: what fits is asked later
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONWARNINGS": "ignore"}
+#: What every step needs, imported before the first fork.
+_SHARED = (
+    "memtrace.estimate.dryrun.step", "peft", "transformers.models.auto.modeling_auto", "transformers.quantizers",
+    "transformers.integrations.bitsandbytes", "transformers.integrations.peft",
+)  # fmt: skip
 _ALONE = {"OMP_NUM_THREADS": "1"}  # what has values is small: threads would only wait for each other
 
 
@@ -110,8 +116,8 @@ def _open(device: KernelDevice) -> DryDevice:
         made = DryDevice(gpu, _CAPACITY_BYTES, Assumptions())
         import transformers
 
-        from memtrace.estimate.dryrun import step  # noqa: F401  # what every step needs is imported once
-
+        for name in _SHARED:
+            importlib.import_module(name)
         stand_in(made.assumed)
         with contextlib.suppress(ImportError):
             import trl.kernels  # noqa: F401
