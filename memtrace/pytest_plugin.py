@@ -8,6 +8,7 @@ card that is not there. Nothing heavy is imported, and nothing is recorded, for 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -84,9 +85,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         early_config.stash[_DRY] = device = DryDevice(gpu, gpu.total_bytes, Assumptions())
     except MemtraceError as error:
         raise pytest.UsageError(f"--memtrace-dryrun: {error}") from None
-    in_use = backend.use(DryBackend(device))
-    in_use.__enter__()
-    early_config.add_cleanup(lambda: in_use.__exit__(None, None, None))
+    in_use = contextlib.ExitStack()
+    in_use.enter_context(backend.use(DryBackend(device)))
+    early_config.add_cleanup(in_use.close)
 
 
 def pytest_configure(config: pytest.Config) -> None:
