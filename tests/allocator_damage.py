@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.model import Device, DeviceTrace
-from memtrace.snapshot.segment_columns import empty_segments
+from memtrace.snapshot.segment_columns import read_segments
 
 KINDS = 12
 COLUMNS = ["action", "address", "size", "stream", "stack", "context", "pool", "user_metadata", "compile_context"]
@@ -46,7 +47,7 @@ def damage(dev: Device, kind: int, rng: np.random.Generator) -> Device:
         action[spots] = rng.integers(0, 12, 20)
         return replace(dev, trace=replace(trace, action=action))
     if kind == 7:
-        segments, blocks = empty_segments()
+        segments, blocks = read_segments([], StackInterner(), print)
         return replace(dev, segments=segments, blocks=blocks)
     if kind == 8:
         none = np.full(count, -1, dtype=np.int32)

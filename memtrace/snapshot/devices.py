@@ -43,9 +43,8 @@ def device_name(snapshot: Snapshot, number: int, is_npu: bool = False) -> str:
 def _highest_reserved(device: Device) -> int:
     """Peak reserved bytes from segment events alone, cheap enough to compare devices by."""
     trace = device.trace
-    sign = np.zeros(len(trace), dtype=np.int64)
-    sign[(trace.action == Action.SEGMENT_ALLOC) | (trace.action == Action.SEGMENT_MAP)] = 1
-    sign[(trace.action == Action.SEGMENT_FREE) | (trace.action == Action.SEGMENT_UNMAP)] = -1
-    curve = np.cumsum(sign * trace.size)
+    grows = (trace.action == Action.SEGMENT_ALLOC) | (trace.action == Action.SEGMENT_MAP)
+    shrinks = (trace.action == Action.SEGMENT_FREE) | (trace.action == Action.SEGMENT_UNMAP)
+    curve = np.cumsum(np.where(grows, trace.size, np.where(shrinks, -trace.size, 0)))
     end = int(device.segments.total_size.sum())
     return end if not len(curve) else max(end, end - int(curve[-1]) + int(curve.max()))

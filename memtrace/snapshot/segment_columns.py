@@ -22,8 +22,6 @@ _STATES = {
 
 def read_segments(raw: list[dict[str, Any]], stacks: StackInterner, warn: Any) -> tuple[Segments, Blocks]:
     """Columns of one device's segments. Missing block addresses are running sums, as in PyTorch before 2.1."""
-    if not raw:
-        return empty_segments()
     total_size = sizes(raw, "total_size", "segments", None)
     address = addresses(raw, "address", "segments", None)
     order = np.argsort(address, kind="stable")
@@ -77,14 +75,6 @@ def read_segments(raw: list[dict[str, Any]], stacks: StackInterner, warn: Any) -
         stack=stacks.column([_block_frames(block) for block in blocks])[0],
         segment=segment_of_block,
     )
-
-
-def empty_segments() -> tuple[Segments, Blocks]:
-    """No segments at all."""
-    long, short = np.zeros(0, np.int64), np.zeros(0, np.int32)
-    flags = np.zeros(0, np.bool_)
-    segments = Segments(long, long, long, flags, flags, short, (DEFAULT_POOL,), short, np.zeros(1, np.int64))
-    return segments, Blocks(long, long, long, np.zeros(0, np.uint8), short, short)
 
 
 def _state(block: dict[str, Any], warn: Any) -> int:

@@ -7,36 +7,30 @@ No release is written into the file. Each feature below appeared in the release 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memtrace.snapshot.model import Snapshot
 
 
-class _Feature(NamedTuple):
-    release: str
-    always: bool
-    where: str  # top, segment, block, event, settings
-    key: str
-
-
+# (release, whether it is in every file since, kind of dictionary, key)
 _FEATURES = (
-    _Feature("1.13", True, "segment", "stream"),
-    _Feature("2.0", True, "segment", "requested_size"),
-    _Feature("2.0", True, "top", "device_traces"),
-    _Feature("2.1", True, "segment", "segment_pool_id"),
-    _Feature("2.1", True, "block", "address"),
-    _Feature("2.2", True, "event", "time_us"),
-    _Feature("2.3", True, "top", "allocator_settings"),
-    _Feature("2.5", True, "top", "external_annotations"),
-    _Feature("2.8", True, "event", "compile_context"),
-    _Feature("2.9", True, "settings", "graph_capture_record_stream_reuse"),
-    _Feature("2.10", True, "event", "user_metadata"),
-    _Feature("2.11", False, "event", "forward_frames"),
-    _Feature("2.12", True, "event", "pool_id"),
-    _Feature("2.13", True, "settings", "max_round_threshold"),
-    _Feature("2.14", True, "top", "host_segments"),
-    _Feature("2.15", False, "event", "internal_metadata"),
+    ("1.13", True, "segment", "stream"),
+    ("2.0", True, "segment", "requested_size"),
+    ("2.0", True, "top", "device_traces"),
+    ("2.1", True, "segment", "segment_pool_id"),
+    ("2.1", True, "block", "address"),
+    ("2.2", True, "event", "time_us"),
+    ("2.3", True, "top", "allocator_settings"),
+    ("2.5", True, "top", "external_annotations"),
+    ("2.8", True, "event", "compile_context"),
+    ("2.9", True, "settings", "graph_capture_record_stream_reuse"),
+    ("2.10", True, "event", "user_metadata"),
+    ("2.11", False, "event", "forward_frames"),
+    ("2.12", True, "event", "pool_id"),
+    ("2.13", True, "settings", "max_round_threshold"),
+    ("2.14", True, "top", "host_segments"),
+    ("2.15", False, "event", "internal_metadata"),
 )
 
 
@@ -53,14 +47,14 @@ def release_range(samples: Mapping[str, Mapping[str, Any] | None]) -> tuple[str 
     """
     at_least: str | None = None
     below: str | None = None
-    for feature in _FEATURES:
-        sample = samples.get(feature.where)
+    for release, always, where, key in _FEATURES:
+        sample = samples.get(where)
         if sample is None:
             continue
-        if feature.key in sample:
-            at_least = feature.release
-        elif feature.always and below is None:
-            below = feature.release
+        if key in sample:
+            at_least = release
+        elif always and below is None:
+            below = release
     block = samples.get("block")
     if block is not None and "history" in block:
         at_least, below = at_least or "1.13", below or "2.1"

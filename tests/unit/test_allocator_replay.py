@@ -10,8 +10,9 @@ from allocator_recordings import FUZZ, GIB, device, fuzz_truth, manifest, record
 from allocator_statistics import statistics_of_replay
 
 from memtrace.allocator.replay.replay import replay_device
+from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.model import Action, Device
-from memtrace.snapshot.segment_columns import empty_segments
+from memtrace.snapshot.segment_columns import read_segments
 
 SMALL_SAMPLES = [
     "tiny-llama_3-steps", "llama2-7b_baseline", "llama2-7b_baseline-expandable", "llama2-7b_oom-at-load",
@@ -145,7 +146,7 @@ def test_no_trace_and_no_segments() -> None:
     empty = replay_device(part(dev, np.zeros(0, np.int64)), settings)
     assert empty.exact
     assert empty.initial_reserved_bytes == int(dev.segments.total_size.sum())
-    segments, blocks = empty_segments()
+    segments, blocks = read_segments([], StackInterner(), print)
     bare = replay_device(replace(dev, segments=segments, blocks=blocks), settings)
     assert not bare.exact
     assert bare.why

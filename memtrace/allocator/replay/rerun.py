@@ -108,19 +108,14 @@ class RecordedDriver:
         return self.queue[self.at][0] if self.at < len(self.queue) else -1
 
     def _expect(self, action: Action, address: int, size: int) -> None:
+        wanted = f"the model expects {action.name.lower()} of {size} bytes"
         if self.at == len(self.queue):
-            raise Divergence(
-                self.anchor, f"the model expects {action.name.lower()} of {size} bytes, and none is recorded"
-            )
+            raise Divergence(self.anchor, f"{wanted}, and none is recorded")
         kind, found, length, event = self.queue[self.at]
         if kind != action or found != address or length != size:
             is_segments = Action.SEGMENT_ALLOC <= kind <= Action.SEGMENT_UNMAP
             name = Action(kind).name.lower() if is_segments else "another event"
-            raise Divergence(
-                event,
-                f"the model expects {action.name.lower()} of {size} bytes at {address:#x}; "
-                f"recorded is {name} of {length} bytes at {found:#x}",
-            )
+            raise Divergence(event, f"{wanted} at {address:#x}; recorded is {name} of {length} bytes at {found:#x}")
         self.at += 1
 
     def admits(self, total_bytes: int, segment_bytes: int) -> bool:

@@ -177,10 +177,6 @@ class World:
         """A private pool is taken to be given up once nothing lives in it and nothing will ask for it again."""
         return bool(self._last_use[pool] < self.event) and state.is_idle(pool)
 
-    def segment_events(self) -> I8:
-        """The log as an array of rows (event, action, address, size, free list)."""
-        return np.array(self.log, dtype=np.int64).reshape(-1, 5)
-
 
 class _OutOfMemory(Exception):
     """The simulated run ends: a request was refused that the recorded run was granted."""
@@ -368,7 +364,7 @@ class _Run:
             refused=tuple(self.refused),
             stopped_at=stopped_at,
             spared=tuple(self.spared),
-            segment_events=self.world.segment_events(),
+            segment_events=np.array(self.world.log, dtype=np.int64).reshape(-1, 5),
             address=addresses,
             block_bytes=sizes,
             allocated_bytes=curve,
