@@ -18,6 +18,7 @@ from memtrace.allocator import flat
 from memtrace.allocator import state as state_module
 from memtrace.allocator.flat import tabulate
 from memtrace.allocator.replay.initial import RESERVATION_BYTES, fill
+from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import MASK, SHIFT, AllocatorState
 from memtrace.snapshot.model import I8, U1, Action, BlockState, Device
@@ -80,30 +81,43 @@ class Divergence(Exception):
         self.why = why
 
 
-class RecordedDriver:
-    """Hands out recorded addresses, and checks each segment event that the model predicts against the trace.
+class _Run:
+    """A trace under its recorded settings, and the driver that hands out what was recorded and checks what the model
+    wants of it (see :class:`memtrace.allocator.simulator.Driver`).
 
     The recorded events of one step are ``queue`` (action, address, size, event); ``at`` is the next one not yet
-    consumed and ``anchor`` the event of the step itself. Growth is admitted exactly where the trace shows growth, and
-    garbage collected where exactly its victims were released; ``threshold_from`` ≤ GC threshold < ``threshold_below``
-    is what that says about the threshold in bytes, ``admitted_bytes`` ≤ limit < ``refused_bytes`` what growth says
-    about the limit on reserved memory.
+    consumed, ``anchor`` the event of the step itself, and ``refused`` says that it is an ``oom``. Growth is admitted
+    exactly where the trace shows growth, and garbage collected where exactly its victims were released;
+    ``threshold_from`` ≤ GC threshold < ``threshold_below`` is what that says about the threshold in bytes,
+    ``admitted_bytes`` ≤ limit < ``refused_bytes`` what growth says about the limit on reserved memory.
     """
 
-    def __init__(self, release_completed: Callable[[int], None]) -> None:
-        self.queue: list[tuple[int, int, int, int]] = []
-        self.at = 0
-        self.anchor = 0
-        self.refused = False  # whether the step is a recorded ``oom``
+    def __init__(self, evidence: TraceEvidence) -> None:
+        self._begin([], 0, False)
         self.threshold_from, self.threshold_below = 0, 1 << 62
         self.admitted_bytes, self.refused_bytes = 0, 1 << 62
-        self._release_completed = release_completed
+        self.evidence = evidence
+        trace, life = evidence.device.trace, evidence.life
+        self.trace, self.life = trace, life
+        self.allocator = Allocator(evidence.config, self)
+        self.state = self.allocator.state
+        fill(self.state, evidence.history, evidence.beginning, life.address)
+        self.address_of = array("q", np.where(np.arange(life.count) < life.initial, life.address, -1).tobytes())
+        self.size_of = array("q", evidence.beginning.block_bytes.tobytes() + bytes(8 * (life.count - life.initial)))
+        done = int(Action.FREE_COMPLETED)
+        self.completes = done if (trace.action == done).any() else int(Action.FREE_REQUESTED)
+        make: Callable[..., tuple[I8, I8, list[tuple[int, int]]]] = getattr(state_module._COMPILED, "plan", plan)
+        self.ops, self.op_event, self.steps = make(
+            np.ascontiguousarray(trace.action), life.handle, self.completes, life.count
+        )
+        self.requests = tabulate(
+            self.state, evidence.config, evidence.rounded, evidence.small, evidence.pool, evidence.stream
+        )
 
-    def begin(self, queue: list[tuple[int, int, int, int]], anchor: int) -> None:
-        """Start a step with its collected events."""
-        self.queue, self.at, self.anchor = queue, 0, anchor
+    def _begin(self, queue: list[tuple[int, int, int, int]], anchor: int, refused: bool) -> None:
+        self.queue, self.at, self.anchor, self.refused = queue, 0, anchor, refused
 
-    def next_action(self) -> int:
+    def _next_action(self) -> int:
         """Action of the next recorded event of this step, -1 if none is left."""
         return self.queue[self.at][0] if self.at < len(self.queue) else -1
 
@@ -121,7 +135,7 @@ class RecordedDriver:
     def admits(self, total_bytes: int, segment_bytes: int) -> bool:
         if not self.queue and not self.refused:
             raise Divergence(self.anchor, "no free block of the model fits this request, and no growth is recorded")
-        admitted = self.next_action() in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+        admitted = self._next_action() in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
         if admitted:
             self.admitted_bytes = max(self.admitted_bytes, total_bytes + segment_bytes)
         else:
@@ -139,19 +153,19 @@ class RecordedDriver:
         return passed
 
     def place(self, number: int, size: int) -> int | None:
-        if self.next_action() != Action.SEGMENT_ALLOC:
+        if self._next_action() != Action.SEGMENT_ALLOC:
             return None
         address = self.queue[self.at][1]
         self._expect(Action.SEGMENT_ALLOC, address, size)
         return address
 
     def reserve(self, state: AllocatorState, number: int, size: int) -> tuple[int, int]:
-        if self.next_action() != Action.SEGMENT_MAP:
+        if self._next_action() != Action.SEGMENT_MAP:
             return 0, 0
         return self.queue[self.at][1], RESERVATION_BYTES
 
     def map(self, number: int, address: int, size: int) -> bool:
-        if self.next_action() != Action.SEGMENT_MAP:
+        if self._next_action() != Action.SEGMENT_MAP:
             return False
         self._expect(Action.SEGMENT_MAP, address, size)
         return True
@@ -163,7 +177,7 @@ class RecordedDriver:
         self._expect(Action.SEGMENT_UNMAP, address, size)
 
     def complete_pending(self, state: AllocatorState) -> None:
-        while self.next_action() == Action.FREE_COMPLETED:
+        while self._next_action() == Action.FREE_COMPLETED:
             event = self.queue[self.at][3]
             self.at += 1
             self._release_completed(event)
@@ -181,28 +195,6 @@ class RecordedDriver:
                         return True
         return False
 
-
-class _Run:
-    def __init__(self, evidence: TraceEvidence) -> None:
-        self.evidence = evidence
-        trace, life = evidence.device.trace, evidence.life
-        self.trace, self.life = trace, life
-        self.driver = RecordedDriver(self._release_completed)
-        self.allocator = Allocator(evidence.config, self.driver)
-        self.state = self.allocator.state
-        fill(self.state, evidence.history, evidence.beginning, life.address)
-        self.address_of = array("q", np.where(np.arange(life.count) < life.initial, life.address, -1).tobytes())
-        self.size_of = array("q", evidence.beginning.block_bytes.tobytes() + bytes(8 * (life.count - life.initial)))
-        done = int(Action.FREE_COMPLETED)
-        self.completes = done if (trace.action == done).any() else int(Action.FREE_REQUESTED)
-        make: Callable[..., tuple[I8, I8, list[tuple[int, int]]]] = getattr(state_module._COMPILED, "plan", plan)
-        self.ops, self.op_event, self.steps = make(
-            np.ascontiguousarray(trace.action), life.handle, self.completes, life.count
-        )
-        self.requests = tabulate(
-            self.state, evidence.config, evidence.rounded, evidence.small, evidence.pool, evidence.stream
-        )
-
     def _release_completed(self, event: int) -> None:
         handle = int(self.life.handle[event])
         if handle < 0:
@@ -211,14 +203,13 @@ class _Run:
 
     def _miss(self, handle: int, number: int, size: int) -> None:
         """An allocation without recorded growth misses the free lists: the driver says what is wrong."""
-        self.driver.begin([], int(self.life.alloc_event[handle]))
-        self.driver.refused = False
+        self._begin([], int(self.life.alloc_event[handle]), False)
         self.allocator.malloc(number, size, searched=True)
 
     def _step(self, row: int) -> None:
         """A rare step: the events between two anchors, and the second anchor."""
         start, anchor = self.steps[row]
-        trace, driver = self.trace, self.driver
+        trace = self.trace
         queue = [
             (kind, a, n, e)
             for kind, a, n, e in zip(
@@ -227,25 +218,22 @@ class _Run:
             )
             if kind == self.completes or Action.SEGMENT_ALLOC <= kind <= Action.SEGMENT_UNMAP
         ]  # fmt: skip
-        driver.begin(queue, min(anchor, len(trace) - 1))
         action = int(trace.action[anchor]) if anchor < len(trace) else -1
-        malloc = action in (Action.ALLOC, Action.OOM)
-        driver.refused = action == Action.OOM
-        driver.complete_pending(self.state)
-        while driver.next_action() >= 0 and self.evidence.explicit[queue[driver.at][3]]:
-            before = driver.at
+        self._begin(queue, min(anchor, len(trace) - 1), action == Action.OOM)
+        self.complete_pending(self.state)
+        while self._next_action() >= 0 and self.evidence.explicit[queue[self.at][3]]:
+            before = self.at
             self.allocator.flush()
-            driver.complete_pending(self.state)
-            if driver.at == before:
+            self.complete_pending(self.state)
+            if self.at == before:
                 break  # the model has nothing to release; what is recorded stays in the queue
-        if malloc:
+        if action in (Action.ALLOC, Action.OOM):
             self._malloc(anchor, action)
-        if driver.next_action() >= 0:
-            event = driver.queue[driver.at][3]
+        if self._next_action() >= 0:
+            event = self.queue[self.at][3]
             raise Divergence(event, "the model expects no segment event here, but one is recorded")
 
     def _malloc(self, anchor: int, action: int) -> None:
-        driver, allocator = self.driver, self.allocator
         if action == Action.OOM:
             number, size = self._refused(anchor)
             handle = -1
@@ -253,10 +241,10 @@ class _Run:
             handle = int(self.life.handle[anchor])
             number, size = self.requests.of(handle)
         key = self.state.search(number, size)
-        grows = driver.next_action() >= 0 or action == Action.OOM
+        grows = self._next_action() >= 0 or action == Action.OOM
         if key is not None and grows:
             # A completion that was part of the flush comes too early here; only then may a free block be passed over.
-            if not any(kind == self.completes for kind, _, _, _ in driver.queue):
+            if not any(kind == self.completes for kind, _, _, _ in self.queue):
                 raise Divergence(
                     anchor, "a free block of the model fits this request, but growth or refusal is recorded"
                 )
@@ -264,7 +252,7 @@ class _Run:
         if key is not None:
             self.address_of[handle], self.size_of[handle] = self.state.take(number, key, size)
             return
-        served = allocator.malloc(number, size, searched=True)
+        served = self.allocator.malloc(number, size, searched=True)
         if served is None:
             if action != Action.OOM:
                 raise Divergence(anchor, "no free block of the model fits this request, and no growth is recorded")
@@ -275,8 +263,6 @@ class _Run:
 
     def _refused(self, event: int) -> tuple[int, int]:
         """Free list and rounded size of an ``oom`` event."""
-        from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
-
         size = round_size(min(int(self.trace.size[event]), 1 << 60), self.evidence.config)
         stream = self.trace.streams[int(self.trace.stream[event])]
         return self.state.list_of(0, size <= SMALL_LIMIT_BYTES, stream), size
@@ -297,10 +283,7 @@ class _Run:
             except Divergence as parting:
                 at, why = parting.event, parting.why
             except (KeyError, IndexError, OverflowError):
-                at, why = (
-                    int(self.op_event[high - 1]),
-                    "the trace contradicts itself: blocks overlap",
-                )
+                at, why = int(self.op_event[high - 1]), "the trace contradicts itself: blocks overlap"
             last_event = self.op_event[high - 1] if at is None else at
             upto = int(np.searchsorted(life.alloc_event[life.initial :], last_event, side="right")) + life.initial
             bad = np.flatnonzero(addresses[done:upto] != life.address[done:upto])
@@ -324,12 +307,12 @@ class _Run:
 
     def _limits(self) -> tuple[int, int | None]:
         """Bounds on the limit from what was granted and refused, and from when garbage was collected."""
-        driver, share = self.driver, self.evidence.config.gc_threshold
-        low, high = driver.admitted_bytes, driver.refused_bytes
+        share = self.evidence.config.gc_threshold
+        low, high = self.admitted_bytes, self.refused_bytes
         if share > 0:
-            low = max(low, math.ceil(driver.threshold_from / share))
-            if driver.threshold_below < 1 << 62:
-                high = min(high, math.ceil(driver.threshold_below / share))
+            low = max(low, math.ceil(self.threshold_from / share))
+            if self.threshold_below < 1 << 62:
+                high = min(high, math.ceil(self.threshold_below / share))
         return low, high if high < 1 << 62 else None
 
     def _compare_end(self, sizes: I8) -> tuple[int | None, str | None]:
@@ -368,7 +351,7 @@ def rerun(evidence: TraceEvidence, on_progress: Callable[[float], None] | None =
     try:
         outcome = run.go(on_progress)
     finally:
-        vars(run).clear()  # it and its driver refer to each other, and the collector would come late
+        vars(run).clear()  # it and its allocator refer to each other, and the collector would come late
     if impossible is not None and outcome.diverged_at is None:
         return replace(outcome, diverged_at=len(evidence.device.trace) - 1, why=impossible)
     return outcome
