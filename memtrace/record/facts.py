@@ -77,7 +77,8 @@ def process_facts(backend: CudaBackend, device: int) -> dict[str, Any]:
         fraction = backend.memory_fraction(device)
         facts["limit_bytes"] = None if fraction is None else int(total * fraction)
     with contextlib.suppress(RuntimeError):
-        facts["stats"] = {key: value for key, value in backend.stats(device).items() if _plain(value)}
+        stats = backend.stats(device)
+        facts["stats"] = {key: value for key, value in stats.items() if isinstance(value, int | float | str | bool)}
     return facts
 
 
@@ -102,10 +103,6 @@ def run_config(models: list[Contents], optimizers: list[Any]) -> dict[str, Any]:
         defaults = builtins_only(getattr(optimizer, "defaults", {}))
         config["optimizers"].append({"class": type(optimizer).__name__, "defaults": defaults})
     return config
-
-
-def _plain(value: Any) -> bool:
-    return isinstance(value, int | float | str | bool)
 
 
 def builtins_only(value: Any, depth: int = 0) -> Any:

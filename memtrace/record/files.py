@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from memtrace.writing import draft, free_name
+from memtrace.writing import draft
 
 PICKLE_PROTOCOL = 4  # the newest that PyTorch's own web viewer reads
 
@@ -35,11 +35,6 @@ def write_snapshot(snapshot: dict[str, Any], wanted: Path, force: bool = False, 
     with draft(wanted.parent, mode) as made:
         pickle.dump(snapshot, made.out, protocol=PICKLE_PROTOCOL)
         return made.replace(wanted) if force else made.take_free_name(wanted)
-
-
-def rename(path: Path, wanted: Path, force: bool = False) -> Path:
-    """Give a file another name, a numbered one where that is taken. Raises OSError."""
-    return path.replace(wanted) if force else free_name(path, wanted)
 
 
 def add_oom_message(path: Path, text: str) -> None:

@@ -102,8 +102,10 @@ def _run(program: Sequence[str], is_module: bool) -> tuple[int, BaseException | 
 
 
 def _run_script(script: str, main: types.ModuleType) -> None:
-    if Path(script).is_dir() or (not script.endswith((".py", ".pyw")) and _is_zip(script)):
-        sys.path.insert(0, script) if _safe_path() else _set_path(script)
+    import zipfile
+
+    if Path(script).is_dir() or (not script.endswith((".py", ".pyw")) and zipfile.is_zipfile(script)):
+        sys.path.insert(0, script) if sys.flags.safe_path else _set_path(script)
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return
     _set_path(str(Path(script).resolve().parent))
@@ -114,19 +116,9 @@ def _run_script(script: str, main: types.ModuleType) -> None:
     exec(code, main.__dict__)
 
 
-def _is_zip(path: str) -> bool:
-    import zipfile
-
-    return zipfile.is_zipfile(path)
-
-
-def _safe_path() -> bool:
-    return bool(getattr(sys.flags, "safe_path", False))
-
-
 def _set_path(first: str) -> None:
     """Make ``first`` what ``sys.path[0]`` is for a program that Python runs itself."""
-    if not _safe_path():
+    if not sys.flags.safe_path:
         sys.path[0] = first
 
 

@@ -21,7 +21,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,12 +115,16 @@ class LiveServer:
 
     def forked(self) -> None:
         """In a forked child: the parent's sockets are not ours, and its thread is not here."""
+        self._close_sockets()
+        self._thread = self.place = None
+        self._sinks = []
+
+    def _close_sockets(self) -> None:
         for each in (self._socket, *(watcher.socket for watcher in self._watchers)):
             if each is not None:
                 with contextlib.suppress(OSError):
                     each.close()
-        self._socket = self._thread = self.place = None
-        self._watchers, self._sinks = [], []
+        self._watchers, self._socket = [], None
 
     # in the program's own threads
     def entered(self, ending: str, beginning: str) -> None:
@@ -155,11 +159,7 @@ class LiveServer:
             self._tell({"type": "bye"})
             self._flush()
         finally:
-            for each in (self._socket, *(watcher.socket for watcher in self._watchers)):
-                if each is not None:
-                    with contextlib.suppress(OSError):
-                        each.close()
-            self._watchers, self._socket = [], None
+            self._close_sockets()
             for sink in self._sinks:
                 with messages.guarded("closing metrics"):
                     sink.close()
@@ -299,7 +299,7 @@ class LiveServer:
             {"name": name, "end_bytes": a, "peak_bytes": p} for name, (a, p) in self._phase_levels.items()
         ]
         self._judge(capacity)
-        says["alarms"] = [_as_message(alarm) for alarm in self._alarms.values()]
+        says["alarms"] = [asdict(alarm) for alarm in self._alarms.values()]
         self._tell(says)
         self._write_metrics(says)
         if self._wanted is None and now >= max(self._own_at, self._not_before) and len(self.steps) > 2:
@@ -321,7 +321,7 @@ class LiveServer:
         new = [alarm for name, alarm in holding.items() if name not in self._alarms]
         self._alarms = holding
         for alarm in new:
-            self._tell({"type": "alarm"} | _as_message(alarm))
+            self._tell({"type": "alarm"} | asdict(alarm))
             with messages.guarded("sounding an alarm"):
                 self._sound(alarm)
 
@@ -338,7 +338,7 @@ class LiveServer:
             )
             assert command.stdin is not None
             with contextlib.suppress(OSError), command.stdin as said:
-                said.write(json.dumps(_as_message(alarm)).encode() + b"\n")
+                said.write(json.dumps(asdict(alarm)).encode() + b"\n")
         if self.recorder.recording:
             self.recorder.save(f"-alarm-{alarm.id}", "alarm")
 
@@ -450,10 +450,6 @@ def _as_if_recorded(snapshot: dict[str, Any], device: int) -> list[list[dict[str
                 events.append(event | {"time_us": now, "frames": block["frames"]})
             address += block["size"]
     return [[] for _ in range(device)] + [events]
-
-
-def _as_message(alarm: Alarm) -> dict[str, Any]:
-    return {"id": alarm.id, "step": alarm.step, "line": alarm.line, "oom_step": alarm.oom_step}
 
 
 def _forked() -> None:

@@ -17,6 +17,7 @@ from memtrace.attribution.categories import Category
 from memtrace.record import files, messages
 from memtrace.record.phases import PhaseLog
 from memtrace.units import counted, format_bytes
+from memtrace.writing import free_name
 
 if TYPE_CHECKING:
     from memtrace.explain.verdict import Verdict
@@ -91,7 +92,7 @@ class OomBook:
         where = "its state could not be saved"
         if self.last.file is not None:
             with messages.guarded("renaming a file"):
-                self.last.file = files.rename(self.last.file, wanted, force)
+                self.last.file = self.last.file.replace(wanted) if force else free_name(self.last.file, wanted)
             where = f"the state at the last one saved is in {self.last.file}"
         times = "an out-of-memory error was" if self.count == 1 else f"{self.count} out-of-memory errors were"
         messages.say(f"{times} handled by the program itself; {where}")

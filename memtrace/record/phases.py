@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -59,7 +60,5 @@ class PhaseLog:
     def rows(self, since_us: int) -> list[dict[str, Any]]:
         """The marks that matter for events from ``since_us`` on: the last one before, and all after."""
         marks = list(self.marks)
-        first = 0
-        while first + 1 < len(marks) and marks[first + 1][0] <= since_us:
-            first += 1
+        first = max(0, bisect_right(marks, since_us, key=lambda mark: mark[0]) - 1)
         return [{"time_us": at, "name": name, "step": step} for at, name, step in marks[first:]]

@@ -6,7 +6,6 @@ then loaded with ``from_pretrained`` as a user would, so that a recording holds 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -211,13 +210,14 @@ def run_loop(
 
     generator = torch.Generator().manual_seed(cfg.seed)
     vocab = vocabulary(model)
+    autocast = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=cfg.autocast)
     model.train()
     for _ in range(cfg.steps):
         for _ in range(cfg.accumulate):
             ids = _batch(cfg, vocab, device, generator)
             extra = _extra(cfg, device)
             mark("forward")
-            with _autocast(cfg, device):
+            with autocast:
                 loss, out = loss_and_output(model, ids, cfg.loss, cfg.chunk_tokens, **extra)
                 if reference is not None:
                     with torch.no_grad():
@@ -237,18 +237,18 @@ def run_loop(
         optimizer.zero_grad(set_to_none=True)
         step()
     if cfg.eval_batches:
-        _evaluate(model, cfg, vocab, device, generator, mark)
+        _evaluate(model, cfg, vocab, device, generator, mark, autocast)
     mark("end")
 
 
-def _evaluate(model: Any, cfg: StepConfig, vocab: int, device: str, generator: Any, mark: Mark) -> None:
+def _evaluate(model: Any, cfg: StepConfig, vocab: int, device: str, generator: Any, mark: Mark, autocast: Any) -> None:
     """Forward passes without gradients that keep their logits, as trainers do to compute metrics."""
     import torch
 
     mark("eval")
     model.eval()
     logits = []
-    with torch.no_grad(), _autocast(cfg, device):
+    with torch.no_grad(), autocast:
         for _ in range(cfg.eval_batches):
             ids = _batch(cfg, vocab, device, generator)
             extra = _extra(cfg, device)
@@ -273,14 +273,6 @@ def _extra(cfg: StepConfig, device: str) -> dict[str, Any]:
         row = torch.cat([torch.arange(half), torch.arange(cfg.seq_len - half)])
         found["position_ids"] = row.repeat(cfg.batch, 1).to(device)
     return found
-
-
-def _autocast(cfg: StepConfig, device: str) -> Any:
-    import torch
-
-    if not cfg.autocast:
-        return contextlib.nullcontext()
-    return torch.autocast(device_type=torch.device(device).type, dtype=torch.bfloat16)
 
 
 def step_config(options: RunOptions, steps: int, eval_batches: int = 0, packed: bool = False) -> StepConfig:

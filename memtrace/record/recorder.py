@@ -157,7 +157,8 @@ class Recorder:
                 self.live.stop()
         with self._lock:
             self.finished = True
-            _unobserve(self)
+            if self in _observing:
+                _observing.remove(self)
             if self._hooked:
                 self._hooked = False
                 self.hooks.remove()
@@ -424,8 +425,3 @@ def _on_oom(device: int, requested_bytes: int, in_use_bytes: int, free_bytes: in
 def active() -> Recorder | None:
     """The recorder at work in this process."""
     return _observing[-1] if _observing else None
-
-
-def _unobserve(recorder: Recorder) -> None:
-    if recorder in _observing:
-        _observing.remove(recorder)

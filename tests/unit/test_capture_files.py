@@ -15,6 +15,7 @@ import pytest
 
 from memtrace import writing
 from memtrace.record import files
+from memtrace.writing import free_name
 
 
 def test_written_file_is_a_protocol_4_pickle(tmp_path: Path) -> None:
@@ -120,8 +121,8 @@ def test_unwritable_folder_is_replaced_by_a_temporary_one(tmp_path: Path) -> Non
     assert files.writable_folder(tmp_path / "new") == (tmp_path / "new", None)
 
 
-def test_rename_takes_a_free_name(tmp_path: Path) -> None:
+def test_another_name_is_a_free_one(tmp_path: Path) -> None:
     (tmp_path / "b.pickle").write_bytes(b"old")
     (tmp_path / "a.pickle").write_bytes(b"new")
-    assert files.rename(tmp_path / "a.pickle", tmp_path / "b.pickle").name == "b-2.pickle"
+    assert free_name(tmp_path / "a.pickle", tmp_path / "b.pickle").name == "b-2.pickle"
     assert sorted(item.name for item in tmp_path.iterdir()) == ["b-2.pickle", "b.pickle"]
