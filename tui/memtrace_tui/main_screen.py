@@ -22,6 +22,7 @@ from memtrace.ranges import PLACES
 from memtrace.units import counted, format_count, spreadsheet_text
 from memtrace.writing import check_target, whole_file
 from memtrace_tui.data.details import frame_lines, history_lines
+from memtrace_tui.data.layers import layer_of_rows
 from memtrace_tui.data.lines import Goto, Line
 from memtrace_tui.dialogs import Ask, Details, OneKey
 from memtrace_tui.session import Session
@@ -110,6 +111,7 @@ class MainScreen(Screen[None]):
             for entry in VIEWS.values():  # so that the first key to a screen need not import it
                 entry.load()
             _ = self.session.provider.curves  # for the timeline, which is often next and waits for them
+            layer_of_rows(self.session.provider)  # for the details of an allocation
             self.session.explain()
         except Exception as error:
             self.post_message(Failed(error, "explain"))

@@ -56,14 +56,15 @@ def _by_order(sites: I8) -> tuple[int, I8]:
     """(how many layers a pass ran, which of them each of its allocations is of, in the order of the pass, -1 for none),
     from the call sites of its allocations; 0 layers where no order is told."""
     told = np.full(len(sites), -1, dtype=np.int64)
-    distinct, inverse = np.unique(sites, return_inverse=True)
-    places = [np.flatnonzero(inverse == site) for site in range(len(distinct))]
-    rhythm = [(len(place), float(np.median(np.diff(place)))) for place in places if len(place) >= _LEAST_LAYERS]
-    (layers, gap), alike = max(Counter(rhythm).items(), key=lambda item: item[1], default=((0, 0.0), 0))
+    _, inverse, counts = np.unique(sites, return_inverse=True, return_counts=True)
+    places = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
+    rhythms = [_rhythm(place) for place in places]
+    often = Counter(rhythm for rhythm in rhythms if rhythm[0] >= _LEAST_LAYERS)
+    (layers, gap), alike = max(often.items(), key=lambda item: item[1], default=((0, 0.0), 0))
     if alike < _LEAST_SITES:
         return 0, told
-    for place in places:  # what each layer does once
-        if len(place) == layers and np.median(np.diff(place)) == gap:
+    for place, rhythm in zip(places, rhythms, strict=True):  # what each layer does once
+        if rhythm == (layers, gap):
             told[place] = np.arange(layers)
     before, after = _around(told, layers)
     if (before > after).any():
@@ -77,6 +78,12 @@ def _by_order(sites: I8) -> tuple[int, I8]:
             told[place] = number
     before, after = _around(told, layers)
     return layers, np.where((told < 0) & (before == after), before, told)
+
+
+def _rhythm(place: I8) -> tuple[int, float]:
+    """How often a site was reached, and the median gap between; numpy's median takes ten times as long for so few."""
+    gaps = sorted(np.diff(place).tolist()) or [0]
+    return len(place), (gaps[(len(gaps) - 1) // 2] + gaps[len(gaps) // 2]) / 2
 
 
 def _around(told: I8, layers: int) -> tuple[I8, I8]:
