@@ -9,7 +9,7 @@ from statistics import median
 
 from memtrace.attribution.categories import Category
 from memtrace.errors import UsageError
-from memtrace.ranks.odd import Odd, Standing, find_odd
+from memtrace.ranks.odd import Odd, Share, Standing, find_odd
 from memtrace.ranks.sources import natural
 from memtrace.ranks.summary import Failure, Rank, StepPeak
 from memtrace.units import counted
@@ -76,7 +76,7 @@ def compare_ranks(answers: Sequence[Rank | Failure]) -> RankComparison:
     step = _highest_step(steps)
     standings = tuple(_standing(rank, steps[i][step] if step is not None else None) for i, rank in enumerate(ranks))
     rows = tuple(_row(number, ranks, steps) for number in sorted({number for own in steps for number in own}))
-    odd = find_odd(standings, meaning_of(ranks))
+    odd = find_odd(standings, meaning_of(ranks), [Share(rank.weights, rank.makes_loss) for rank in ranks])
     return RankComparison(
         ranks=tuple(ranks),
         failed=failed,

@@ -40,11 +40,19 @@ class Odd:
     why: tuple[str, ...]
 
 
-def find_odd(standings: Sequence[Standing], meaning: str) -> Odd | None:
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a rank has of the model: how many weights of each size in bytes, and whether the loss is made there."""
+
+    weights: Mapping[int, int]
+    makes_loss: bool
+
+
+def find_odd(standings: Sequence[Standing], meaning: str, shares: Sequence[Share] = ()) -> Odd | None:
     """The rank whose memory on the device is furthest from the others', or None if all are much alike.
 
     Memory outside the allocator counts where every rank's file tells it. Of two ranks the larger is the odd one.
-    ``meaning``: of the category ``lora``, as in the report.
+    ``meaning``: of the category ``lora``, as in the report. ``shares``: the ranks' parts of the model, in that order.
     """
     if len(standings) < 2:
         return None
@@ -69,8 +77,9 @@ def find_odd(standings: Sequence[Standing], meaning: str) -> Odd | None:
     changes = {name: parts[index][name] - typical[name] for name in parts[index] if parts[index][name] != typical[name]}
     ranked = sorted(changes, key=lambda name: -abs(changes[name]))
     against = "the median of the others" if len(rest) > 1 else f"rank {standings[1 - index].rank}"
+    split = how_split(shares[index], [*shares[:index], *shares[index + 1 :]]) if shares else {}
     why = tuple(
-        _reason(name, parts[index][name], typical[name], against, meaning)
+        _reason(name, parts[index][name], typical[name], against, meaning, split.get(name))
         for name in ranked
         if changes[name] * excess > 0 and abs(changes[name]) >= _WORTH_NAMING * abs(excess)
     )
@@ -78,15 +87,37 @@ def find_odd(standings: Sequence[Standing], meaning: str) -> Odd | None:
     return Odd(odd.rank, odd.file, excess, middle, changes, why)
 
 
-def _reason(name: str, here_bytes: int, typical_bytes: int, against: str, meaning: str) -> str:
-    """The measured difference, then what it is consistent with; the second half is a possibility and says so."""
+def how_split(own: Share, others: Sequence[Share]) -> dict[str, str]:
+    """What the way a model is split over ranks implies for one of them, by category: tensors that most others don't
+    hold (embeddings and heads), more or fewer of those that they do (layers, experts), the only loss."""
+    typical = {s: int(median(o.weights.get(s, 0) for o in others)) for s in {s for o in others for s in o.weights}}
+    only = [(n, size) for size, n in own.weights.items() if not typical.get(size)]
+    missing = [(n, size) for size, n in typical.items() if n and size not in own.weights]
+    split: dict[str, str] = {}
+    if only or missing:
+        holds = "that most other ranks don't hold" if only else "that most others hold, missing here"
+        n, size = max(only or missing, key=lambda each: each[0] * each[1])
+        text = f"{n} × {format_bytes(size)} {holds}: an embedding or a head, as at either end of a pipeline"
+        split |= {Category.BASE_WEIGHTS: text, Category.LORA: text}
+    elif own.weights != (expected := {size: n for size, n in typical.items() if n}):
+        counts = f"{sum(own.weights.values())} weights of the same sizes against {sum(expected.values())}"
+        split[Category.BASE_WEIGHTS] = f"{counts}: an uneven split of layers or experts, or a second model"
+    if own.makes_loss and not any(other.makes_loss for other in others):
+        split[Category.TEMPORARY] = "the loss, which no other rank makes: the last stage of a pipeline"
+    return split
+
+
+def _reason(name: str, here_bytes: int, typical_bytes: int, against: str, meaning: str, split: str | None) -> str:
+    """The measured difference, then what it is consistent with; the second half is a possibility and says so.
+    ``split``: what the split of the model over ranks says of it."""
     change = here_bytes - typical_bytes
     more = change > 0
     figures = f"{format_bytes(here_bytes)} against {format_bytes(typical_bytes)} ({against})"
     times = f", {here_bytes / typical_bytes:.1f} times as much" if more and typical_bytes > 0 else ""
     head = f"{category_name(name, meaning)} {format_delta(change)}: {figures}{times}"
-    known = _CONSISTENT_WITH.get((name, more))
-    if name == Category.BASE_WEIGHTS and more and typical_bytes and here_bytes >= 1.6 * typical_bytes:
+    known = split or _CONSISTENT_WITH.get((name, more))
+    second = split is None or "second" in split
+    if name == Category.BASE_WEIGHTS and more and second and typical_bytes and here_bytes >= 1.6 * typical_bytes:
         known = "a second model on this rank (a reference or teacher model, say), or weights the others shard"
     return f"{head}; consistent with {known}." if known else f"{head}."
 

@@ -12,7 +12,7 @@ import numpy as np
 from memtrace.analysis import Analysis, analyse, is_predicted, is_truncated
 from memtrace.answers.curves import category_curves
 from memtrace.answers.report import Moment, Site, report
-from memtrace.attribution.categories import Category
+from memtrace.attribution.categories import Category, Purpose
 from memtrace.cache.index import open_recording
 from memtrace.errors import MemtraceError, SnapshotError
 from memtrace.explain.snapshot_facts import verdict_at
@@ -23,6 +23,7 @@ from memtrace.snapshot.model import Snapshot
 
 _RANK = re.compile(r"rank[_\-.=]?(\d+)", re.IGNORECASE)
 _SITES = 12
+_SMALLEST_WEIGHT_BYTES = 1 << 16  # norms and biases are the same everywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,9 @@ class Rank:
     """One rank. ``categories`` are at ``at`` (the OOM, else the peak); ``rank`` is None where nothing tells it.
 
     ``outside_bytes``: in use on the device but not by this allocator (CUDA context, NCCL, other processes); None if
-    the file does not tell. ``lora``: as in the report. ``steps_recorded``: step numbers are the program's own, not
-    counted in the trace.
+    the file does not tell. ``lora``: as in the report. ``weights``: how many live weights of each size in bytes there
+    are at ``at``, sharded or not, and ``makes_loss`` whether any part of a loss was ever made. ``steps_recorded``: step
+    numbers are the program's own, not counted in the trace.
     """
 
     file: str
@@ -76,6 +78,8 @@ class Rank:
     sites: tuple[Place, ...]
     exact: bool
     lora: Mapping[str, str]
+    weights: Mapping[int, int]
+    makes_loss: bool
     predicted: bool = False
 
 
@@ -130,6 +134,8 @@ def _summarise(path: str, source: str, wanted: int | None, use_index: bool) -> R
         steps_recorded=analysis.attribution.facts.phases.basis == "recorded",
         truncated=is_truncated(timeline) is True,
         sites=_sites(budget.top),
+        weights=_weights(analysis, at.event),
+        makes_loss=bool(analysis.attribution.rows_of(Purpose.LOSS).any()),
         predicted=is_predicted(snapshot),
     )
 
@@ -170,6 +176,14 @@ def step_peaks(analysis: Analysis) -> tuple[StepPeak, ...]:
         levels = int(curves.allocated_bytes[event]), int(curves.reserved_bytes[event])
         found.append(StepPeak(step, event, *levels, categories))
     return tuple(found)
+
+
+def _weights(analysis: Analysis, event: int) -> dict[int, int]:
+    kept = (Purpose.QUANTIZED, Purpose.UNQUANTIZED, Purpose.PARAMS)
+    rows = analysis.timeline.live_rows(event)
+    rows = rows[analysis.attribution.rows_of(*kept)[rows]]
+    sizes, counts = np.unique(analysis.timeline.allocations.requested_bytes[rows], return_counts=True)
+    return {size: n for size, n in zip(sizes.tolist(), counts.tolist(), strict=True) if size >= _SMALLEST_WEIGHT_BYTES}
 
 
 def _sites(top: Iterable[Site]) -> tuple[Place, ...]:

@@ -10,7 +10,7 @@ from support import trace_path
 
 from memtrace.errors import UsageError
 from memtrace.ranks.compare import compare_ranks
-from memtrace.ranks.odd import Standing, find_odd
+from memtrace.ranks.odd import Share, Standing, find_odd
 from memtrace.ranks.summary import Failure, Rank, StepPeak, summarise
 
 GIB = 1 << 30
@@ -183,3 +183,38 @@ def test_a_part_is_named_from_a_fifth_of_the_difference_on(part: int, named: int
 def test_weights_are_a_second_model_from_sixteen_tenths_on(times: float, second: bool) -> None:
     odd = find_odd([standing(0), standing(1), standing(2, base_weights=int(times * 4 * GIB))], "adapters")
     assert odd is not None and ("second model" in odd.why[0]) == second
+
+
+MIB = 1 << 20
+LAYERS, EMBEDDING = {32 * MIB: 12, 86 * MIB: 9}, {250 * MIB: 1}
+
+
+@pytest.mark.parametrize(
+    ("own", "bytes_more", "said"),
+    [
+        (LAYERS | EMBEDDING, 250, "1 × 250.0 MiB that most other ranks don't hold: an embedding or a head"),
+        ({size: n + n // 3 for size, n in LAYERS.items()}, 386, "28 weights of the same sizes against 21: an uneven"),
+        ({86 * MIB: 9}, -384, "12 × 32.0 MiB that most others hold, missing here"),
+        (LAYERS, 400, "sharded or quantised elsewhere"),
+    ],
+)
+def test_a_rank_is_judged_by_its_part_of_the_model(own: dict[int, int], bytes_more: int, said: str) -> None:
+    shares = [*(Share(LAYERS, makes_loss=False) for _ in range(3)), Share(own, makes_loss=False)]
+    ranks = [*map(standing, range(3)), standing(3, base_weights=4 * GIB + bytes_more * MIB)]
+    odd = find_odd(ranks, "adapters", shares)
+    assert odd is not None and odd.rank == 3 and said in odd.why[0]
+
+
+@pytest.mark.parametrize(("others", "is_last"), [(False, True), (True, False)])
+def test_the_last_stage_of_a_pipeline_makes_the_loss(others: bool, is_last: bool) -> None:
+    shares = [*(Share(LAYERS, others) for _ in range(3)), Share(LAYERS, makes_loss=True)]
+    odd = find_odd([*map(standing, range(3)), standing(3, temporary=GIB)], "adapters", shares)
+    assert odd is not None and ("last stage of a pipeline" in odd.why[0]) == is_last
+
+
+def test_what_a_rank_has_of_the_model_is_read_from_its_recording() -> None:
+    made = rank("tiny-llama_3-steps")
+    assert (
+        made.makes_loss and sum(size * n for size, n in made.weights.items()) <= made.categories["base_weights"] * 1.1
+    )
+    assert not rank("llama2-7b_oom-at-load").makes_loss
