@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category, Evidence, Purpose
 from memtrace.attribution.frame_tags import Tag
+from memtrace.attribution.phases import Phase
 from memtrace.attribution.signals import Signals
 
 Bool = NDArray[np.bool_]
@@ -62,7 +63,7 @@ RULES: tuple[Rule, ...] = (
     Rule("reduced-gradient", P.GRADS, E.FRAME, lambda s: s.reduced,
          "made or given up where sharded training reduces gradients"),
     # The optimizer
-    Rule("replaced-weight", P.PARAMS, E.NEIGHBOUR, lambda s: s.replaced_weights,
+    Rule("replaced-weight", P.PARAMS, E.NEIGHBOUR, lambda s: s.trained.weights & s.in_optimizer,
          "made in the optimizer step, of a trained weight's size, just before the step freed that one"),
     Rule("optimizer-state", P.OPTIMIZER_STATE, E.LIFETIME, lambda s: s.step_leaves,
          "made in the optimizer step and kept: alive after it, or, where the recording stops in the step, from a call site that leaves states"),
@@ -73,18 +74,18 @@ RULES: tuple[Rule, ...] = (
     # Gradients
     Rule("gradient-bucket", P.GRADS, E.FRAME, lambda s: s.bucket_frames,
          "a bucket that data-parallel training gathers gradients in"),
-    Rule("gradient", P.GRADS, E.LIFETIME, lambda s: s.gradients,
+    Rule("gradient", P.GRADS, E.LIFETIME, lambda s: s.trained.gradients,
          "made in the backward pass, kept by the program when autograd was through with it, and of a trained weight's size"),
     # Loading, before the first forward pass or inside loading functions
     Rule("adapter", P.PARAMS, E.FRAME, lambda s: s.adapter_frames & s.stays,
          "made while adapters were created, and it stayed"),
-    Rule("trained-weight", P.PARAMS, E.SHAPE, lambda s: s.trained_weights,
+    Rule("trained-weight", P.PARAMS, E.SHAPE, lambda s: s.trained.weights & (s.in_trace | s.load_frames),
          "a weight for whose size every backward pass leaves a gradient"),
-    Rule("state-ahead", P.OPTIMIZER_STATE, E.SHAPE, lambda s: s.states_made_ahead,
+    Rule("state-ahead", P.OPTIMIZER_STATE, E.SHAPE, lambda s: s.trained.states & (s.early_persistent | s.in_trace),
          "made before any step and of a trained weight's size, one or two more than there are weights, while no step leaves states that last"),
     Rule("quantized", P.QUANTIZED, E.FRAME, lambda s: s.quantized_storage,
          "made while weights were quantised: the packed weights"),
-    Rule("quant-state", P.QUANT_STATE, E.FRAME, lambda s: s.quant_state,
+    Rule("quant-state", P.QUANT_STATE, E.FRAME, lambda s: s.quantizing & ~s.quantized_storage,
          "made while weights were quantised, and it stayed: scales, codes, offsets"),
     Rule("loaded-weight", P.UNQUANTIZED, E.FRAME, lambda s: s.load_frames & s.stays,
          "made by code that loads, moves or converts a model, and it stayed"),
@@ -139,13 +140,13 @@ RULES: tuple[Rule, ...] = (
          "{there}, freed where gradients are, and of a trainable parameter's size"),
     Rule("early-bucket", P.GRADS, E.FRAME, lambda s: s.early_buckets,
          "{there}, and given up where data-parallel training lays out its buckets anew"),
-    Rule("early-activation", P.SAVED, E.LIFETIME, lambda s: s.early_activations,
+    Rule("early-activation", P.SAVED, E.LIFETIME, lambda s: s.early & (s.facts.death_phase == Phase.BACKWARD),
          "{there} and freed by the backward pass"),
     Rule("early-held", P.SAVED, E.LIFETIME, lambda s: s.early_held,
          "{there} and freed only after the backward pass: kept with the graph"),
     Rule("early-scales", P.QUANT_STATE, E.SHAPE, lambda s: s.early_scales,
          "{there}, {stays}, and as large as the scales of a stored weight, one for each"),
-    Rule("early-trainable", P.PARAMS, E.SHAPE, lambda s: s.early_trainable,
+    Rule("early-trainable", P.PARAMS, E.SHAPE, lambda s: s.early_persistent & s.trained.weights,
          "{there}, {stays}, and of a size for which backward passes leave gradients"),
     Rule("early-sharded", P.PARAMS, E.NEIGHBOUR, lambda s: s.early_sharded,
          "{there}, {stays}, in a program that reduces gradients to shards and has no adapters: trained, or its states"),

@@ -75,10 +75,6 @@ class Signals:
         return self._gone_before_next_step & np.isin(self.facts.size, sizes[sizes >= _LARGE_BYTES])
 
     @cached_property
-    def replaced_weights(self) -> Bool:
-        return self._trained.weights & self.in_optimizer
-
-    @cached_property
     def _frameless(self) -> Bool:
         return self.facts.is_kind(Kind.NONE) & self.in_trace
 
@@ -88,17 +84,13 @@ class Signals:
         return f.is_kind(Kind.BACKWARD) | (self._frameless & f.in_phase(Phase.BACKWARD))
 
     @cached_property
-    def _trained(self) -> Trained:
+    def trained(self) -> Trained:
         workspaces = self.cublas_frames | self.cublas_once
         return find_trained(self.facts, self.in_backward, self.step_leaves, workspaces | self._stored_quantized)
 
     @cached_property
-    def gradients(self) -> Bool:
-        return self._trained.gradients
-
-    @cached_property
     def _trained_sizes(self) -> I8:
-        return np.unique(self.facts.size[self._trained.gradients | self._trained.weights])
+        return np.unique(self.facts.size[self.trained.gradients | self.trained.weights])
 
     @cached_property
     def bucket_frames(self) -> Bool:
@@ -130,7 +122,7 @@ class Signals:
         return self.load_frames & (self.facts.stacks.depth[self.facts.timeline.allocations.stack] > 0)
 
     @cached_property
-    def _quantizing(self) -> Bool:
+    def quantizing(self) -> Bool:
         return self.facts.has(Tag.QUANTIZE) & self.facts.is_kind(Kind.LOAD) & self.facts.stays
 
     @cached_property
@@ -140,17 +132,8 @@ class Signals:
         stack = f.timeline.allocations.stack
         sizes = np.unique(f.size[f.has(Tag.QUANTIZE) & f.is_kind(Kind.LOAD)])  # sharding may replace what was packed
         as_scales = np.isin(f.size * 32, sizes) | np.isin(f.size * 8, sizes)
-        packing = np.unique(stack[self._quantizing & ~as_scales & (f.size > 2048)])
-        return self._quantizing & np.isin(stack, packing) & (f.size > 2048)
-
-    @cached_property
-    def quant_state(self) -> Bool:
-        return self._quantizing & ~self.quantized_storage
-
-    @cached_property
-    def trained_weights(self) -> Bool:
-        """Weights that get gradients although no adapters were recorded: full fine-tuning."""
-        return self._trained.weights & (self.in_trace | self.load_frames)
+        packing = np.unique(stack[self.quantizing & ~as_scales & (f.size > 2048)])
+        return self.quantizing & np.isin(stack, packing) & (f.size > 2048)
 
     @cached_property
     def in_load(self) -> Bool:
@@ -364,7 +347,7 @@ class Signals:
     # -- before the recording ---------------------------------------------------------------------------------------
 
     @cached_property
-    def _early(self) -> Bool:
+    def early(self) -> Bool:
         """There before the recording began, or made without a stack before its first pass."""
         f = self.facts
         unseen = self._frameless & (f.born < self._first_pass) & f.stays
@@ -388,7 +371,7 @@ class Signals:
         f = self.facts
         fits = np.isin(f.size, self._trained_sizes)
         after_backward = np.isin(f.death_phase, [Phase.OPTIMIZER, Phase.BETWEEN, Phase.FORWARD])
-        return self._early & fits & ~f.persistent & after_backward
+        return self.early & fits & ~f.persistent & after_backward
 
     @cached_property
     def early_replaced_states(self) -> Bool:
@@ -396,7 +379,7 @@ class Signals:
         f = self.facts
         replaced = self.early_trained & (f.death_phase == Phase.OPTIMIZER)
         rows = np.flatnonzero(replaced)
-        made = np.flatnonzero(self._trained.gradients & self.in_trace)
+        made = np.flatnonzero(self.trained.gradients & self.in_trace)
         sizes, first = np.unique(f.size[made], return_index=True)
         place = np.searchsorted(sizes, f.size[rows])
         found = np.append(sizes, -1)[place] == f.size[rows]
@@ -418,33 +401,21 @@ class Signals:
     @cached_property
     def early_buckets(self) -> Bool:
         f = self.facts
-        return self._early & (f.free_stack >= 0) & f.stacks.has(Tag.BUCKET)[f.free_stack]
-
-    @cached_property
-    def early_activations(self) -> Bool:
-        return self._early & (self.facts.death_phase == Phase.BACKWARD)
+        return self.early & (f.free_stack >= 0) & f.stacks.has(Tag.BUCKET)[f.free_stack]
 
     @cached_property
     def early_held(self) -> Bool:
-        return self._early & ~self.persistent & np.isin(self.facts.death_phase, [Phase.BETWEEN, Phase.FORWARD])
+        return self.early & ~self.persistent & np.isin(self.facts.death_phase, [Phase.BETWEEN, Phase.FORWARD])
 
     @cached_property
     def early_persistent(self) -> Bool:
-        return self._early & self.persistent
-
-    @cached_property
-    def early_trainable(self) -> Bool:
-        return self.early_persistent & self._trained.weights
+        return self.early & self.persistent
 
     @cached_property
     def early_sharded(self) -> Bool:
         workspaces = np.isin(self.facts.size, CUBLAS_WORKSPACE_BYTES)
         sharded = self.facts.stacks.has(Tag.REDUCE).any()
         return self.early_persistent & self.trains_whole & sharded & ~workspaces
-
-    @cached_property
-    def states_made_ahead(self) -> Bool:
-        return self._trained.states & (self.early_persistent | self.in_trace)
 
     @cached_property
     def _stored_quantized(self) -> Bool:
@@ -454,7 +425,7 @@ class Signals:
     def early_adapters(self) -> Bool:
         f = self.facts
         rest = self.early_persistent & ~self.early_scales & ~self.early_quantized
-        if self.early_trainable.any() or not f.has(Tag.LORA).any():
+        if (self.early_persistent & self.trained.weights).any() or not f.has(Tag.LORA).any():
             return np.zeros(len(f.size), dtype=np.bool_)
         return rest & np.isin(f.size, adapter_sizes(f.size[rest], f.size[self.early_quantized]))
 
