@@ -1,7 +1,12 @@
-"""What sizes say: copies of quantised weights, and their scales.
+"""What sizes say: copies of quantised weights, their scales, and adapters where neither their creation nor a gradient
+was recorded.
 
 A weight matrix of n elements is stored in n/2 bytes (4 bits) or n (8 bits); its 16-bit copy has 2n, its fp32 block
 scales n/16 (one float a 64 elements). Source: bitsandbytes ``quantize_4bit`` (block size 64) and ``int8`` storage.
+
+A low-rank adapter of a weight with n = in × out elements has two matrices of rank r: A with r·in elements and B with
+r·out. So for one number c = r × bytes an element, every adapted weight has A = c·in, B = c·out bytes with in·out = n;
+and a 4-bit weight of n elements is stored in n/2 bytes. The c that explains most stored weights is the one.
 """
 
 from __future__ import annotations
@@ -18,9 +23,12 @@ Bool = NDArray[np.bool_]
 # Workspaces that cuBLAS keeps a handle and stream: 32 MiB on Hopper and later, :4096:2:16:8 elsewhere; cuBLASLt 1 MiB.
 # Source: ATen/cuda/CublasHandlePool.cpp (getChosenWorkspaceSize, parseChosenWorkspaceSize, getCUDABlasLtWorkspaceSize).
 CUBLAS_WORKSPACE_BYTES = (33_554_432, 8_519_680, 1_048_576)
-_SMALLEST_MATRIX_BYTES = 4096
 _SCALES_ARE_ONE_OF = (8, 16, 32, 64)  # fp32 or 16-bit scales of 64 or 128 elements, 8-bit ones of scales
 _SCALE_SHARE = 64  # sizes below 1/64 of a site's largest are scales and the like, and speak for or against nothing
+_ELEMENT_BYTES = (4, 2)
+_RANKS = tuple(1 << power for power in range(1, 11))
+_WIDTH_MULTIPLE = 32  # widths of linear layers are multiples of this in every published architecture
+_MAX_SIZES = 64
 
 
 def quantized_sizes(facts: Facts) -> tuple[I8, I8]:
@@ -35,7 +43,6 @@ def quantized_sizes(facts: Facts) -> tuple[I8, I8]:
     stored = np.unique(facts.size[made])
     if not len(stored):
         stored = np.unique(facts.size[stayed]) if eight_bits else _with_scales(facts.size[stayed])
-    stored = stored[stored >= _SMALLEST_MATRIX_BYTES]
     wide = [stored * 2, stored * 4] if eight_bits else [stored * 4, stored * 8]
     return stored, np.unique(np.concatenate([*wide, stored // 8]))
 
@@ -147,3 +154,42 @@ def split_scales(facts: Facts, early: Bool, packed: Bool) -> Bool:
             result[rows[likely[: expected[size]]]] = True
         break
     return result
+
+
+def adapter_sizes(candidates: I8, packed: I8) -> I8:
+    """Sizes among ``candidates`` (bytes, one entry an allocation) that adapters of the ``packed`` weights have.
+
+    Empty unless one c explains at least two different weights, or one weight that is not square: a square weight alone
+    fits too many numbers.
+    """
+    sizes = np.unique(candidates)
+    stored = np.unique(packed)
+    if not 0 < len(sizes) <= _MAX_SIZES * 4 or not 0 < len(stored) <= _MAX_SIZES:
+        return sizes[:0]
+    there = set(sizes.tolist())
+    best: tuple[int, set[int]] = (0, set())
+    for c in sorted({rank * element for rank in _RANKS for element in _ELEMENT_BYTES}):
+        found: set[int] = set()
+        explained = 0
+        for size in stored.tolist():
+            pairs = _pairs(size * 2, c, there)
+            if pairs:
+                explained += 2 if all(a != b for a, b in pairs) else 1
+                found.update(size for pair in pairs for size in pair)
+        # Of numbers that explain as much, the one that needs fewest sizes: others find pairs by chance.
+        if found and (explained, -len(found)) > (best[0], -len(best[1])):
+            best = (explained, found)
+    return np.array(sorted(best[1]), dtype=np.int64) if best[0] >= 2 else sizes[:0]
+
+
+def _pairs(elements: int, c: int, there: set[int]) -> list[tuple[int, int]]:
+    """(A, B) byte sizes present for a weight of that many elements, A ≤ B."""
+    pairs = []
+    for a in there:
+        width, rest = divmod(a, c)
+        if rest or width % _WIDTH_MULTIPLE or width == 0 or width * width > elements:
+            continue
+        other, rest = divmod(elements, width)
+        if not rest and c * other in there:
+            pairs.append((a, c * other))
+    return pairs

@@ -7,13 +7,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.attribution.adapter_shapes import adapter_sizes
 from memtrace.attribution.attention import outgrown
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.head import head_stacks
 from memtrace.attribution.phases import Phase
-from memtrace.attribution.shapes import CUBLAS_WORKSPACE_BYTES, is_weight_copy, quantized_sizes, split_scales
+from memtrace.attribution.shapes import (
+    CUBLAS_WORKSPACE_BYTES,
+    adapter_sizes,
+    is_weight_copy,
+    quantized_sizes,
+    split_scales,
+)
 from memtrace.attribution.stack_facts import Kind
 from memtrace.attribution.trained import Trained, find_trained
 from memtrace.attribution.unfinished import would_be_held
