@@ -132,11 +132,6 @@ class RunOptions:
         """Bytes of a hidden-state element: 4 after ``prepare_model_for_kbit_training``, else 2."""
         return 4 if self.prepare_kbit else 2
 
-    @property
-    def adapter_bytes(self) -> int:
-        """Bytes of an adapter element."""
-        return 4 if self.adapter_dtype == "fp32" else 2
-
     def adapted(self, shape: ModelShape) -> tuple[str, ...]:
         """The adapted linear layers of one decoder layer, in module order. Raises UsageError for an unknown target, and
         for a rank above the widest layer's, where an adapter could be no larger than the weight."""

@@ -21,33 +21,26 @@ class StreamSource(Protocol):
     @property
     def basis(self) -> str:
         """``shape engine`` or ``dry run``."""
-        ...
 
     @property
     def model(self) -> dict[str, Any]:
         """The model, for people and programs: at least ``name`` and ``parameters``."""
-        ...
 
     @property
     def shallow_layers(self) -> int:
         """How many layers a model needs in which every kind of layer occurs."""
-        ...
 
     def products(self, options: RunOptions) -> set[tuple[int, int]]:
         """(outputs, inputs) of 4-bit products, whose kernel depends on the rows; a dry run knows them once it ran."""
-        ...
 
     def stream(self, options: RunOptions, device: KernelDevice, layers: int | None = None, steps: int = 2) -> Stream:
         """Loading and ``steps`` training steps; of a model with fewer ``layers`` where that is asked for."""
-        ...
 
     def term(self, stream: Stream, index: int) -> tuple[str, str | None]:
         """Which term of the budget an allocation belongs to, and the term's formula (None: its tensors' sizes)."""
-        ...
 
     def notes(self, options: RunOptions, stream: Stream) -> list[str]:
         """What this source rests on."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,11 @@ def plan(
     unknown = [thing for thing in wanted if thing not in THINGS]
     if unknown:
         raise UsageError(f"no such thing to add: {unknown[0]!r} (things: {', '.join(THINGS)})")
-    lengths = sorted({*lengths, target.sequence}) if lengths else _doubling(target.sequence)
+    lengths = (
+        sorted({*lengths, target.sequence})
+        if lengths
+        else sorted({max(target.sequence >> shift, 2) for shift in range(4)})
+    )
     batches = sorted({*batches, target.batch} - {1}) if batches or target.batch > 1 else [2]
     smallest = replace(
         target,
@@ -162,11 +166,6 @@ def _with(
     if thing in outside:
         return [outside[thing]]
     return [Trial(name, thing, replace(smallest, **changed)) for name, changed in adds[thing]]
-
-
-def _doubling(longest: int) -> list[int]:
-    """Four lengths, each twice the one before, up to ``longest``."""
-    return sorted({max(longest >> shift, 2) for shift in range(4)})
 
 
 def increments(outcomes: Sequence[Outcome]) -> dict[str, int | None]:

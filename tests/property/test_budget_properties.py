@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tools.formulas import backward_peak, forward_peak, optimizer_peak, symbols
+from tools.warm import simulate_warm_run
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.estimate.engine.step import simulate_run
@@ -103,7 +104,7 @@ def test_two_shallow_models_tell_the_peak_of_a_deep_one(setup: tuple[ModelShape,
 @given(setups(plain=True))
 def test_closed_formulas_equal_the_engine(setup: tuple[ModelShape, RunOptions]) -> None:
     shape, options = setup
-    stream = simulate_run(shape, options, H200.device, warm=True)
+    stream = simulate_warm_run(shape, options, H200.device)
     level = levels(stream)
     peaks = {"forward": 0, "backward": 0, "optimizer": 0}
     ends = [mark.event for mark in stream.marks[1:]] + [len(level)]

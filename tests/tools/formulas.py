@@ -93,7 +93,7 @@ class Symbols:
 
 def symbols(shape: ModelShape, options: RunOptions, device: KernelDevice) -> Symbols:
     """All symbols of one setup."""
-    e, width = options.hidden_bytes, options.adapter_bytes
+    e, width = options.hidden_bytes, 4 if options.adapter_dtype == "fp32" else 2
     shared_heads = shape.heads != shape.kv_heads
     kernel = attention_kernel(
         device, options.attention, 2 if options.autocast else e, shared_heads, shape.head_dim

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tools.formulas import backward_peak, forward_peak, optimizer_peak, symbols
+from tools.warm import simulate_warm_run
 
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.options import RunOptions
@@ -70,7 +71,7 @@ def shape_of(row: dict[str, Any]) -> ModelShape:
 def predicted(file: str) -> tuple[dict[str, tuple[int, int, int]], ...]:
     found = []
     for number, row in enumerate(rows(file)):
-        stream = simulate_run(shape_of(row), options(row), DEVICE, warm=number > 0)
+        stream = (simulate_warm_run if number else simulate_run)(shape_of(row), options(row), DEVICE)
         found.append(phase_peaks(stream, place(stream)))
     return tuple(found)
 

@@ -184,7 +184,7 @@ class Loader:
                 linear.b = self._adapter(options.rank * linear.base.outputs)
                 weights.parameters += [linear.a, linear.b]
         self.ops.tape.layer = -1
-        if options.adapter_bytes == 4:
+        if options.adapter_dtype == "fp32":
             for parameter in weights.parameters:
                 replacement: Storage = self.ops.new(parameter.elements, 4, "cast_adapter", Purpose.PARAMS).storage
                 parameter.storage, parameter.width = replacement, 4

@@ -84,13 +84,12 @@ class Head:
         starts, width = range(0, options.tokens, options.chunk_tokens), hidden_states.elements // options.tokens
         parts = [min(options.tokens - start, options.chunk_tokens) * width for start in starts]
         for chunk in ops.split(hidden_states, parts):
-            loss = ops.checkpoint(lambda x: self._chunk_loss(x, labels), chunk)
+            loss = ops.checkpoint(
+                lambda x: self._cross_entropy(ops.to(self._logits(x), 4, Purpose.LOGITS), labels), chunk
+            )
             total = loss if total is None else ops.add(total, loss)
         assert total is not None
         return ops.scale(total, "div")
-
-    def _chunk_loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        return self._cross_entropy(self.ops.to(self._logits(x), 4, Purpose.LOGITS), labels)
 
     # ---- TRL's fused head ---------------------------------------------------------------------------------------
     def _fused(self, hidden_states: Tensor) -> Tensor:

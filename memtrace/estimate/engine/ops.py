@@ -192,13 +192,6 @@ class Ops(Engine):
         if key not in self._workspaces and size:
             self._workspaces[key] = self.new(size, 1, f"{library}_workspace", Purpose.CUBLAS_WORKSPACE)
 
-    def warm_up(self, biased: bool) -> None:
-        """Both threads have multiplied before, with ``biased`` products too where the model has them."""
-        for self.thread in ("backward", "forward"):
-            self.workspace()
-            if biased:
-                self.workspace("cublaslt")
-
     def linear(self, weight: Tensor, x: Tensor, outputs: int, label: str | None = None) -> Tensor:
         """``x @ weight.t()`` without bias, ``outputs`` columns (``F.linear``, one ``mm``)."""
         if self.autocast:

@@ -36,7 +36,9 @@ class Optimizer:
             if first:
                 self._init_state(parameter)
         if self.name == "adamw_torch":
-            self._foreach_square_roots()
+            # "torch._foreach_sqrt": one temporary as large as each parameter, all at once.
+            roots = [self.ops.new(p.elements, p.width, "_foreach_sqrt") for p in self.parameters]
+            del roots
         self.ops.tape.default_label = previous
 
     def clip(self) -> None:
@@ -62,11 +64,6 @@ class Optimizer:
         """``zero_grad(set_to_none=True)``."""
         for parameter in self.parameters:
             parameter.grad = None
-
-    def _foreach_square_roots(self) -> None:
-        """``torch._foreach_sqrt``: one temporary as large as each parameter, all at once."""
-        roots = [self.ops.new(p.elements, p.width, "_foreach_sqrt") for p in self.parameters]
-        del roots
 
     def _init_state(self, parameter: Tensor) -> None:
         elements, width = parameter.elements, parameter.width

@@ -16,13 +16,8 @@ from memtrace.estimate.stream import MICRO_BATCHES, Stream, Tape, uncollected
 
 
 @uncollected()
-def simulate_run(
-    shape: ModelShape, options: RunOptions, device: KernelDevice, steps: int = 2, warm: bool = False
-) -> Stream:
-    """The stream of loading the model and training ``steps`` steps, each of MICRO_BATCHES at most.
-
-    ``warm``: the process has trained before, so the workspaces of both threads exist when the first step begins.
-    """
+def simulate_run(shape: ModelShape, options: RunOptions, device: KernelDevice, steps: int = 2) -> Stream:
+    """The stream of loading the model and training ``steps`` steps, each of MICRO_BATCHES at most."""
     tape = Tape()
     ops = Ops(tape, device.cublas_workspace_bytes, device.cublaslt_workspace_bytes, options.autocast)
     tape.mark("load")
@@ -30,8 +25,6 @@ def simulate_run(
     decoder = Decoder(ops, shape, options, device, weights)
     head = Head(ops, shape, options, weights.head)
     optimizer = Optimizer(ops, options.optimizer, weights.parameters)
-    if warm:
-        ops.warm_up(options.quant != "int8" and any(bias for *_, bias in shape.linears))
     token_ids: list[Tensor] = []
     result: tuple[Tensor, Tensor | None] | None = None
     for step in range(steps):
