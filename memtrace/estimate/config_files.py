@@ -16,8 +16,8 @@ from typing import Any
 from memtrace.errors import MissingDependencyError, SnapshotError, UsageError
 from memtrace.estimate.options import ALL_LINEAR, OPTIMIZER_NAMES
 from memtrace.estimate.presets import model_names
+from memtrace.estimate.shapes import read_at_most
 
-_LARGEST_BYTES = 1 << 20
 _ATTENTION = {"fa2": "flash", "flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager", "disabled": "eager"}
 _MODULES = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # torchtune's names
 _NO_SHAPE = re.compile(r"meta|instruct|chat|hf|it|base|[248]+k|q?lora|v\d.*|")  # words of a name that tell no size
@@ -72,13 +72,7 @@ def read_config_file(path: Path) -> TrainerConfig:
 
 
 def _keys(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_BYTES + 1)
-    except OSError as error:
-        raise SnapshotError(f"{path}: {error.strerror or error}") from None
-    if len(content) > _LARGEST_BYTES:
-        raise SnapshotError(f"{path}: too large for a configuration")
+    content = read_at_most(path, 1 << 20, "configuration")
     try:
         import yaml  # JSON is YAML, too
     except ImportError:

@@ -236,15 +236,21 @@ def _check_storage(config: Mapping[str, Any], where: str) -> None:
         )
 
 
-def read_keys(path: Path) -> dict[str, Any]:
-    """The keys of the ``config.json`` at ``path``. Raises SnapshotError if it can't be read or is none."""
+def read_at_most(path: Path, most_bytes: int, what: str) -> bytes:
+    """A small file's content. Raises SnapshotError if it can't be read or is larger."""
     try:
         with path.open("rb") as file:
-            content = file.read(_LARGEST_CONFIG_BYTES + 1)
+            content = file.read(most_bytes + 1)
     except (OSError, ValueError) as error:
         raise SnapshotError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > _LARGEST_CONFIG_BYTES:
-        raise SnapshotError(f"{path}: too large for a config.json")
+    if len(content) > most_bytes:
+        raise SnapshotError(f"{path}: too large for a {what}")
+    return content
+
+
+def read_keys(path: Path) -> dict[str, Any]:
+    """The keys of the ``config.json`` at ``path``. Raises SnapshotError if it can't be read or is none."""
+    content = read_at_most(path, _LARGEST_CONFIG_BYTES, "config.json")
     try:
         config = orjson.loads(content.removeprefix(b"\xef\xbb\xbf"))
     except ValueError as error:

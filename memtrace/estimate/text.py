@@ -132,15 +132,11 @@ def _levels(estimate: Estimate) -> Iterator[str]:
 def _changes(changes: tuple[Change, ...]) -> Iterator[str]:
     yield "what to change, cheapest sufficient first (re-estimated, sizes on the device)"
     for change in changes:
+        size = format_bytes(abs(change.saves_bytes))  # with less live, the allocator may still hold more
+        saves = f"saves {size}" if change.saves_bytes >= 0 else f"takes {size} more"
         yield f"  {change.change}"
         yield from _wrap(f"    {change.flag} · {change.cost}", "      ")
-        yield from _wrap(f"    {_saves(change)}: {_said(change.fit, '')}", "      ")
-
-
-def _saves(change: Change) -> str:
-    """What it saves on the device; with less live, the allocator may still hold more."""
-    size = format_bytes(abs(change.saves_bytes))
-    return f"saves {size}" if change.saves_bytes >= 0 else f"takes {size} more"
+        yield from _wrap(f"    {saves}: {_said(change.fit, '')}", "      ")
 
 
 def render_against(against: Against) -> Iterator[str]:
