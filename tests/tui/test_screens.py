@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from browser_cases import CASES, TINY, hit, main_screen, open_app, settle, text_of, until
 from memtrace_tui.data.lines import Goto
@@ -384,3 +386,20 @@ async def test_without_adapters_no_screen_names_them(plain: bool) -> None:
         count = table.fitting(parse("category:trained")).sum()
         assert 0 < count == table.fitting(parse("category:lora")).sum()
         assert table.fitting(parse("trained")).sum() >= count
+
+
+async def test_a_screen_that_is_made_does_not_push_the_present_one_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both beside each other, for a moment, would halve the room, and what is selected would scroll."""
+    shown: list[int] = []
+    async with open_app(TINY, (80, 24)) as pilot:
+        screen = main_screen(pilot)
+        body = screen.query_one("#body")
+        real = body.mount
+
+        def mount(*views: Any, **kwargs: Any) -> Any:
+            shown.append(sum(bool(view.display) for view in (*body.children, *views)))
+            return real(*views, **kwargs)
+
+        monkeypatch.setattr(body, "mount", mount)
+        await hit(pilot, "2", "3", "4")
+        assert shown == [1, 1, 1] and screen.current == "allocations" and screen.view.display

@@ -131,7 +131,9 @@ class MainScreen(Screen[None]):
             return
         body = self.query_one("#body")
         if not body.query(f"#view-{name}"):
-            await body.mount(VIEWS[name].load()(self.session))
+            made = VIEWS[name].load()(self.session)
+            made.display = False  # beside the present one it would halve the room, and what is selected would scroll
+            await body.mount(made)
         self.current = name
         with self.app.batch_update():  # one repaint
             for view in body.query(View):
