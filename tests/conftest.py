@@ -75,6 +75,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         _SECONDS[item.nodeid] = _processor_seconds() - start
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of pytest-xdist tells what its tests cost."""
+    _SECONDS.update(getattr(node, "workeroutput", {}).get("processor_seconds", {}))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    getattr(session.config, "workeroutput", {})["processor_seconds"] = _SECONDS
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if config.option.processor_time:
         terminalreporter.section(f"{_processor_seconds():.1f} s of processor time, imports and children included")
