@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from memtrace.answers.curves import category_curves, pick_events
-    from memtrace.attribution.categories import category_name
     from memtrace.errors import NoAnswerError
     from memtrace.export.table import curve_columns, write_table
 
@@ -51,10 +50,7 @@ def run(args: argparse.Namespace) -> int:
         from memtrace.render.timeline_text import render_timeline
 
         return print_text(lambda width: render_timeline(analysis, curves, width), 120)
-    columns = curve_columns(analysis, curves, pick_events(curves, args.points or len(curves)))
-    if args.format != "json":  # a header that people read
-        meaning = analysis.attribution.lora_meaning
-        columns = {category_name(name, meaning): column for name, column in columns.items()}
+    events = pick_events(curves, args.points or len(curves))
     with output_stream(args) as out:
-        write_table(columns, args.format or "csv", out)
+        write_table(curve_columns(analysis, curves, events), args.format or "csv", out)
     return 0

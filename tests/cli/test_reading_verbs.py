@@ -132,10 +132,10 @@ def test_timeline_keeps_extremes(capsysbinary: pytest.CaptureFixture[bytes], tmp
     run(capsysbinary, "timeline", TINY, "--plot", str(tmp_path / "p.gif"), code=2)
 
 
-def test_people_read_trained_in_the_header_without_adapters(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    for name, word in (("tinyllama_full", "trained"), ("tiny-llama_3-steps", "lora")):
+def test_tables_keep_the_key_with_or_without_adapters(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    for name in ("tinyllama_full", "tiny-llama_3-steps"):
         asked = ("timeline", str(trace_path(name)), "--points", "20")
-        assert run(capsysbinary, *asked)[0].splitlines()[0].split(",")[6] == word
+        assert run(capsysbinary, *asked)[0].splitlines()[0].split(",")[6] == "lora"
         assert "lora" in json.loads(run(capsysbinary, *asked, "--format", "json")[0])[0]
 
 
