@@ -81,7 +81,7 @@ class FrameScrubber:
     def _file(self, filename: str, name: str) -> tuple[str, bool]:
         """(the path that stays, whether it is a public library's)."""
         path = filename.replace("\\", "/")
-        if "/" not in path and self._is_native(name) and is_cpp(filename, name) and not self._hiding.names(path):
+        if "/" not in path and CPP_NAMESPACE.match(name) and is_cpp(filename, name) and not self._hiding.names(path):
             return filename, True  # a bare name of PyTorch's own sources, as symbolised stacks have them
         known = self._files.get(filename)
         if known is None:
@@ -116,16 +116,12 @@ class FrameScrubber:
         if text != name:
             hiding.remove("paths", name)
         is_own = not is_public or (_BARE.fullmatch(filename) is not None and filename != "??")
-        is_own = not self._is_native(name) if is_cpp(filename, name) else is_own
+        is_own = not CPP_NAMESPACE.match(name) if is_cpp(filename, name) else is_own
         if hiding.names(text) or (is_own and hiding.options.functions):
             text = hiding.words(text)
         elif is_own and hiding.words(text) != text:
             hiding.keep("functions", text)
         return text
-
-    def _is_native(self, name: str) -> bool:
-        """Whether a C++ function is of PyTorch, CUDA, Python or the C library, by how its name begins."""
-        return CPP_NAMESPACE.match(name) is not None
 
 
 def _public_path(path: str) -> str | None:

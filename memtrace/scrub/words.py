@@ -81,7 +81,7 @@ GPU = re.compile(
     r"|(?:rtx|gtx|gb|gh|mi|[abhltvpkmr])?\d{1,4}(?:ti|super|gb|g|x|s|xt|xtx|d)?",
     re.IGNORECASE,
 )
-CPP_NAMESPACE = re.compile(
+CPP_NAMESPACE = re.compile(  # how C++ functions of PyTorch, CUDA, Python and the C library begin
     r"^(?:[\w:<>,*& ]+ )?(?:\(anonymous namespace\)::)?"
     r"(?:torch|c10d?|at|caffe2|std|cub|thrust|pybind11|fmt|gloo|nccl|cudnn\w*|cublas\w*|__gnu_cxx)::"
     r"|^_*Py[A-Z_]|^_[Pp]y\w|^(?:\(anonymous namespace\)::)?(?:THC?P|cuda|cu|nccl|ncclGroup)[A-Z]"

@@ -103,15 +103,14 @@ def _alloc_pools(device: Device, life: Lifetimes, history: SegmentHistory, pools
     if not len(private) or (said >= 0).all():
         return pool
     # Private segments that are still there at the end hold every allocation since they were made.
-    born = {int(e): i for i, e in enumerate(history.events.tolist())}
     address, end = final.address[private], final.address[private] + final.total_size[private]
     made = np.full(len(private), -1, dtype=np.int64)
-    for event in born:
+    for event in history.events.tolist():
         if trace.action[event] in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
             place = int(np.searchsorted(address, trace.address[event], side="right")) - 1
-            if place >= 0 and trace.address[event] < end[place]:
-                first = trace.action[event] == Action.SEGMENT_ALLOC or made[place] < 0
-                made[place] = event if first else made[place]
+            is_first = trace.action[event] == Action.SEGMENT_ALLOC or made[place] < 0
+            if place >= 0 and trace.address[event] < end[place] and is_first:
+                made[place] = event
     rows = np.searchsorted(address, trace.address[events], side="right") - 1
     safe = np.maximum(rows, 0)
     within = (rows >= 0) & (trace.address[events] < end[safe]) & (events > made[safe]) & (said < 0)
