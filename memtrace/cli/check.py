@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +135,6 @@ def _read(source: str) -> gate.Baseline:
 def _write(target: Path, budget: Report, conditions: dict[str, Any]) -> None:
     import orjson
 
-    stored = {field.name: getattr(budget, field.name) for field in fields(budget)} | {"conditions": conditions}
     with whole_file(target, budget.file) as out:
-        plain = orjson.loads(to_json(stored))
+        plain = orjson.loads(to_json(budget, conditions=conditions))
         out.write(orjson.dumps(plain, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

@@ -81,9 +81,9 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
-def print_json(answer: Any) -> int:
-    """One JSON object and a newline on stdout; returns the exit code 0."""
-    sys.stdout.buffer.write(to_json(answer))
+def print_json(answer: Any, **more: Any) -> int:
+    """One JSON object and a newline on stdout: an answer, and ``more`` keys; returns the exit code 0."""
+    sys.stdout.buffer.write(to_json(answer, **more))
     sys.stdout.buffer.flush()
     return 0
 
@@ -96,10 +96,21 @@ def print_text(render: Callable[[int], Iterable[Text | str]], widest: int = 1 <<
     return 0
 
 
-def to_json(answer: Any) -> bytes:
+def print_answer(
+    as_json: bool, answer: Any, render: Callable[[int], Iterable[Text | str]], widest: int = 1 << 16, **more: Any
+) -> int:
+    """An answer as text, or as JSON with ``more`` keys. See :func:`print_text` and :func:`print_json`."""
+    return print_json(answer, **more) if as_json else print_text(render, widest)
+
+
+def to_json(answer: Any, **more: Any) -> bytes:
     """One JSON object and a newline; what a terminal might obey is written as escapes."""
+    from dataclasses import fields
+
     import orjson
 
+    if more:
+        answer = {field.name: getattr(answer, field.name) for field in fields(answer)} | more
     options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
     try:
         written = orjson.dumps(answer, option=options)

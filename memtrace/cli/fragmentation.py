@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_shared, open_analysis, print_json, print_text
+from memtrace.cli.common import add_shared, open_analysis, print_answer
 
 if TYPE_CHECKING:
     from memtrace.analysis import Analysis
@@ -26,13 +25,12 @@ def show(analysis: Analysis, at: At, as_json: bool) -> int:
     from memtrace.answers.fragmentation import measure
     from memtrace.answers.pins import pins
     from memtrace.history.layout import layout_at
+    from memtrace.render.fragmentation_text import render_fragmentation
 
     layout = layout_at(analysis.timeline, at.event)
     answer = measure(analysis.timeline, analysis.attribution, at, layout)
     pinned = pins(analysis, layout)
-    if as_json:
-        return print_json({field.name: getattr(answer, field.name) for field in fields(answer)} | {"pins": pinned})
-    from memtrace.render.fragmentation_text import render_fragmentation
-
     meaning = analysis.attribution.lora_meaning
-    return print_text(lambda width: render_fragmentation(answer, meaning, pinned, width), 120)
+    return print_answer(
+        as_json, answer, lambda width: render_fragmentation(answer, meaning, pinned, width), 120, pins=pinned
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from memtrace.cli.common import add_shared, option, print_json, print_text, progress
+from memtrace.cli.common import add_shared, option, print_answer, progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,11 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dataclasses import fields, replace
+    from dataclasses import replace
 
     from memtrace.answers.info import describe
     from memtrace.cache.folder import cache_folder
     from memtrace.cache.index import open_recording
+    from memtrace.render.info_text import render_info
     from memtrace.snapshot.devices import choose_device
 
     with progress("reading") as on_progress:
@@ -30,9 +31,5 @@ def run(args: argparse.Namespace) -> int:
     last = snapshot.devices[-1]
     info = describe(snapshot, lambda device: recording.timeline(device, more=device is not last))
     cache = None if args.no_index else cache_folder()
-    if args.json:
-        keys = {field.name: getattr(info, field.name) for field in fields(info)}
-        return print_json(keys if cache is None else keys | {"cache": cache})
-    from memtrace.render.info_text import render_info
-
-    return print_text(lambda _: render_info(info, cache))
+    more = {} if cache is None else {"cache": cache}
+    return print_answer(args.json, info, lambda _: render_info(info, cache), **more)

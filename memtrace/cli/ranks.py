@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from memtrace.cli.common import add_shared, option, print_json, print_text, progress
+from memtrace.cli.common import add_shared, option, print_answer, progress
 from memtrace.errors import SnapshotError, UsageError
 
 
@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.ranks.sources import expand
     from memtrace.ranks.summary import summarise
     from memtrace.ranks.workers import in_processes, on_dask
+    from memtrace.render.ranks_text import render_ranks
 
     if args.jobs is not None and args.jobs < 1:
         raise UsageError("--jobs takes a number of processes, 1 or more")
@@ -44,12 +45,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             answers = in_processes(sources, args.device, args.jobs, on_done, task)
     answer = compare_ranks(answers)
-    if args.json:
-        print_json(answer)
-    else:
-        from memtrace.render.ranks_text import render_ranks
-
-        print_text(lambda width: render_ranks(answer, width))
+    print_answer(args.json, answer, lambda width: render_ranks(answer, width))
     if not answer.ranks:
         if all(failure.exit_code == UsageError.exit_code for failure in answer.failed):  # no such device, say
             raise UsageError("no file has what is asked for")

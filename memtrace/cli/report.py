@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memtrace.attribution.categories import Category
-from memtrace.cli.common import add_shared, open_analysis, option, print_json, print_text, whole_number
+from memtrace.cli.common import add_shared, open_analysis, option, print_answer, print_json, print_text, whole_number
 
 if TYPE_CHECKING:
     from memtrace.analysis import Analysis
@@ -38,20 +38,16 @@ def run(args: argparse.Namespace) -> int:
         return show(analysis, at, args.json)
     if args.why is not None:
         from memtrace.answers.why import explain_decision
-
-        answer = explain_decision(analysis, at, args.why)
-        if args.json:
-            return print_json(answer)
         from memtrace.render.report_text import render_why
 
-        return print_text(lambda _: render_why(answer, analysis.attribution.lora_meaning))
+        answer = explain_decision(analysis, at, args.why)
+        return print_answer(args.json, answer, lambda _: render_why(answer, analysis.attribution.lora_meaning))
     from memtrace.answers.report import report
 
     budget = report(analysis, at)
     own = _own_estimate(analysis, at, budget)
     if args.json:
-        keys: dict[str, Any] = {entry.name: getattr(budget, entry.name) for entry in fields(budget)}
-        return print_json(keys | {"estimate": _estimate_json(own)})
+        return print_json(budget, estimate=_estimate_json(own))
     from memtrace.render.report_text import render_report
 
     print_text(lambda width: render_report(budget, width, args.top), 120)

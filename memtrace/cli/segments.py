@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from memtrace.cli.common import add_shared, open_analysis, option, print_json, print_text
+from memtrace.cli.common import add_shared, open_analysis, option, print_answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,12 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from memtrace.answers.segment_map import segment_map
+    from memtrace.render.segments_text import render_segments
 
     analysis, at = open_analysis(args)
     answer = segment_map(analysis, at)
-    if args.json:
-        return print_json(answer)
-    from memtrace.render.segments_text import render_segments
-
-    meaning = analysis.attribution.lora_meaning
-    return print_text(lambda width: render_segments(answer, meaning, width, None if args.all else 40), 160)
+    meaning, most = analysis.attribution.lora_meaning, None if args.all else 40
+    return print_answer(args.json, answer, lambda width: render_segments(answer, meaning, width, most), 160)

@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from memtrace.allocator.conf_text import ConfError
     from memtrace.answers.simulate import Question, answer, parse_edits
+    from memtrace.render.simulation_text import render_simulation
     from memtrace.units import parse_capacity
 
     edits = parse_edits(args.without, args.scale)
@@ -73,8 +74,6 @@ def run(args: argparse.Namespace) -> int:
         _export(args, timeline.snapshot, result)
     if args.json:
         return print_json(result.as_json())
-    from memtrace.render.simulation_text import render_simulation
-
     return print_text(lambda width: render_simulation(result, width), 160)
 
 
