@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from memtrace.cli.common import add_shared, option, print_answer, progress
 
@@ -31,5 +32,5 @@ def run(args: argparse.Namespace) -> int:
     last = snapshot.devices[-1]
     info = describe(snapshot, lambda device: recording.timeline(device, more=device is not last))
     cache = None if args.no_index else cache_folder()
-    more = {} if cache is None else {"cache": cache}
+    more: dict[str, Any] = {} if cache is None else {"cache": cache}
     return print_answer(args.json, info, lambda _: render_info(info, cache), **more)
