@@ -122,7 +122,16 @@ def test_peaks_equal_those_of_the_shape_engine(model: str, changes: dict[str, An
         assert step_peak(mine, step) == step_peak(engine, step)
     for mark in ("optimizer", "evaluation"):
         assert abs(mark_peak(mine, mark) - mark_peak(engine, mark)) < 1024  # norms on no card need no partial sums
-    assert mine.managed_bytes == engine.managed_bytes
+    assert (mine.managed_bytes, mine.kernel) == (engine.managed_bytes, engine.kernel)
+
+
+def test_flash_attention_is_taken_where_it_is_asked_for() -> None:
+    """The operator also returns a number that nobody uses, which the shape engine leaves out."""
+    options = RunOptions(256, prepare_kbit=False, attention="flash")
+    mine = dry_run(with_layers(preset_config("mistral-7b"), 2), options, DEVICE).stream
+    engine = simulate_run(replace(model_preset("mistral-7b"), layers=2), options, DEVICE)
+    assert mine.kernel == engine.kernel == "flash"
+    assert abs(step_peak(mine, 1) - step_peak(engine, 1)) <= 8
 
 
 @pytest.mark.parametrize("quant", ["nf4-dq", "none"])

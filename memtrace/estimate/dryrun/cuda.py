@@ -7,6 +7,11 @@ from typing import Any
 
 from memtrace.estimate.dryrun.machine import DryMemory
 
+_IDLE = (
+    "init", "setDevice", "synchronize", "ipc_collect", "resetAccumulatedMemoryStats", "set_sync_debug_mode",
+    "lock_mutex", "unlock_mutex", "resetPeakHostMemoryStats",
+)  # fmt: skip
+
 
 def install(memory: DryMemory) -> None:
     """Have ``torch.cuda`` answer for the card of ``memory``, for the rest of this process."""
@@ -73,18 +78,11 @@ def _answer_in_c(c: Any, memory: DryMemory) -> None:
         history["on"] = enabled is not None
         memory.record(min(rest[2], 1 << 40) if enabled is not None else None)
 
-    def metadata(text: str) -> None:
-        memory.set_metadata(text)
-
     answers: dict[str, Any] = {
-        "init": _nothing,
         "getDeviceCount": lambda: 1,
         "getDevice": lambda: 0,
-        "setDevice": _nothing,
         "exchangeDevice": lambda _device: 0,
         "maybeExchangeDevice": lambda _device: 0,
-        "synchronize": _nothing,
-        "ipc_collect": _nothing,
         "canDeviceAccessPeer": lambda *_: False,
         "getCompiledVersion": lambda: 13000,
         "getArchFlags": lambda: "sm_{}{}".format(*memory.gpu.device.capability),
@@ -93,7 +91,6 @@ def _answer_in_c(c: Any, memory: DryMemory) -> None:
         "memoryStats": lambda _device: memory.stats(),
         "hostMemoryStats": dict,
         "resetPeakMemoryStats": lambda _device: memory.reset_peaks(),
-        "resetAccumulatedMemoryStats": _nothing,
         "memorySnapshot": lambda *_: memory.snapshot(),
         "emptyCache": memory.empty_cache,
         "setMemoryFraction": lambda fraction, _device: memory.set_fraction(fraction),
@@ -101,14 +98,10 @@ def _answer_in_c(c: Any, memory: DryMemory) -> None:
         "record_memory_history": record,
         "isHistoryEnabled": lambda: history["on"],
         "attach_out_of_memory_observer": memory.observers.append,
-        "setMemoryMetadata": metadata,
-        "set_sync_debug_mode": _nothing,
+        "setMemoryMetadata": memory.set_metadata,
         "get_sync_debug_mode": lambda: 0,
-        "lock_mutex": _nothing,
-        "unlock_mutex": _nothing,
-        "resetPeakHostMemoryStats": _nothing,
     }
-    for name, answer in answers.items():
+    for name, answer in (dict.fromkeys(_IDLE, _nothing) | answers).items():
         setattr(c, f"_cuda_{name}", answer)
 
 

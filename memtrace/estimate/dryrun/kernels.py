@@ -34,6 +34,8 @@ class Kernels:
         self.helper, self.device, self.assumed = helper, device, assumed
         self._keys = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("VE"))
         self._libraries: list[Any] = []
+        self.only_flash = False  # as a package of its own takes attention over
+        self.attention_kernel = "eager"  # which ran last
         self.products: set[tuple[int, int]] = set()  # (outputs, inputs) of the 4-bit products that ran
 
     def install(self, operators: list[str]) -> None:
@@ -84,12 +86,20 @@ class Kernels:
 
     # ---- attention ---------------------------------------------------------------------------------------------
     def attention(self, facts: Any) -> int:
-        """Which kernel ``scaled_dot_product_attention`` takes: as ``sdp_utils.cpp`` chooses."""
+        """Which kernel ``scaled_dot_product_attention`` takes."""
+        kernel = self._choice(facts)
+        self.attention_kernel = ("math", "flash", "efficient", "cudnn")[kernel]
+        return kernel
+
+    def _choice(self, facts: Any) -> int:
+        """As ``sdp_utils.cpp`` chooses."""
         dim, width, size, value_size, heads, key_heads, queries, keys, masked, causal, grad_mask, dense = facts[:12]
         major = self.device.capability[0]
         on = torch.backends.cuda
         if dim != 4 or size != value_size or not dense:
             return _MATH
+        if self.only_flash:
+            return _EFFICIENT if masked else _FLASH
         half, shared = width == 2, heads != key_heads
         if half and major >= 8 and size <= 256 and not grad_mask:
             fits_cudnn = size <= 128 and size % 8 == 0 and major >= 9

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +32,6 @@ class DrySites:
     """Keeps the stack of running modules. ``on_recompute(True)`` and ``(False)`` frame a checkpoint's recomputation."""
 
     def __init__(self) -> None:
-        self.load_site: Site = _NOWHERE
         self.checkpoint_inputs: list[Any] = []
         self.on_recompute: Callable[[bool], None] = lambda _begins: None
         self._names: dict[int, Site] = {}
@@ -41,7 +39,6 @@ class DrySites:
         self._recomputing: Any = None
         self._numbers: list[int] = []
         self._sites: list[Site] = []
-        self._handles: list[Any] = []
 
     def name_modules(self, model: Any) -> None:
         """Know the modules of ``model`` by their paths."""
@@ -55,21 +52,13 @@ class DrySites:
                 return _NOWHERE
             position = bisect_right(self._numbers, node._sequence_nr()) - 1
             return self._sites[position] if position >= 0 else _NOWHERE
-        return self._running[-1] if self._running else self.load_site
+        return self._running[-1] if self._running else _NOWHERE
 
-    @contextlib.contextmanager
-    def followed(self) -> Iterator[None]:
-        """Follow all module calls."""
+    def follow(self) -> None:
+        """Follow all module calls, for the rest of this process."""
         hooks = torch.nn.modules.module
-        self._handles = [
-            hooks.register_module_forward_pre_hook(self._enter),
-            hooks.register_module_forward_hook(self._leave, always_call=True),
-        ]
-        try:
-            yield
-        finally:
-            for handle in self._handles:
-                handle.remove()
+        hooks.register_module_forward_pre_hook(self._enter)
+        hooks.register_module_forward_hook(self._leave, always_call=True)
 
     def _enter(self, module: Any, args: Any) -> None:
         site = self._names.get(id(module))

@@ -77,18 +77,10 @@ class _Writer(SnapshotWriter):
     def __init__(self, found: Estimate, recorded: Recorded) -> None:
         super().__init__(found.stream, found.placement, str(found.model["model_type"] or ""))
         self._found = recorded
-        self._loader: dict[int, Frames] = {}
 
     def stack(self, index: int, phase: str) -> Frames:
-        """The real stack; loading has the loader's function below it."""
-        number = self._found.stack_of[index]
-        if phase != "load":
-            return self._found.stacks[number]
-        known = self._loader.get(number)
-        if known is None:
-            root = {"filename": "transformers/modeling_utils.py", "line": 0, "name": "from_pretrained"}
-            known = self._loader[number] = [*self._found.stacks[number], root]
-        return known
+        """The real stack."""
+        return self._found.stacks[self._found.stack_of[index]]
 
 
 def snapshot(found: Estimate, source: DryRunSource) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class DryStacks:
 
 def _kind(code: CodeType) -> int:
     file, name = code.co_filename.replace("\\", "/"), code.co_name
-    if name == "_engine_run_backward" or (file.startswith(_OWN) and name == "dry_run"):
+    if name == "_engine_run_backward" or (file.startswith(_OWN) and name == "_done"):
         return _END
     if file.startswith(_OWN) or any(part in file for part in _MACHINERY):
         return _HIDDEN

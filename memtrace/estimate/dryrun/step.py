@@ -17,9 +17,8 @@ from memtrace.errors import NoAnswerError, UsageError
 from memtrace.estimate.dryrun.machine import DryMemory
 from memtrace.estimate.dryrun.outcome import Recorded
 from memtrace.estimate.dryrun.sites import DrySites, site_of
-from memtrace.estimate.engine.kernels import KernelDevice, attention_kernel
 from memtrace.estimate.options import RunOptions
-from memtrace.estimate.stream import MICRO_BATCHES, Stream, Tape
+from memtrace.estimate.stream import MICRO_BATCHES, Tape
 from memtrace.record import qlora
 
 _BATCH = qlora._batch
@@ -97,8 +96,9 @@ class Book:
 class QloraStep:
     """The step of one setup, on the dry device of this process, which serves for one run."""
 
-    def __init__(self, device: Any, options: RunOptions, kernels: KernelDevice, steps: int) -> None:
-        self.options, self.kernels, self.device = options, kernels, device
+    def __init__(self, device: Any, options: RunOptions, steps: int) -> None:
+        self.options, self.device = options, device
+        device.kernels.only_flash = options.attention == "flash"
         self.sites = DrySites()
         self.sites.on_recompute = self._recompute
         self.book = Book(device.memory, device.helper, self.sites)
@@ -117,9 +117,10 @@ class QloraStep:
         self._load(architecture)
         self._train()
         self.device.memory.drain()
+        managed = sum(state.nbytes for state in self._states() if getattr(state, "is_paged", False))
         parameters = list(self.model.parameters())
         return Recorded(
-            self._stream(),
+            self.tape.stream(managed, self.device.kernels.attention_kernel),
             self.device.memory.stacks.frames(),
             self.book.stack_of,
             sum(_elements(p) for p in parameters),
@@ -132,7 +133,6 @@ class QloraStep:
         tape, book, config = self.tape, self.book, self.config
         tape.default_label = Purpose.LOADING
         tape.mark("load")
-        self.sites.load_site = "from_pretrained", -1
         with tempfile.TemporaryDirectory(prefix="memtrace-") as folder:
             (Path(folder) / "config.json").write_text(json.dumps(architecture | {"dtype": "bfloat16"}))
             try:
@@ -144,7 +144,6 @@ class QloraStep:
                 raise UsageError(f"transformers can't build {architecture.get('model_type')!r}: {reason}") from None
         if base.get_input_embeddings() is None or base.get_output_embeddings() is None:
             raise NoAnswerError(f"{type(base).__name__} is not a causal language model with an embedding and a head")
-        self.sites.load_site = "", -1
         self.model = model = qlora.add_adapters(base, config)
         if self.options.embeddings_require_grad and not config.checkpointing:
             model.enable_input_require_grads()
@@ -163,8 +162,8 @@ class QloraStep:
     def _train(self) -> None:
         self.optimizer = qlora.make_optimizer(self.model, self.config)
         qlora.__dict__["_batch"] = self._batch
-        with self.sites.followed():
-            qlora.run_loop(self.model, self.optimizer, self.config, "cuda:0", self._mark, self._step_ends)
+        self.sites.follow()
+        qlora.run_loop(self.model, self.optimizer, self.config, "cuda:0", self._mark, self._step_ends)
 
     def _mark(self, name: str) -> None:
         """The loop enters a phase; what the phase before it leaves behind gets its label."""
@@ -218,16 +217,6 @@ class QloraStep:
             tape.relabel_since(self._recompute_start, Purpose.RECOMPUTE)
             tape.default_label = Purpose.BACKWARD
             self.book.mark("backward")
-
-    def _stream(self) -> Stream:
-        config = self.model.config.get_text_config()
-        heads = int(getattr(config, "num_attention_heads", 0) or 0)
-        shared = heads != int(getattr(config, "num_key_value_heads", heads) or heads)
-        head_dim = int(getattr(config, "head_dim", 0) or (config.hidden_size // heads if heads else 0))
-        width = 4 if self.options.prepare_kbit and not self.options.autocast else 2
-        kernel = attention_kernel(self.kernels, self.options.attention, width, shared, head_dim)
-        managed = sum(state.nbytes for state in self._states() if getattr(state, "is_paged", False))
-        return self.tape.stream(managed, kernel)
 
 
 def _constants(parameter: Any) -> list[Any]:

@@ -12,6 +12,7 @@ import os
 import pickle
 import subprocess
 import sys
+import traceback
 import warnings
 from dataclasses import dataclass, replace
 from functools import cache
@@ -134,7 +135,7 @@ def _done(job: Job, device: DryDevice) -> Any:
 
     device.kernels.device = job.device
     try:
-        return QloraStep(device, job.options, job.device, job.steps).run(job.architecture)
+        return QloraStep(device, job.options, job.steps).run(job.architecture)
     except MemtraceError as error:
         return error
     except BaseException as error:  # other people's code: an option that a model refuses, a shape it can't do
@@ -144,13 +145,8 @@ def _done(job: Job, device: DryDevice) -> Any:
 
 def _place(error: BaseException) -> str:
     """File, line and function where an error came from."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return "an unknown place"
-    code = trace.tb_frame.f_code
-    return f"{'/'.join(Path(code.co_filename).parts[-3:])}:{trace.tb_lineno} ({code.co_name})"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{'/'.join(Path(frame.filename).parts[-3:])}:{frame.lineno} ({frame.name})"
 
 
 if __name__ == "__main__":
