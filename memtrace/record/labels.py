@@ -60,28 +60,28 @@ def contents(model: Any) -> Contents:
     parameters: list[tuple[str, Any]] = []
     buffers: list[tuple[str, Any]] = []
     quantized: list[tuple[str, Any]] = []
-    is_checkpointed = False
+    checkpointed: list[str] = []
     seen: set[int] = set()
-    stack = [("", model)]
-    while stack:
-        prefix, module = stack.pop()
-        if id(module) in seen:
-            continue
+
+    def walk(module: Any, prefix: str) -> None:
         seen.add(id(module))
         plain = module.__dict__
         for key, parameter in plain["_parameters"].items():
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
                 parameters.append((prefix + key, parameter))
-        if plain["_buffers"]:
-            buffers += [(prefix + key, buffer) for key, buffer in plain["_buffers"].items()]
+        for key, buffer in plain["_buffers"].items():
+            buffers.append((prefix + key, buffer))
         if "state" in plain or "quant_state" in plain:
             quantized.append((prefix, module))
-        if plain["_modules"]:
-            is_checkpointed |= bool(plain.get("gradient_checkpointing"))
-            inner = plain["_modules"].items()
-            stack += [(f"{prefix}{key}.", child) for key, child in reversed(inner) if child is not None]
-    return Contents(model, parameters, buffers, quantized, is_checkpointed)
+        if plain.get("gradient_checkpointing"):
+            checkpointed.append(prefix)
+        for key, child in plain["_modules"].items():
+            if child is not None and id(child) not in seen:
+                walk(child, f"{prefix}{key}.")
+
+    walk(model, "")
+    return Contents(model, parameters, buffers, quantized, bool(checkpointed))
 
 
 def storage_of(tensor: Any, device_type: str) -> tuple[int, int] | None:
@@ -149,10 +149,8 @@ class Labels(dict[int, Label]):
 
     def _add_states(self, states: dict[Any, Any], name: str) -> None:
         for key, value in states.items():
-            if isinstance(value, dict):
-                self._add_states(value, f"{name}.{key}")
-            elif isinstance(value, (list, tuple)):
-                self._add_states(dict(enumerate(value)), f"{name}.{key}")
+            if isinstance(value, (dict, list, tuple)):
+                self._add_states(value if isinstance(value, dict) else dict(enumerate(value)), f"{name}.{key}")
             else:
                 self.add(value, Purpose.OPTIMIZER_STATE, f"{name}.{key}")
 
@@ -207,7 +205,8 @@ class LabelBook:
         """Remember (address, bytes, id of the parameter) of all gradients there are. About a µs a gradient."""
         rows = []
         for parameter in parameters:
-            found = storage_of(parameter.grad, self.device_type) if parameter.grad is not None else None
+            grad = parameter.grad  # made anew each time it is asked for
+            found = None if grad is None else storage_of(grad, self.device_type)
             if found is not None:
                 rows.append((*found, id(parameter)))
         if rows:
