@@ -40,7 +40,8 @@ def dims_of(analysis: Analysis, low: int, high: int) -> Dims | None:
     inside = (facts.born >= low) & (facts.born < high)
     module = np.array([*analysis.attribution.sites.module, ""], dtype=object)[table.stack]
     embedded = table.requested_bytes[inside & (module == "embedding")]
-    weights = table.requested_bytes[analysis.attribution.rows_of(Purpose.UNQUANTIZED) & facts.stays]
+    stored = (Purpose.UNQUANTIZED,) if analysis.attribution.trains_adapters else (Purpose.UNQUANTIZED, Purpose.PARAMS)
+    weights = table.requested_bytes[analysis.attribution.rows_of(*stored) & facts.stays]
     vectors, counts = np.unique(weights[weights <= _VECTOR_BYTES], return_counts=True)
     if not len(embedded) or not len(vectors):
         return None

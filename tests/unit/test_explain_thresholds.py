@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import analysis
+from support import analysis, info
 from toy_run import COPY, LOADER, MIB, Run, Toy, root
 
 from memtrace.analysis import Analysis
@@ -155,3 +155,11 @@ def test_expandable_segments_overshoot_a_limit_by_one_mapping(
     timeline: Any = SimpleNamespace(snapshot=snapshot, peaks=lambda: (peak, peak, peak))
     span, source = snapshot_facts._limit(timeline, refusal, refusal.device_free_bytes, None, None)
     assert span == ByteSpan(low * MIB, 1010 * MIB - 1) and source == "inferred"
+
+
+def test_norms_that_are_trained_tell_the_tokens_too() -> None:
+    made, run = analysis("own-adamw_oom"), info("own-adamw_oom")["cfg"]
+    phases = made.attribution.facts.phases
+    first = int(np.flatnonzero(phases.phase == Phase.FORWARD)[0])
+    found = dims_of(made, int(phases.start[first]), int(phases.start[first + 1]))
+    assert found is not None and found.tokens == run["seq_len"] * run["batch"]
