@@ -80,9 +80,9 @@ class Run:
     def alloc(self, size: int, *places: str) -> int:
         """An allocation; raises MemoryError after noting the ``oom`` event."""
         stack = frames(*places)
-        before = len(self.machine.world.segment_events())
+        before = len(self.machine.world.log)
         name = self.machine.alloc(size, unit=1)
-        for _, action, address, bytes_, _ in self.machine.world.segment_events()[before:].tolist():
+        for _, action, address, bytes_, _ in self.machine.world.log[before:]:
             self._note(_KINDS[Action(action)], address, bytes_, stack)
         if name is None:
             self._note("oom", 0, -(-size // 512) * 512, stack, device_free=self.card_free)
@@ -102,7 +102,7 @@ class Run:
     def raw(self) -> dict[str, Any]:
         """The snapshot as PyTorch dumps it."""
         spans: dict[int, int] = {}
-        for _, action, address, size, _ in self.machine.world.segment_events().tolist():
+        for _, action, address, size, _ in self.machine.world.log:
             if action == Action.SEGMENT_ALLOC:
                 spans[address] = size
             else:
