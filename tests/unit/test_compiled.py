@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,16 @@ else:
 
 few = st.integers(0, 40)
 addresses = st.one_of(few, st.integers(0, (1 << 63) - 1))
+
+
+def test_a_source_that_changed_since_it_was_compiled_is_not_trusted(tmp_path: Path) -> None:
+    binary, source = tmp_path / "_part.abi3.so", tmp_path / "_part.pyx"
+    binary.touch()
+    assert not compiled.is_outdated(str(binary))  # installed: no source beside it
+    source.touch()
+    for age_s, outdated in ((-10, False), (10, True)):
+        os.utime(source, (binary.stat().st_mtime + age_s,) * 2)
+        assert compiled.is_outdated(str(binary)) is outdated
 
 
 def test_what_is_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
