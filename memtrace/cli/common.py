@@ -37,14 +37,18 @@ _SHARED: dict[str, tuple[str, str]] = {
     "steps": ("--steps A:B", "only steps A up to, not including, B, as report counts them"),
     "rules": ("--rules FILE.toml", "your own attribution rules (see docs/attribution.md)"),
     "json": ("--json", "one JSON object on stdout; sizes in bytes, times in µs"),
-    "output": ("--output,-o FILE", "write to FILE instead of stdout"),
+    "output": ("--output,-o FILE", "write to FILE instead of stdout (which - is, too)"),
     "force": ("--force", "overwrite an existing output file"),
 }
 
 
 def add_shared(parser: argparse.ArgumentParser, names: str) -> None:
     """The shared arguments with these names, in the order in which --help is to list them."""
-    special: dict[str, dict[str, Any]] = {"device": {"type": int}, "rules": {"action": _Rules, "default": ()}}
+    special: dict[str, dict[str, Any]] = {
+        "device": {"type": int},
+        "rules": {"action": _Rules, "default": ()},
+        "output": {"type": lambda name: None if name == "-" else name},
+    }
     for name in names.split():
         option(parser, *_SHARED[name], **special.get(name, {}))
 

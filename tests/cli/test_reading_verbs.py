@@ -132,6 +132,13 @@ def test_timeline_keeps_extremes(capsysbinary: pytest.CaptureFixture[bytes], tmp
     run(capsysbinary, "timeline", TINY, "--plot", str(tmp_path / "p.gif"), code=2)
 
 
+def test_a_dash_is_stdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ("timeline", str(trace_path("tiny-llama_3-steps")), "--points", "20")
+    assert run(capsysbinary, *asked, "-o", "-") == run(capsysbinary, *asked)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_tables_keep_the_key_with_or_without_adapters(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     for name in ("tinyllama_full", "tiny-llama_3-steps"):
         asked = ("timeline", str(trace_path(name)), "--points", "20")
