@@ -25,8 +25,8 @@ from memtrace.history.layout import layout_at
 from memtrace.history.refusals import Refusal, refusals
 from memtrace.history.timeline import At, choose_event
 from memtrace.oomlog import LogReading, OomMessage
+from memtrace.units import counted, format_delta
 from memtrace.units import format_bytes as size
-from memtrace.units import format_delta
 
 _GREW_SHARE = 0.01
 _RECORD_IT = "A text does not say what held the memory; memtrace run SCRIPT records it, and explain reads that too."
@@ -247,7 +247,7 @@ def _pinned(case: Case) -> list[str]:
     meaning = case.attribution.lora_meaning
     return [
         f"What {first.frame} made ({category_name(f'{first.category}/{first.subcategory}', meaning)}) alone keeps "
-        f"{size(first.free_bytes)} of free pieces in {first.segments} segments from being given back."
+        f"{size(first.free_bytes)} of free pieces in {counted(first.segments, 'segment')} from being given back."
         for first in [holder for holder in held if holder.frame is not None][:1]
     ]
 
