@@ -224,12 +224,19 @@ class Investigation:
 
     def fragmentation(self, when: str | int | None = None) -> ShownFragmentation:
         """What is reserved and not in use: kinds, pools, what pins it, as ``memtrace fragmentation``."""
+        from memtrace.answers.pins import pins
+        from memtrace.history.layout import layout_at
         from memtrace.render.fragmentation_text import render_fragmentation
 
         at = self.at(when)
-        answer = measure(self.analysis.timeline, self.analysis.attribution, at)
+        layout = layout_at(self.analysis.timeline, at.event)
+        answer = measure(self.analysis.timeline, self.analysis.attribution, at, layout)
         html, meaning = self._page(at, "map", "fragmentation"), self.analysis.attribution.lora_meaning
-        return _shown(ShownFragmentation, answer, lambda: render_fragmentation(answer, meaning, None, _WIDTH), html)
+
+        def text() -> Iterable[Any]:
+            return render_fragmentation(answer, meaning, pins(self.analysis, layout), _WIDTH)
+
+        return _shown(ShownFragmentation, answer, text, html)
 
     def allocations(self, when: str | int | None = None) -> ArrowTable:
         """Every allocation of the recording, or those live at an event; columns as of ``memtrace allocations``."""

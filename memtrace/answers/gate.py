@@ -203,8 +203,9 @@ def read_baseline(data: bytes, name: str) -> Baseline:
 
     try:
         raw: Any = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise SnapshotError(f"{name}: not JSON ({error})") from None
+    except orjson.JSONDecodeError:
+        made = "memtrace check RECORDING --write BASE.json makes one of a recording"
+        raise SnapshotError(f"{name}: not JSON, so no baseline; {made}") from None
     if not isinstance(raw, dict):
         raise SnapshotError(f"{name}: not a memtrace report (write one with memtrace check FILE --write)")
     peaks = _sizes(raw.get("peaks"), ("allocated_bytes", "reserved_bytes"), name, "peaks")

@@ -1,7 +1,7 @@
 """The step at which a run will die, before it starts: memtrace forecast --model M --lengths FILE --limit 22GiB
 
 Takes the options of memtrace estimate without --seq-len, and the lengths of the data's sequences in the order in which
-they will come. Known families take milliseconds; any other model is dry-run, which takes a while.
+they will come. Known families take seconds; any other model is dry-run, which takes a while.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from memtrace.cli.common import add_shared, print_json, progress, say_written, whole_number
 from memtrace.cli.estimate import add_setup, analysed, options_from
 from memtrace.errors import NoAnswerError, UsageError
+from memtrace.units import counted
 from memtrace.writing import check_target
 
 if TYPE_CHECKING:
@@ -127,6 +128,10 @@ def plan_from(args: argparse.Namespace) -> tuple[Asked, RunPlan]:
         batches = steps_of(held_out, batch=max(args.eval_batch, 1), padding=parse_padding(args.padding))
         every = args.eval_every or len(steps)
         plan = replace(plan, evaluation=tuple(batch for step in batches for batch in step), evaluate_every=every)
+    whole = options.batch * options.accumulation
+    if len(asked.lengths) < whole:
+        few = f"--lengths has {counted(len(asked.lengths), 'sequence')}, but a step of this run takes {whole:,}: "
+        asked = replace(asked, notes=(f"{few}what was looked at is smaller; give {whole:,} or more", *asked.notes))
     if len(steps) == 1:
         asked = replace(asked, notes=(*asked.notes, f"{ONE_STEP} (--steps 3)"))
     return asked, plan

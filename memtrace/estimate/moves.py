@@ -106,7 +106,7 @@ def _smaller_batches(run: FitRun) -> tuple[FitRun, str, str] | None:
     options = run.plan.options
     options = replace(options, batch=max(options.batch // 2, 1), accumulation=2 * options.accumulation)
     changed = replace(run, plan=replace(run.plan, steps=steps, options=options))
-    return changed, f"{rows}", f"{-(-rows // 2)} (twice the accumulation)"
+    return changed, f"{rows}", f"{-(-rows // 2)}"
 
 
 def _halves(batch: MicroBatch) -> list[MicroBatch]:
@@ -163,7 +163,7 @@ def moves() -> Iterator[Move]:
     again = _sets(checkpointing=True, embeddings_require_grad=True)  # whatever switches one on, does the other
     yield Move("checkpointing", _RECOMPUTED, 0, again, "each layer's forward pass runs twice")
     for _ in range(6):
-        yield Move("micro-batch", 0.05, 0, _smaller_batches, "half as many sequences at once, twice as often")
+        yield Move("micro-batch", 0.05, 0, _smaller_batches, "fewer at once, more often; M: the accumulation so far")
     half = _sets(prepare_kbit=False)
     yield Move("precision", 0, 0.1, half, "hidden states, norms and head in 16 bits: less stable")
     for _ in range(3):

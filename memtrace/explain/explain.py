@@ -267,7 +267,9 @@ def _about(case: Case) -> list[str]:
     top = sorted(((n, name) for name, n in held.items() if case.is_material(n)), reverse=True)[:3]
     meaning = case.attribution.lora_meaning
     if top:
-        found.append("Most of it: " + ", ".join(f"{category_name(name, meaning)} {size(n)}" for n, name in top) + ".")
+        whole = "what is allocated" if case.is_oom else "it"  # what was still to come has just been told
+        parts = ", ".join(f"{category_name(name, meaning)} {size(n)}" for n, name in top)
+        found.append(f"Most of {whole}: {parts}.")
     if (share := _tokens_that_fit(case)) is not None:
         found.append(
             f"At most about {share:.0%} of this batch's tokens would fit as things are: activations and logits grow "

@@ -229,7 +229,7 @@ def _in_pieces(f: OomFacts) -> _Ruling:
     if is_open or (room.high > 0 and at_least(room, asked) is None):
         doubts.append(_COARSE)
     if slack.middle < asked.middle:
-        doubts.append("The pieces alone are smaller than the request: both sums are needed, so this is close.")
+        doubts.append(f"The pieces alone are too small: only together with the {room} still free would it have fitted.")
     if asked.high <= SMALL_SEGMENT_BYTES:
         doubts.append(
             "It is for small tensors, which can't use large pieces; how the pieces divide is not in the text."

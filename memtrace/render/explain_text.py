@@ -149,6 +149,8 @@ def _together(answer: Explanation) -> list[str]:
         return []
     does = "fits" if whole.fits else "does not fit"
     peak, capacity = format_bytes(whole.peak_bytes), format_bytes(whole.capacity_bytes)
+    if not whole.fits and whole.peak_bytes <= whole.capacity_bytes:
+        return [f"together: a request is refused all the same under {capacity} ({whole.basis})"]
     enough = f"; enough: {', '.join(whole.enough)}" if whole.enough else ""
     return _cut(f"together: peak {peak} of {capacity}, {does} ({whole.basis}){enough}", "", "  ", 2)
 

@@ -11,8 +11,10 @@ from memtrace.units import format_bytes, format_delta
 
 _BAR = 40
 TRAINERS = ("Trainer", "TRL", "axolotl", "torchtune", "LLaMA-Factory", "plain loop")
-# Option -> the line to change, in the order of TRAINERS; {now} is the new value, {quoted} its names in quotes.
-_ARGS, _YAML = "per_device_train_batch_size=N/2, gradient_accumulation_steps=2M", "N/2, gradient_accumulation_steps: 2M"
+# Option -> the line to change, in the order of TRAINERS; {now} is the new value, {quoted} its names in quotes, {times}
+# by how much M, the micro-batches of a step, grows.
+_ARGS = "per_device_train_batch_size={now}, gradient_accumulation_steps={times}*M"
+_YAML = "{now}, gradient_accumulation_steps: {times}*M"
 _4BIT = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)"
 _ATTN, _QV = 'from_pretrained(…, attn_implementation="{now}")', "LoraConfig(target_modules=[{quoted}])"
 _ON, _R = "gradient_checkpointing", "LoraConfig(r={now})"
@@ -41,7 +43,7 @@ LINES: dict[str, tuple[str, ...]] = {
     ),
     "micro-batch": (
         _ARGS, _ARGS, f"micro_batch_size: {_YAML}", f"batch_size: {_YAML}", f"per_device_train_batch_size: {_YAML}",
-        "half the rows, twice the backward passes before optimizer.step()",
+        "{now} rows at once, {times} times the backward passes before optimizer.step()",
     ),
     "precision": (
         *("no prepare_model_for_kbit_training, bf16=True",) * 2, "bf16: true", "dtype: bf16",
@@ -86,8 +88,9 @@ def _plan(number: int, plan: FitPlan) -> list[str]:
     for change in plan.changes:
         lines.append(f"  {change.option}: {change.was} → {change.now}  ({change.why})")
         quoted = ", ".join(f'"{name}"' for name in change.now.split(","))
+        times = -(-int(change.was) // int(change.now)) if change.option == "micro-batch" else 1
         for trainer, line in zip(TRAINERS, LINES[change.option], strict=True):
-            lines.append(f"    {trainer:<14} {line.format(now=change.now, quoted=quoted)}")
+            lines.append(f"    {trainer:<14} {line.format(now=change.now, quoted=quoted, times=times)}")
     return lines
 
 

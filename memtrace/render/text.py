@@ -46,6 +46,9 @@ class Text:
         """The text alone."""
         return "".join(text for text, _ in self.pieces)
 
+    def __str__(self) -> str:
+        return self.plain
+
 
 def _is_plain() -> bool:
     return not (sys.stdout.isatty() or any(name in os.environ for name in _ASKED_FOR))

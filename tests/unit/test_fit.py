@@ -13,15 +13,15 @@ import pytest
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.cli import main
 from memtrace.estimate.estimate import kernels_of
-from memtrace.estimate.fit import SAFETY_SHARE, Search
+from memtrace.estimate.fit import SAFETY_SHARE, FitPlan, Search
 from memtrace.estimate.forecast import RunPlan, forecast
 from memtrace.estimate.ladder import _LEAST, ladder
-from memtrace.estimate.moves import OPTIONS, FitRun, moves
+from memtrace.estimate.moves import OPTIONS, FitChange, FitRun, moves
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.presets import model_shape
 from memtrace.estimate.schedule import steps_of
 from memtrace.estimate.source import ShapeSource
-from memtrace.render.fit_text import LINES, TRAINERS
+from memtrace.render.fit_text import LINES, TRAINERS, _plan
 
 MIB = 1 << 20
 TINY = ShapeSource(model_shape("tiny-llama"))
@@ -101,6 +101,30 @@ def test_a_run_that_fits_needs_no_plan_and_nothing_helps_below_the_weights() -> 
 def test_every_option_has_its_lines() -> None:
     assert set(LINES) == set(OPTIONS) == {move.option for move in moves()}
     assert all(len(lines) == len(TRAINERS) for lines in LINES.values())
+
+
+@pytest.mark.parametrize(("rows", "now", "times"), [(4, 2, 2), (4, 1, 4), (3, 1, 3), (8, 1, 8)])
+def test_smaller_batches_come_with_as_much_more_accumulation(rows: int, now: int, times: int) -> None:
+    """Rows at once times micro-batches a step stay what they were, however often the batch was halved."""
+    change = FitChange("micro-batch", str(rows), str(now), "")
+    plan = FitPlan((change,), (), searched(20_000).as_is, 0)
+    lines = {line[4:18].strip(): line[19:] for line in _plan(1, plan)[2:]}
+    assert now * times >= rows > now * (times - 1)
+    assert lines["Trainer"] == f"per_device_train_batch_size={now}, gradient_accumulation_steps={times}*M"
+    assert lines["axolotl"] == f"micro_batch_size: {now}, gradient_accumulation_steps: {times}*M"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "more", "is_short"),
+    [("900", ["--batch", "4"], True), ("900,900,900,900", ["--batch", "4"], False), ("900", [], False),
+     ("900,900", ["--accumulation", "4"], True), ("900,900", ["--batch", "2", "--steps", "3"], False)],
+)  # fmt: skip
+def test_fewer_lengths_than_a_step_takes_are_told(
+    lengths: str, more: list[str], is_short: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for verb in (["fit", "--no-ladder"], ["forecast"]):
+        assert main([*verb, "--model", "tiny-llama", "--lengths", lengths, *more]) == 0
+        assert ("a step of this run takes 4" in capsys.readouterr().out) == is_short
 
 
 ARGS = ["fit", "--model", "tiny-llama", "--lengths", "500,1900,700", "--no-checkpointing", "--attn", "eager"]

@@ -66,6 +66,7 @@ def test_the_sentence_has_the_numbers() -> None:
     ("data", "why"),
     [
         (b"", "not JSON"),
+        (b"\x80\x04}", "check RECORDING --write BASE.json makes one"),
         (b"[]", "not a memtrace report"),
         (b"{}", "no 'peaks'"),
         (b'{"peaks": {"allocated_bytes": 1}}', "no 'reserved_bytes'"),

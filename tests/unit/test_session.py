@@ -83,6 +83,24 @@ def test_printed_they_read_as_the_commands_do(died: Investigation, capsys: pytes
     assert capsys.readouterr().out.rstrip() == str(died.why("activations")).rstrip()
 
 
+@pytest.mark.parametrize(
+    ("ask", "command"),
+    [
+        (lambda it: it.report(), ["report", OOM]),
+        (lambda it: it.fragmentation(), ["fragmentation", OOM]),
+        (lambda it: it.simulate("expandable_segments:True"), ["simulate", OOM, "--conf", "expandable_segments:True"]),
+        (lambda it: it.diff(TINY), ["diff", OOM, TINY]),
+    ],
+)
+def test_printed_each_answer_reads_as_its_command(
+    ask: Any, command: list[str], died: Investigation, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "120")
+    main(command)
+    assert str(ask(died)).split() == capsys.readouterr().out.split()
+
+
 def test_what_is_asked_of_a_part(tiny: Investigation) -> None:
     part = memtrace.open(TINY, steps="1:2").report()
     assert part.window is not None and part.window[0] > 0

@@ -10,7 +10,7 @@ from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.advice import formula, words
 from memtrace.explain.case import Case
-from memtrace.explain.detectors.detector import Seen, detector
+from memtrace.explain.detectors.detector import Seen, detector, live_ones
 from memtrace.snapshot.model import Bool
 from memtrace.units import MIB
 from memtrace.units import format_bytes as size
@@ -68,7 +68,7 @@ def attention_matrices(case: Case) -> Seen | None:
     is_next = bool(asked) and bool(case.event_tags & Tag.ATTENTION) and asked >= largest
     if not case.is_material(live) and not (is_next and case.is_material(live + asked)):
         return None
-    evidence = f"{(rows & case.live).sum()} tensors larger than attention's output are live, up to {size(largest)}"
+    evidence = live_ones(rows & case.live, "larger than attention's output") + f", up to {size(largest)}"
     if is_next:
         evidence += f"; the refused {size(asked)} is one more"
     if (matrices & case.facts.has(Tag.ATTENTION_EAGER)).any():
@@ -99,7 +99,7 @@ def kv_cache_in_training(case: Case) -> Seen | None:
     if not trains or case.in_evaluation or case.phase not in (Phase.FORWARD, Phase.BACKWARD):
         return None
     cached = case.kind(Purpose.KV_CACHE) & case.live
-    evidence = f"{cached.sum()} tensors made by the cache are live in a training pass."
+    evidence = f"{live_ones(cached, 'made by the cache')} in a training pass."
     return Seen(cached, evidence, (formula("model.config.use_cache = False", cached),))
 
 
@@ -134,7 +134,7 @@ def logits_unchunked(case: Case) -> Seen | None:
     if not live or not (case.is_material(live) or (is_next and case.is_material(live + asked))):
         return None
     largest = int(case.size[here].max())
-    evidence = f"{here.sum()} tensors of logits, loss and their gradients are live, the largest {size(largest)}"
+    evidence = f"{live_ones(here, 'of logits, loss or their gradients')}, the largest {size(largest)}"
     evidence += f"; the refused {size(asked)} is one more of that size." if is_next else "."
     change = formula("loss_in_tiles", rows, less_bytes=min(_TILE_BYTES, largest), loss="fused")
     return Seen(here & (case.table.stack >= 0), evidence, (change,), size_bytes=live)

@@ -10,6 +10,7 @@ from memtrace.explain.advice import Change
 from memtrace.explain.answer import Advice, Finding
 from memtrace.explain.case import MATERIAL_SHARE, Case
 from memtrace.snapshot.model import Bool
+from memtrace.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,12 @@ class Seen:
     frame: str = ""
     per_step: bool = False
     beside: str = ""
+
+
+def live_ones(rows: Bool, what: str) -> str:
+    """``2 tensors made by the cache are live``."""
+    count = int(rows.sum())
+    return f"{counted(count, 'tensor')} {what} {'is' if count == 1 else 'are'} live"
 
 
 Detector = Callable[[Case], Finding | None]

@@ -9,7 +9,7 @@ from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.advice import formula
 from memtrace.explain.case import Case
-from memtrace.explain.detectors.detector import Seen, detector
+from memtrace.explain.detectors.detector import Seen, detector, live_ones
 from memtrace.explain.dims import layer_count
 from memtrace.units import format_bytes as size
 
@@ -75,7 +75,7 @@ def output_hidden_states(case: Case) -> Seen | None:
     if not len(counts) or int(counts.max()) < max(layers - 1, _LEAST_LAYERS):
         return None
     states &= case.table.stack == stacks[counts.argmax()]
-    evidence = f"{states.sum()} tensors of the size of the embedding's output are live, in a pass without gradients."
+    evidence = live_ones(states, "of the size of the embedding's output") + ", in a pass without gradients."
     change = "output_hidden_states=False in the call and in the model's config"
     return Seen(states, evidence, (formula(change, states, 1 - 1 / layers),))
 

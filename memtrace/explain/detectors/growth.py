@@ -11,7 +11,7 @@ from memtrace.attribution.origin import is_own_code
 from memtrace.attribution.sites import frame_label
 from memtrace.explain.advice import formula
 from memtrace.explain.case import Case
-from memtrace.explain.detectors.detector import Seen, detector
+from memtrace.explain.detectors.detector import Seen, detector, live_ones
 from memtrace.snapshot.model import I8, Bool
 from memtrace.units import MIB
 from memtrace.units import format_bytes as size
@@ -119,7 +119,7 @@ def retained_graph(case: Case) -> Seen | None:
     old = saved & case.live
     if case.total(old) < _WHOLE_SHARE * case.total(saved):
         return None
-    evidence = f"{old.sum()} tensors that earlier forward passes saved for their backward pass are live in this pass."
+    evidence = f"{live_ones(old, 'that earlier forward passes saved for their backward pass')} in this pass."
     change = (
         "drop what holds it before the next forward pass: del loss, outputs; loss.item() for logs; no "
         "backward(retain_graph=True)"
@@ -137,4 +137,4 @@ def metrics_on_gpu(case: Case) -> Seen | None:
         "keep metrics off the GPU: compute_on_cpu=True (torchmetrics), or update them with preds.detach().cpu(); "
         "reset() after each epoch"
     )
-    return Seen(kept, f"{kept.sum()} tensors that metrics made in earlier passes are live.", (formula(change, kept),))
+    return Seen(kept, f"{live_ones(kept, 'that metrics made in earlier passes')}.", (formula(change, kept),))

@@ -7,7 +7,7 @@ from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.advice import formula
 from memtrace.explain.case import Case
-from memtrace.explain.detectors.detector import Seen, detector
+from memtrace.explain.detectors.detector import Seen, detector, live_ones
 from memtrace.units import format_bytes as size
 
 _FULL_SHARE = 0.9  # of the parameters: states in 8 bits are half as large or less
@@ -71,6 +71,6 @@ def zero_on_one_gpu(case: Case) -> Seen | None:
     if 0 < largest_state <= largest_flat:  # in 32 bits the whole would be twice the 16-bit weights: these are shards
         return None
     flat = case.made_in("packages/deepspeed/runtime/zero/") & ~case.made_in("torch/optim/") & case.live
-    evidence = f"{flat.sum()} tensors made by deepspeed/runtime/zero are live; one process, no communication."
+    evidence = f"{live_ones(flat, 'made by deepspeed/runtime/zero')}; one process, no communication."
     change = '"zero_optimization": {"stage": 0} in the DeepSpeed config, or no DeepSpeed'
     return Seen(flat, evidence, (formula(change, flat),))

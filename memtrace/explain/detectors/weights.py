@@ -15,7 +15,7 @@ from memtrace.attribution.stack_facts import Kind
 from memtrace.explain.advice import formula, words
 from memtrace.explain.answer import Advice, Basis
 from memtrace.explain.case import Case
-from memtrace.explain.detectors.detector import Seen, detector
+from memtrace.explain.detectors.detector import Seen, detector, live_ones
 from memtrace.explain.dims import layer_count
 from memtrace.explain.sizes import published_model
 from memtrace.snapshot.model import Bool
@@ -127,7 +127,7 @@ def load_time_copies(case: Case) -> Seen | None:
         "load straight to the device in the final form: device_map={'': 0}, dtype=torch.bfloat16, quantization_config "
         "at from_pretrained rather than converting afterwards"
     )
-    evidence = f"{here.sum()} tensors that loading makes and frees are alive at this event."
+    evidence = f"{live_ones(here, 'that loading makes and frees')} at this event."
     return Seen(here, evidence, (formula(change, copies),))
 
 
