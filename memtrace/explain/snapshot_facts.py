@@ -202,4 +202,7 @@ def _limit(
         low = max(refusal.reserved_bytes, low - _EXPANDABLE_OVERSHOOT_BYTES)
     had_room = [r for r in refusals(timeline) if (r.device_free_bytes or 0) >= r.need_bytes]
     high = min((r.reserved_bytes + r.need_bytes for r in had_room), default=0)
+    tried = timeline.replay.limit_below_bytes  # also what was refused at first and granted after a flush
+    if timeline.replay.exact and tried is not None and low < tried:
+        high = min(high, tried)
     return (ByteSpan(low, high - 1) if low < high else None), "inferred"

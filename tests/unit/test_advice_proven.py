@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support import LABELLED, NAMES, TRUTH, analysis
 
+from memtrace.allocator.whatif.selfcheck import recorded_limit
 from memtrace.analysis import Analysis, analyse
 from memtrace.answers.simulate import Question, answer
 from memtrace.explain.answer import Advice, Basis, Explanation
@@ -17,6 +18,7 @@ from memtrace.explain.explain import explain_snapshot
 from memtrace.explain.proof import LEAST_SHARE, Bench, Proposal, proven
 from memtrace.explain.snapshot_facts import verdict_at
 from memtrace.history.timeline import build, choose_event
+from memtrace.render.explain_text import render_explanation
 from memtrace.snapshot.load import load
 
 FIELD = sorted(path.name for path in (TRUTH / "field").glob("*.pickle*"))
@@ -104,6 +106,22 @@ def test_one_capacity_everywhere() -> None:
     assert "expandable_segments:True" in pieces.advice[0].change and "max_split_size_mb" in pieces.advice[1].change
     assert answered.together is not None and answered.together.fits
     assert answered.together.enough == ("reserved_in_pieces",)
+
+
+@pytest.mark.parametrize("name", [name for name in FIELD if "_oom." in name])
+def test_an_inferred_limit_is_as_narrow_as_the_one_that_simulate_uses(name: str) -> None:
+    """What was refused at first and granted after a flush bounds the limit as what was refused for good does."""
+    capacity, limit = explain_snapshot(field(name)).capacity, recorded_limit(field(name).timeline.replay)
+    if capacity is not None and capacity.source == "inferred":
+        assert capacity.high_bytes < (limit.below_bytes or 0)
+
+
+def test_changes_that_leave_a_request_refused_say_so_and_no_peak_below_the_limit() -> None:
+    explained = explain_snapshot(field("trainer-evaluate_oom.pickle.xz"))
+    whole = explained.together
+    assert whole is not None and not whole.fits and whole.peak_bytes < whole.capacity_bytes
+    told = [line for line in render_explanation(explained) if line.startswith("together")]
+    assert told == ["together: a request is refused all the same under 1.78 GiB (replay)"]
 
 
 def test_layers_come_from_the_recorded_configuration() -> None:
