@@ -95,4 +95,9 @@ def unpack(data: memoryview, classes: Collection[type]) -> Any:
         raise Unfit("length")
     known: dict[tuple[str, str], Any] = {(kind.__module__, kind.__qualname__): kind for kind in classes}
     known[__name__, _array.__name__] = partial(_array, arrays)
-    return _Reader(io.BytesIO(head[_NUMBER_BYTES:]), known).load()
+    try:
+        return _Reader(io.BytesIO(head[_NUMBER_BYTES:]), known).load()
+    except Unfit:
+        raise
+    except Exception as error:  # pickle says that any may come: of a class that was another one when this was written
+        raise Unfit(str(error)) from None

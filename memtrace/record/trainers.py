@@ -67,4 +67,5 @@ def __getattr__(name: str) -> Any:
         made = globals()[name] = _MADE_BY[name]()
     except ImportError as error:
         raise MissingDependencyError(f"memtrace.{name} needs its trainer, which can't be imported ({error})") from None
+    made.__qualname__ = name  # where pickle finds it: a trainer may hand its callbacks to processes that it spawns
     return made

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ pytest.importorskip("bitsandbytes")
 
 from memtrace.cli import main
 from memtrace.errors import NoAnswerError, UsageError
+from memtrace.estimate.dryrun import worker
 from memtrace.estimate.dryrun.source import with_layers
 from memtrace.estimate.dryrun.worker import dry_run
 from memtrace.estimate.engine.step import simulate_run
@@ -181,6 +183,53 @@ def test_refusals_are_one_clear_line() -> None:
     mixture = {"model_type": "mixtral", "num_hidden_layers": 1, "num_local_experts": 2, **SMALL["olmo2"]}
     with pytest.raises(NoAnswerError, match=r"the dry run stopped in .*: "):
         dry_run(mixture | {"num_key_value_heads": 2}, RunOptions(64), DEVICE)  # PEFT: no dropout on expert weights
+
+
+CHECKPOINT = {  # what a published config.json says besides
+    "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    "auto_map": {"AutoConfig": "ours.Config", "AutoModelForCausalLM": "ours.Model"},
+}
+
+
+def test_how_a_checkpoint_was_stored_changes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    plain = {"model_type": "olmo2", "num_hidden_layers": 1, **SMALL["olmo2"]}
+    assert dry_run(plain | CHECKPOINT, RunOptions(64), DEVICE).stream == dry_run(plain, RunOptions(64), DEVICE).stream
+    with pytest.raises(UsageError, match="no-such-model"):
+        dry_run({"model_type": "no-such-model"} | CHECKPOINT, RunOptions(64), DEVICE)
+    assert "[y/N]" not in "".join(capfd.readouterr())  # nobody is asked whether code may run
+
+
+def test_an_interrupt_leaves_no_answer_for_the_next_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    small = {"model_type": "olmo2", "num_hidden_layers": 1, **SMALL["olmo2"]}
+    expected = dry_run(small, RunOptions(32), DEVICE).stream
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(pickle, "load", interrupted)
+        dry_run(small, RunOptions(64), DEVICE)
+    # The new process has nothing of this one but what it can import: no path, no settings for a card.
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "no_such_key:1")
+    assert dry_run(small, RunOptions(32), DEVICE).stream == expected
+
+
+def test_a_step_ends_where_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = worker.Job({}, RunOptions(64), DEVICE, 2)
+    monkeypatch.setattr(worker, "_done", lambda *_: time.sleep(60))
+    reading, writing = os.pipe()
+    with open(reading, "rb") as questions, open(os.devnull, "wb") as answers:
+        os.close(writing)
+        begun = time.monotonic()
+        assert not worker._has_answered(questions, answers, job, cast(Any, None))
+        assert time.monotonic() - begun < 50
+    monkeypatch.setattr(worker, "_done", lambda *_: time.sleep(0.2))
+    reading, writing = os.pipe()
+    with open(reading, "rb") as questions, open(os.devnull, "wb") as answers, open(writing, "wb") as more:
+        more.write(b"the next question")
+        more.flush()
+        assert worker._has_answered(questions, answers, job, cast(Any, None))
+        assert questions.read(17) == b"the next question"
 
 
 def test_trace_has_real_stacks_and_report_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -180,6 +180,13 @@ def test_recorded_ranges_nest_and_cut_ones_are_left_out() -> None:
     assert names == ["a", "b", "end", "c", "end", "end"]
 
 
+def test_the_outer_of_two_ranges_that_last_as_long_begins_first() -> None:
+    tracks = annotated([("outer", 1, "START"), ("inner", 1, "START"), ("inner", 3, "END"), ("outer", 3, "END")])
+    events = [packet.track_event for packet in perfetto_of(tracks).packet]
+    begun = [event.name for event in events if event.type == pb.TrackEvent.TYPE_SLICE_BEGIN]
+    assert begun == ["outer", "inner"]
+
+
 def test_a_file_without_a_trace_says_so() -> None:
     snapshot = from_raw([], "x")
     with pytest.raises(NoAnswerError, match="no trace"):

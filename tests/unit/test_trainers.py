@@ -43,6 +43,17 @@ def test_accelerate(tmp_path: Path) -> None:
     assert recorded(tmp_path / "run.pickle") == ("end", [0, 1, 2])
 
 
+def test_lightnings_callback_goes_to_spawned_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = SimpleNamespace(Callback=type("Callback", (), {}))
+    monkeypatch.setitem(sys.modules, "lightning", SimpleNamespace(pytorch=base))
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", base)
+    monkeypatch.delitem(trainers.__dict__, "LightningCallback", raising=False)
+    made = memtrace.LightningCallback(tmp_path / "run.pickle", stacks="none")
+    again = pickle.loads(pickle.dumps(made))
+    assert (again.path, again.options) == (made.path, made.options)
+    del trainers.__dict__["LightningCallback"]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_lightning(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own Trainer was run once, with Lightning 2.6; here its hooks are called as it calls them."""

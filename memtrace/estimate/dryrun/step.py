@@ -134,7 +134,7 @@ class QloraStep:
         tape.default_label = Purpose.LOADING
         tape.mark("load")
         with tempfile.TemporaryDirectory(prefix="memtrace-") as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(architecture | {"dtype": "bfloat16"}))
+            (Path(folder) / "config.json").write_text(json.dumps(_buildable(architecture) | {"dtype": "bfloat16"}))
             try:
                 base = qlora.load_base(
                     folder, replace(config, attn="eager" if config.attn == "eager" else "sdpa"), "cuda:0"
@@ -217,6 +217,15 @@ class QloraStep:
             tape.relabel_since(self._recompute_start, Purpose.RECOMPUTE)
             tape.default_label = Purpose.BACKWARD
             self.book.mark("backward")
+
+
+def _buildable(architecture: dict[str, Any]) -> dict[str, Any]:
+    """Without how a checkpoint was quantised, which the options say here, and without code that comes with it."""
+    return {
+        key: _buildable(value) if isinstance(value, dict) else value
+        for key, value in architecture.items()
+        if key not in ("quantization_config", "auto_map")
+    }
 
 
 def _constants(parameter: Any) -> list[Any]:

@@ -10,8 +10,11 @@ import importlib
 import logging
 import os
 import pickle
+import select
+import signal
 import subprocess
 import sys
+import threading
 import traceback
 import warnings
 from dataclasses import dataclass, replace
@@ -19,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from memtrace.allocator.config import CONF_VARIABLES
 from memtrace.errors import MemtraceError, MissingDependencyError, NoAnswerError
 from memtrace.estimate.dryrun.outcome import Recorded
 from memtrace.estimate.engine.kernels import KernelDevice
@@ -35,6 +39,7 @@ _SHARED = (
     "transformers.integrations.bitsandbytes", "transformers.integrations.peft",
 )  # fmt: skip
 _ALONE = {"OMP_NUM_THREADS": "1"}  # what has values is small: threads would only wait for each other
+_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +58,21 @@ def dry_run(architecture: dict[str, Any], options: RunOptions, device: KernelDev
     Raises UsageError where Transformers can't build it, NoAnswerError where its code fails, MissingDependencyError
     where PyTorch's parts or a compiler are missing.
     """
-    worker = _worker(replace(device, product_rows=0))
-    job = Job(architecture, options, device, steps)
-    try:
-        pickle.dump(job, cast(IO[bytes], worker.stdin))
-        cast(IO[bytes], worker.stdin).flush()
-        answer = pickle.load(cast(IO[bytes], worker.stdout))
-    except (EOFError, BrokenPipeError, pickle.UnpicklingError):
-        _worker.cache_clear()
-        raise NoAnswerError("the process of the dry run ended without an answer") from None
+    with _one_at_a_time:
+        worker = _worker(replace(device, product_rows=0))
+        questions, answers = cast(IO[bytes], worker.stdin), cast(IO[bytes], worker.stdout)
+        try:
+            pickle.dump(Job(architecture, options, device, steps), questions)
+            questions.flush()
+            answer = pickle.load(answers)
+        except BaseException as error:  # an interrupt, too: what comes later answers no question of ours
+            _worker.cache_clear()
+            with contextlib.suppress(OSError):
+                questions.close()
+            answers.close()
+            if isinstance(error, (EOFError, BrokenPipeError, pickle.UnpicklingError)):
+                raise NoAnswerError("the process of the dry run ended without an answer") from None
+            raise
     if isinstance(answer, MemtraceError):
         raise answer
     return cast("Recorded", answer)
@@ -70,16 +81,22 @@ def dry_run(architecture: dict[str, Any], options: RunOptions, device: KernelDev
 @cache
 def _worker(device: KernelDevice) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", __name__]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | _QUIET | _ALONE)
+    ours = str(Path(__file__).parents[3])
+    places = map(os.path.abspath, sys.path if ours in sys.path else [ours, *sys.path])
+    where = {"PYTHONPATH": os.pathsep.join(places)} | dict.fromkeys(CONF_VARIABLES, "")  # no allocator is set up there
+    pipe = subprocess.PIPE
+    worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=os.environ | _QUIET | _ALONE | where)
     pickle.dump(device, cast(IO[bytes], worker.stdin))
     return worker
 
 
 # ---- in the process --------------------------------------------------------------------------------------------------
 def _serve() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends all of them, and the asker alone says so
     questions = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # whom they would ask
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     try:
@@ -93,11 +110,22 @@ def _serve() -> None:
             return
         if isinstance(ready, MemtraceError):
             _answer(answers, ready)
-        elif (child := os.fork()) == 0:
-            _answer(answers, _done(job, ready))
-            os._exit(0)
-        elif os.waitpid(child, 0)[1]:
-            _answer(answers, NoAnswerError("the process of the dry run ended without an answer"))
+        elif not _has_answered(questions, answers, job, ready):
+            return  # its answer may be half written
+
+
+def _has_answered(questions: IO[bytes], answers: IO[bytes], job: Job, device: DryDevice) -> bool:
+    """Whether a process of its own has run the job. It is ended where nobody waits any more."""
+    lives, its_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _answer(answers, _done(job, device))
+        os._exit(0)
+    os.close(its_end)
+    if lives not in select.select([questions, lives], [], [])[0] and not questions.peek(1):
+        os.kill(child, signal.SIGKILL)
+    os.close(lives)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def _answer(to: IO[bytes], answer: Any) -> None:
@@ -122,7 +150,7 @@ def _open(device: KernelDevice) -> DryDevice:
         stand_in(made.assumed)
         with contextlib.suppress(ImportError):
             import trl.kernels  # noqa: F401
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # the latter of a library that can't be loaded
         raise MissingDependencyError.of_extra(
             f"a dry run needs PyTorch, Transformers and PEFT ({error})", "capture"
         ) from None
