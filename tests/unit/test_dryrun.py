@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -218,14 +219,14 @@ def test_a_step_ends_where_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) 
     job = worker.Job({}, RunOptions(64), DEVICE, 2)
     monkeypatch.setattr(worker, "_done", lambda *_: time.sleep(60))
     reading, writing = os.pipe()
-    with open(reading, "rb") as questions, open(os.devnull, "wb") as answers:
+    with os.fdopen(reading, "rb") as questions, io.BytesIO() as answers:
         os.close(writing)
         begun = time.monotonic()
         assert not worker._has_answered(questions, answers, job, cast(Any, None))
         assert time.monotonic() - begun < 50
     monkeypatch.setattr(worker, "_done", lambda *_: time.sleep(0.2))
     reading, writing = os.pipe()
-    with open(reading, "rb") as questions, open(os.devnull, "wb") as answers, open(writing, "wb") as more:
+    with os.fdopen(reading, "rb") as questions, io.BytesIO() as answers, os.fdopen(writing, "wb") as more:
         more.write(b"the next question")
         more.flush()
         assert worker._has_answered(questions, answers, job, cast(Any, None))
