@@ -75,8 +75,9 @@ class _Writer:
         uuid = self.track(name)
         end = _number(_EVENT_TYPE, _SLICE_END) + _number(_EVENT_TRACK, uuid)
         open_ns: list[int] = []
-        # Of those that begin and end together, the outer one is told last.
-        for piece in sorted(slices[::-1], key=lambda piece: (piece.start_ns, -piece.end_ns)):
+        pieces = list(slices[::-1])  # of those that begin and end together, the outer one is told last
+        pieces.sort(key=lambda piece: (piece.start_ns, -piece.end_ns))
+        for piece in pieces:
             while open_ns and open_ns[-1] <= piece.start_ns and piece.end_ns > open_ns[-1]:
                 self.event(open_ns.pop(), end)
             content = _number(_EVENT_TYPE, _SLICE_BEGIN) + _number(_EVENT_TRACK, uuid)
