@@ -19,6 +19,7 @@ import traceback
 import warnings
 from dataclasses import dataclass, replace
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -114,7 +115,7 @@ def _serve() -> None:
             return  # its answer may be half written
 
 
-def _has_answered(questions: IO[bytes], answers: IO[bytes], job: Job, device: DryDevice) -> bool:
+def _has_answered(questions: BufferedReader, answers: IO[bytes], job: Job, device: DryDevice) -> bool:
     """Whether a process of its own has run the job. It is ended where nobody waits any more."""
     lives, its_end = os.pipe()
     child = os.fork()
@@ -122,7 +123,8 @@ def _has_answered(questions: IO[bytes], answers: IO[bytes], job: Job, device: Dr
         _answer(answers, _done(job, device))
         os._exit(0)
     os.close(its_end)
-    if lives not in select.select([questions, lives], [], [])[0] and not questions.peek(1):
+    ready, _, _ = select.select([questions.fileno(), lives], [], [])
+    if lives not in ready and not questions.peek(1):
         os.kill(child, signal.SIGKILL)
     os.close(lives)
     return os.waitpid(child, 0)[1] == 0
