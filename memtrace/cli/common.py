@@ -72,10 +72,17 @@ def option(parser: argparse.ArgumentParser, form: str, text: str, **how: Any) ->
     parser.add_argument(*flags.split(","), help=text, **how)
 
 
-def add_format(parser: argparse.ArgumentParser, *formats: str, default: str | None, text: str) -> None:
-    """--format, and --json for one of them."""
-    option(parser, "--format", text, choices=formats, default=default)
+def add_format(parser: argparse.ArgumentParser, *formats: str, default: str, text: str = "") -> None:
+    """--format, and --json for one of them; see :func:`format_of`."""
+    option(parser, "--format", f"default: as --output's name ends, else {text or default}", choices=formats)
+    parser.set_defaults(formats=formats, usual_format=default)
     option(parser, "--json", "the same as --format json", dest="format", action="store_const", const="json")
+
+
+def format_of(args: argparse.Namespace) -> str:
+    """The format that --format names, else the ending of --output's name; the verb's usual one where neither does."""
+    ending = Path(args.output or "").suffix.removeprefix(".").lower()
+    return str(args.format or (ending if ending in args.formats else args.usual_format))
 
 
 def whole_number(text: str) -> int:

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import argparse
 
-from memtrace.cli.common import add_format, add_shared, floods_terminal, open_analysis, option, output_stream, to_json
+from memtrace.cli.common import (
+    add_format,
+    add_shared,
+    floods_terminal,
+    format_of,
+    open_analysis,
+    option,
+    output_stream,
+    to_json,
+)
 from memtrace.errors import NoAnswerError, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "file device no-index at events steps rules")
-    add_format(parser, "graphml", "json", "dot", default="json", text="default: json")
+    add_format(parser, "graphml", "json", "dot", default="json")
     option(parser, "--region SIZE", "cheapest contiguous region of that size, per pool (JSON)")
     option(parser, "--pins ADDRESS", "call sites that hold the segment at this address (JSON)")
     option(parser, "--pool NAME", "call sites that hold the pools whose name has NAME in it (JSON)")
@@ -26,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.export.graph_file import node_link, to_dot, to_graphml
     from memtrace.units import parse_size
 
+    form = format_of(args)
     wanted = parse_size(args.region) if args.region is not None else None
     if not (args.region or args.pins or args.pool) and floods_terminal(args):
         raise UsageError("the whole graph is for other programs: give --output FILE or redirect stdout")
@@ -41,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
         if not pools:
             raise NoAnswerError(f"no pool has {args.pool!r} in its name")
         content = to_json({pool: sites_of_pool(graph, pool) for pool in pools})
-    elif args.format == "graphml":
+    elif form == "graphml":
         content = to_graphml(graph)
-    elif args.format == "dot":
+    elif form == "dot":
         content = to_dot(graph).encode()
     else:
         content = to_json(node_link(graph))

@@ -9,6 +9,7 @@ from memtrace.cli.common import (
     add_format,
     add_shared,
     floods_terminal,
+    format_of,
     open_analysis,
     option,
     output_stream,
@@ -21,7 +22,7 @@ from memtrace.writing import check_target
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "file device no-index events steps rules")
-    add_format(parser, "csv", "json", default=None, text="default: csv; on a terminal, without --points, a short table")
+    add_format(parser, "csv", "json", default="csv", text="csv; on a terminal, without --points, a short table")
     points = "about N rows with every extreme (twenty or so at least); default: every event"
     option(parser, "--points N", points, type=whole_number)
     option(parser, "--plot OUT.svg|OUT.png", "draw a stacked plot (needs the extra [plot])")
@@ -52,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
         return print_text(lambda width: render_timeline(analysis, curves, width), 120)
     events = pick_events(curves, args.points or len(curves))
     with output_stream(args) as out:
-        write_table(curve_columns(analysis, curves, events), args.format or "csv", out)
+        write_table(curve_columns(analysis, curves, events), format_of(args), out)
     return 0

@@ -214,15 +214,17 @@ def needs_bytes(
 ) -> int | None:
     """The smallest limit under which the run survives, to 2 MiB; ``found`` is its forecast under ``config``.
 
-    By bisection between what it allocates at least and what it reserves where nothing limits it. A run that survives
-    under a limit is taken to survive under a higher one. None where even no limit helps. ``quick``: the steps with most
-    tokens are bisected alone, and the whole run is tried under what they need; else what is known to be enough.
+    By bisection between what it allocates at least and what it reserves where nothing limits it, whatever ``config``
+    allows. A run that survives under a limit is taken to survive under a higher one, which flushes at other moments can
+    belie: never more than a limit under which it did survive. None where even no limit helps. ``quick``: the steps with
+    most tokens are bisected alone, and the whole run is tried under what they need; else what is known to be enough.
     """
-    found = found if found.fits else forecast(plan, config.with_limit(None), cells)
+    limit = found.config.limit_bytes if found.fits else None
+    if not found.fits or found.num_alloc_retries:
+        found = forecast(plan, config.with_limit(None), cells)
     if not found.fits:
         return None
-    limit, pressed = found.config.limit_bytes, found.num_alloc_retries or config.gc_threshold
-    enough = limit if limit is not None and pressed else found.peak_reserved_bytes
+    enough = limit if limit is not None and config.gc_threshold else found.peak_reserved_bytes
 
     def survives(plan: RunPlan, units: int) -> bool:
         return forecast(plan, config.with_limit(units * _NEEDS_GRAIN), cells).fits
@@ -234,12 +236,13 @@ def needs_bytes(
         return high
 
     low, high = found.peaks.allocated_bytes // _NEEDS_GRAIN - 1, -(-enough // _NEEDS_GRAIN)
+    survived = limit if limit is not None else high * _NEEDS_GRAIN
     if not quick:
-        return least(plan, low, high) * _NEEDS_GRAIN
+        return min(least(plan, low, high) * _NEEDS_GRAIN, survived)
     heavy = sorted(range(len(plan.steps)), key=lambda i: -max(batch.tokens for batch in plan.steps[i]))
     worst = tuple(plan.steps[i] for i in sorted({0, *heavy[:_WORST_STEPS]}))
     low = least(replace(plan, steps=worst, evaluate_every=plan.evaluate_every and len(worst)), low, high)
-    return (low if survives(plan, low) else high) * _NEEDS_GRAIN
+    return min((low if survives(plan, low) else high) * _NEEDS_GRAIN, survived)
 
 
 # ---- other orders ----------------------------------------------------------------------------------------------------

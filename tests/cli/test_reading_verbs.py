@@ -114,6 +114,24 @@ def test_allocations_rows(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
 
 
+@pytest.mark.parametrize(
+    ("verb", "name", "begins"),
+    [
+        ("allocations", "a.parquet", b"PAR1"), ("allocations", "a.json", b"[\n{"),
+        ("allocations", "a.CSV", b"alloc_event,"), ("allocations", "a.table", b"alloc_event,"),
+        ("timeline", "a.json", b"[\n{"), ("timeline", "a.csv", b"event,"),
+        ("graph", "a.dot", b"digraph"), ("graph", "a.graphml", b"<?xml"), ("graph", "a.json", b"{"),
+    ],
+)  # fmt: skip
+def test_a_format_that_nobody_named_is_that_of_the_file(
+    verb: str, name: str, begins: bytes, capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    run(capsysbinary, verb, TINY, "-o", str(tmp_path / name))
+    assert (tmp_path / name).read_bytes().startswith(begins)
+    run(capsysbinary, verb, TINY, "-o", str(tmp_path / name), "--force", "--format", "json")
+    json.loads((tmp_path / name).read_bytes())
+
+
 def test_timeline_keeps_extremes(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:
     full = list(csv.DictReader(io.StringIO(run(capsysbinary, "timeline", TINY)[0])))
     some = list(csv.DictReader(io.StringIO(run(capsysbinary, "timeline", TINY, "--points", "200")[0])))

@@ -80,6 +80,11 @@ def test_needs_is_enough_and_two_mebibytes_less_are_not(readme: Forecast) -> Non
     assert needs is not None and README_LIMIT < needs <= free.peak_reserved_bytes
     assert forecast(readme.plan, AllocatorConfig(limit_bytes=needs), cells).fits
     assert not forecast(readme.plan, AllocatorConfig(limit_bytes=needs - (2 << 20)), cells).fits
+    pressed = forecast(readme.plan, AllocatorConfig(limit_bytes=(needs + free.peak_reserved_bytes) // 2), cells)
+    dead = forecast(readme.plan, AllocatorConfig(limit_bytes=needs - (2 << 20)), cells)
+    for found in (pressed, dead):  # the same answer whatever the limit that was asked about
+        assert found.num_alloc_retries
+        assert needs_bytes(readme.plan, found.config, found, cells) == needs
 
 
 # ---- runs on a GPU ---------------------------------------------------------------------------------------------------
