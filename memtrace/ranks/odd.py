@@ -77,7 +77,7 @@ def find_odd(standings: Sequence[Standing], meaning: str, shares: Sequence[Share
     changes = {name: parts[index][name] - typical[name] for name in parts[index] if parts[index][name] != typical[name]}
     ranked = sorted(changes, key=lambda name: -abs(changes[name]))
     against = "the median of the others" if len(rest) > 1 else f"rank {standings[1 - index].rank}"
-    split = how_split(shares[index], [*shares[:index], *shares[index + 1 :]]) if shares else {}
+    split = how_split(shares[index], [*shares[:index], *shares[index + 1 :]], excess > 0) if shares else {}
     why = tuple(
         _reason(name, parts[index][name], typical[name], against, meaning, split.get(name))
         for name in ranked
@@ -87,24 +87,31 @@ def find_odd(standings: Sequence[Standing], meaning: str, shares: Sequence[Share
     return Odd(odd.rank, odd.file, excess, middle, changes, why)
 
 
-def how_split(own: Share, others: Sequence[Share]) -> dict[str, str]:
+def how_split(own: Share, others: Sequence[Share], more: bool) -> dict[str, str]:
     """What the way a model is split over ranks implies for one of them, by category: tensors that most others don't
-    hold (embeddings and heads), more or fewer of those that they do (layers, experts), the only loss."""
+    hold (embeddings and heads), more or fewer of those that they do (layers, experts), the only loss.
+
+    ``more``: whether it has more memory in use than the others; what would make that less explains nothing.
+    """
     typical = {s: int(median(o.weights.get(s, 0) for o in others)) for s in {s for o in others for s in o.weights}}
     only = [(n, size) for size, n in own.weights.items() if not typical.get(size)]
     missing = [(n, size) for size, n in typical.items() if n and size not in own.weights]
     split: dict[str, str] = {}
-    if only or missing:
-        holds = "that most other ranks don't hold" if only else "that most others hold, missing here"
-        n, size = max(only or missing, key=lambda each: each[0] * each[1])
+    if found := only if more else missing:
+        holds = "that most other ranks don't hold" if more else "that most others hold, missing here"
+        n, size = max(found, key=lambda each: each[0] * each[1])
         text = f"{n} × {format_bytes(size)} {holds}: an embedding or a head, as at either end of a pipeline"
         split |= {Category.BASE_WEIGHTS: text, Category.LORA: text}
-    elif own.weights != (expected := {size: n for size, n in typical.items() if n}):
-        counts = f"{sum(own.weights.values())} weights of the same sizes against {sum(expected.values())}"
+    elif not (only or missing) and (difference := _whole(own.weights) - _whole(typical)) and (difference > 0) == more:
+        counts = f"{sum(own.weights.values())} weights of the same sizes against {sum(typical.values())}"
         split[Category.BASE_WEIGHTS] = f"{counts}: an uneven split of layers or experts, or a second model"
     if own.makes_loss and not any(other.makes_loss for other in others):
         split[Category.TEMPORARY] = "the loss, which no other rank makes: the last stage of a pipeline"
     return split
+
+
+def _whole(weights: Mapping[int, int]) -> int:
+    return sum(size * n for size, n in weights.items())
 
 
 def _reason(name: str, here_bytes: int, typical_bytes: int, against: str, meaning: str, split: str | None) -> str:

@@ -195,6 +195,10 @@ LAYERS, EMBEDDING = {32 * MIB: 12, 86 * MIB: 9}, {250 * MIB: 1}
         (LAYERS | EMBEDDING, 250, "1 × 250.0 MiB that most other ranks don't hold: an embedding or a head"),
         ({size: n + n // 3 for size, n in LAYERS.items()}, 386, "28 weights of the same sizes against 21: an uneven"),
         ({86 * MIB: 9}, -384, "12 × 32.0 MiB that most others hold, missing here"),
+        ({32 * MIB: 12} | EMBEDDING, -524, "9 × 86.0 MiB that most others hold, missing here"),
+        ({32 * MIB: 12} | EMBEDDING, 524, "1 × 250.0 MiB that most other ranks don't hold"),
+        ({86 * MIB: 9}, 384, "sharded or quantised elsewhere"),
+        ({size: n + n // 3 for size, n in LAYERS.items()}, -386, "a smaller share of the model"),
         (LAYERS, 400, "sharded or quantised elsewhere"),
     ],
 )
