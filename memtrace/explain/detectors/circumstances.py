@@ -33,7 +33,8 @@ def process_limit(case: Case) -> Seen | None:
     if free is not None and free < refusal.need_bytes:
         return None
     room = f"{size(free)} was free on the card" if free is not None else "the limit was reached"
-    evidence = f"{room} when {size(refusal.need_bytes)} was refused"
+    asked, need = size(refusal.asked_bytes), size(refusal.need_bytes)
+    evidence = f"{room} when {need}{f' ({asked} rounded up)' if need != asked else ''} was refused"
     low, high = size(capacity.low_bytes), size(capacity.high_bytes)
     if capacity.source == "inferred":
         bounds = f"between {low} and {high}" if capacity.low_bytes else f"below {high}"
