@@ -39,7 +39,8 @@ _SHARED = (
     "memtrace.estimate.dryrun.step", "peft", "transformers.models.auto.modeling_auto", "transformers.quantizers",
     "transformers.integrations.bitsandbytes", "transformers.integrations.peft",
 )  # fmt: skip
-_ALONE = {"OMP_NUM_THREADS": "1"}  # what has values is small: threads would only wait for each other
+#: What has values is small: threads would only wait for each other, and loaded by threads no two runs are alike.
+_ALONE = {"OMP_NUM_THREADS": "1", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
 _one_at_a_time = threading.Lock()
 
 

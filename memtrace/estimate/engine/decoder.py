@@ -72,6 +72,9 @@ class Decoder:
 
         window = shape.sliding_window
         self.windowed = window is not None and options.sequence >= window and self.kernel != "flash"
+        repeats = shape.heads != shape.kv_heads and (options.padded or (self.windowed and shape.family != "gemma2"))
+        if repeats and self.kernel == "math":  # heads are repeated for the mask, which the other kernel then takes
+            self.kernel = "efficient"
 
     # ---- pieces -----------------------------------------------------------------------------------------------
     def norm(self, weight: Tensor, hidden_states: Tensor, site: str) -> Tensor:
