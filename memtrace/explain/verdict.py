@@ -204,9 +204,13 @@ def _more_to_come(f: OomFacts) -> _Ruling | None:
     if needed is None or needed <= had.high:
         return None
     where = f"in {counted(f.pieces, 'piece')} " if f.pieces is not None else "in pieces "
-    held = f"In one piece the {f.slack} that is free {where}would have held it, but not what this pass still needed."
+    layers = _layers_left(f)
+    rest = "" if layers else f": about {size(needed)}"
+    held = (
+        f"In one piece the {f.slack} that is free {where}would have held it, but not what this pass still needed{rest}."
+    )
     is_sure = needed >= _SURELY_MORE * had.high and (f.progress is None or f.progress.total is not None)
-    return "budget", is_sure, [*_state(f), held, *_outlook(f)]
+    return "budget", is_sure, [*_state(f), held, *layers]
 
 
 def _in_pieces(f: OomFacts) -> _Ruling:
@@ -264,6 +268,13 @@ def _state(f: OomFacts) -> list[str]:
 
 
 def _outlook(f: OomFacts) -> list[str]:
+    needed = f.still_needed_bytes
+    if not (layers := _layers_left(f)) and needed is not None and f.asked is not None and needed > 1.5 * f.asked.high:
+        return [f"About {size(needed)} more was still to come in this pass."]
+    return layers
+
+
+def _layers_left(f: OomFacts) -> list[str]:
     progress, needed = f.progress, f.still_needed_bytes
     if progress is not None and progress.total is not None and progress.bytes_per_layer:
         return [
@@ -272,6 +283,4 @@ def _outlook(f: OomFacts) -> list[str]:
         ]
     if progress is not None and progress.bytes_per_layer and needed == progress.bytes_per_layer:
         return [f"Each layer adds {size(progress.bytes_per_layer)}, so not even the next one would have fitted."]
-    if needed is not None and f.asked is not None and needed > 1.5 * f.asked.high:
-        return [f"About {size(needed)} more was still to come in this pass."]
     return []

@@ -144,17 +144,25 @@ def test_a_renamed_file_holds_at_least_half_of_the_functions(others: list[str], 
     assert found == ({"y/new.py": "x/old.py"} if same else {})
 
 
-@pytest.mark.parametrize(("expandable", "low"), [(True, 980), (False, 1000)])
-def test_expandable_segments_overshoot_a_limit_by_one_mapping(
-    expandable: bool, low: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("expandable", "low", "retried", "exact", "high"),
+    [
+        (True, 980, None, True, 1010), (False, 1000, None, True, 1010),
+        (False, 1000, 1004, True, 1004), (False, 1000, 1004, False, 1010), (False, 1000, 2000, True, 1010),
+        (False, 1000, 1000, True, 1010),  # more was granted later: that was another limit
+    ],
+)  # fmt: skip
+def test_expandable_segments_overshoot_a_limit_by_one_mapping_and_retries_bound_it(
+    expandable: bool, low: int, retried: int | None, exact: bool, high: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusal: Any = SimpleNamespace(reserved_bytes=970 * MIB, need_bytes=40 * MIB, device_free_bytes=5000 * MIB)
     monkeypatch.setattr(snapshot_facts, "refusals", lambda _: [refusal])
     snapshot = SimpleNamespace(memtrace={}, settings={"expandable_segments": expandable})
     peak = SimpleNamespace(size_bytes=1000 * MIB)
-    timeline: Any = SimpleNamespace(snapshot=snapshot, peaks=lambda: (peak, peak, peak))
+    replay = SimpleNamespace(exact=exact, limit_below_bytes=retried and retried * MIB)
+    timeline: Any = SimpleNamespace(snapshot=snapshot, peaks=lambda: (peak, peak, peak), replay=replay)
     span, source = snapshot_facts._limit(timeline, refusal, refusal.device_free_bytes, None, None)
-    assert span == ByteSpan(low * MIB, 1010 * MIB - 1) and source == "inferred"
+    assert span == ByteSpan(low * MIB, high * MIB - 1) and source == "inferred"
 
 
 def test_norms_that_are_trained_tell_the_tokens_too() -> None:
