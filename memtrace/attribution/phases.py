@@ -218,10 +218,10 @@ def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: L
             left = by_autograd[low:mid] & (lives.died[low:mid] > event) & (lives.size[low:mid] >= _SMALLEST_BYTES)
             gradients = lives.size[low:mid][left]
             sizes, total = lives.size[mid:high], int(gradients.sum())
-            made = np.isin(sizes, np.concatenate([gradients, gradients * 2]))
             flat = (np.abs(sizes - total) * 64 <= total) | (np.abs(sizes - total * 2) * 64 <= total)
-            made = flat if len(gradients) > 1 and flat.any() else made
-            if len(gradients) and (flat.any() or made.sum() * 2 >= len(gradients)):
+            is_flat = len(gradients) > 1 and flat.any()
+            made = flat if is_flat else np.isin(sizes, np.concatenate([gradients, gradients * 2]))
+            if made.any() and (is_flat or made.sum() * 2 >= len(gradients)):
                 yield int(lives.born[mid:high][made][0]), Kind.OPTIMIZER
                 if end < len(trace):
                     yield end, Kind.OTHER
