@@ -4,7 +4,7 @@
       where the run would die, and leaves the file that `memtrace run` would leave, marked as predicted.
   memtrace dryrun --model CONFIG.json|PRESET …: a QLoRA step built by memtrace, with the options of `memtrace estimate`;
       for any causal language model that Transformers can build.
-Nothing is downloaded. The extra packages of torch-memtrace[capture]; scripts need a C++ compiler once.
+Nothing is downloaded. Needs the extra packages of torch-memtrace[capture], and a C++ compiler once.
 """
 
 from __future__ import annotations

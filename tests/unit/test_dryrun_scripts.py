@@ -169,6 +169,21 @@ def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert said in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [["train.py"], ["--model", "llama2-7b", "--seq-len", "64"]])
+def test_a_pytorch_that_is_none_is_one_line(words: list[str], tmp_path: Path) -> None:
+    script(tmp_path, "")
+    (tmp_path / "path" / "torch").mkdir(parents=True)
+    (tmp_path / "path" / "torch" / "__init__.py").touch()
+    known = environment()
+    done = subprocess.run(
+        [sys.executable, "-m", "memtrace", "dryrun", *words],
+        env=known | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "path"), known.get("PYTHONPATH", "")])},
+        capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 5
+    assert done.stderr.count("\n") == 1 and "a dry run needs PyTorch" in done.stderr
+
+
 def test_without_a_compiler_one_line_says_so(tmp_path: Path) -> None:
     train = script(tmp_path, "")
     done = subprocess.run(

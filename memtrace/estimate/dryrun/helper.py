@@ -49,7 +49,10 @@ def load() -> ctypes.CDLL:
     if "torch" in sys.modules:
         raise UsageError("PyTorch was imported before the dry run began: its device can't be replaced any more")
     torch = Path(spec.origin).parent
-    facts = runpy.run_path(str(torch / "version.py"))
+    try:
+        facts = runpy.run_path(str(torch / "version.py"))
+    except OSError as error:
+        raise MissingDependencyError(f"a dry run needs PyTorch, and {torch} is none: {error.strerror}") from None
     version = str(facts["__version__"])
     _check(version, facts)
     key = hashlib.blake2b(_SOURCE.read_bytes() + version.encode(), digest_size=12).hexdigest()
@@ -61,20 +64,20 @@ def load() -> ctypes.CDLL:
 
 def _check(version: str, facts: dict[str, object]) -> None:
     if sys.platform != "linux":
-        raise MissingDependencyError(f"a dry run of a script needs Linux; this is {sys.platform}")
+        raise MissingDependencyError(f"a dry run needs Linux; this is {sys.platform}")
     numbers = re.match(r"(\d+)\.(\d+)", version)
     release = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     if not KNOWN[0] <= release <= KNOWN[1]:
         known = " to ".join(f"{major}.{minor}" for major, minor in KNOWN)
-        raise MissingDependencyError(f"a dry run of a script knows PyTorch {known}; this is {version}")
+        raise MissingDependencyError(f"a dry run knows PyTorch {known}; this is {version}")
     if facts.get("hip"):
-        raise MissingDependencyError(f"a dry run of a script knows PyTorch's CPU and CUDA builds; this is {version}")
+        raise MissingDependencyError(f"a dry run knows PyTorch's CPU and CUDA builds; this is {version}")
 
 
 def _build(torch: Path, version: str, target: Path) -> None:
     compiler = os.environ.get("CXX") or next(filter(shutil.which, _COMPILERS), None)
     if compiler is None:
-        raise MissingDependencyError("a dry run of a script compiles a helper once: no C++ compiler (g++) is found")
+        raise MissingDependencyError("a dry run compiles a helper once: no C++ compiler (g++) is found")
     messages.say(f"compiling the helper for PyTorch {version}, once (20 to 40 seconds)")
     include = torch / "include"
     command = [

@@ -121,7 +121,8 @@ def _has_answered(questions: BufferedReader, answers: IO[bytes], job: Job, devic
     lives, its_end = os.pipe()
     child = os.fork()
     if child == 0:
-        _answer(answers, _done(job, device))
+        with contextlib.suppress(BrokenPipeError):
+            _answer(answers, _done(job, device))
         os._exit(0)
     os.close(its_end)
     ready, _, _ = select.select([questions.fileno(), lives], [], [])
