@@ -22,6 +22,7 @@ from support import trace_path
 from textual import events
 from textual.command import CommandPalette
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 FILES = {"one": (TINY, None), "two": (TINY, "no-stacks"), "no trace": ("no-trace", None)}
@@ -139,8 +140,8 @@ async def test_keys_typed_ahead_are_not_lost() -> None:
         await hit(pilot, "8")
         screen.session.event = 0
         paste(":")
-        await until(lambda: pilot.app.screen is not screen)
-        pilot.app.screen.query_one("Input").value = ""  # type: ignore[attr-defined]
+        await until(lambda: isinstance(pilot.app.focused, Input))
+        pilot.app.focused.value = ""  # type: ignore[union-attr]
         paste("300\n..")
         await until(lambda: screen.session.event == 302)
         paste("4/lora\n8")
