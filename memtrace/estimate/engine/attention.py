@@ -104,6 +104,11 @@ def _split_head(ops: Ops, x: Tensor, part: float) -> tuple[Tensor, Tensor]:
     return rot, ops.slice_columns(x, x.elements - rotated, x.elements)
 
 
+def with_mask(kernel: str, groups: int) -> str:
+    """The kernel that runs with a mask: shared heads are repeated for it, and the memory-efficient one takes them."""
+    return "efficient" if kernel == "math" and groups > 1 else kernel
+
+
 def sdpa(ops: Ops, kernel: str, g: Geometry, query: Tensor, key: Tensor, value: Tensor, masked: bool = False) -> Tensor:
     """``sdpa_attention_forward``: causal attention, output in token-major memory.
 
@@ -114,8 +119,7 @@ def sdpa(ops: Ops, kernel: str, g: Geometry, query: Tensor, key: Tensor, value: 
     if masked:
         if g.groups > 1:
             key, value = ops.repeat_heads(key, g.groups), ops.repeat_heads(value, g.groups)
-            g = replace(g, kv_heads=g.heads)
-            kernel = "efficient" if kernel == "math" else kernel
+            kernel, g = with_mask(kernel, g.groups), replace(g, kv_heads=g.heads)
         bias = ops.new(g.batch * g.sequence * g.sequence, query.width, "attention_bias")
         if kernel == "efficient" and g.sequence % _ALIGNED_COLUMNS:  # its rows begin at multiples of 8 elements
             columns = -(-g.sequence // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS

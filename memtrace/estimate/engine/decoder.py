@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memtrace.estimate.engine.attention import Geometry, apply_rotary, eager, sdpa
+from memtrace.estimate.engine.attention import Geometry, apply_rotary, eager, sdpa, with_mask
 from memtrace.estimate.engine.autograd import Tensor
 from memtrace.estimate.engine.kernels import KernelDevice, attention_kernel
 from memtrace.estimate.engine.linears import LoraLinear, lora_linear
@@ -72,9 +72,8 @@ class Decoder:
 
         window = shape.sliding_window
         self.windowed = window is not None and options.sequence >= window and self.kernel != "flash"
-        repeats = shape.heads != shape.kv_heads and (options.padded or (self.windowed and shape.family != "gemma2"))
-        if repeats and self.kernel == "math":  # heads are repeated for the mask, which the other kernel then takes
-            self.kernel = "efficient"
+        if options.padded or (self.windowed and shape.family != "gemma2"):  # in every layer
+            self.kernel = with_mask(self.kernel, self.geometry.groups)
 
     # ---- pieces -----------------------------------------------------------------------------------------------
     def norm(self, weight: Tensor, hidden_states: Tensor, site: str) -> Tensor:
