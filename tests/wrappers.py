@@ -127,7 +127,7 @@ def windows(frames: Frames) -> Frames:
     for frame in frames:
         path = re.sub(INSTALLED, "C:/Users/u/venv/Lib/site-packages/", frame.filename)
         path = re.sub(STANDARD, "C:/Python311/Lib/", path)
-        path = re.sub(OWN_FOLDER, "D:/work/", path)
+        path = re.sub(OWN_FOLDER, "D:/project/", path)
         made.append(frame._replace(filename=path.replace("/", "\\") if path.endswith(".py") else path))
     return tuple(made)
 
