@@ -60,7 +60,8 @@ _OFF = {"--no-checkpointing", "--keep-logits"}
 def run(name: str, flags: list[str], out: Path, conf: str = "") -> Any:
     """One run in a process of its own, read in another: what :func:`advised` gives, or None where it failed."""
     target = out / f"{name}.pickle"
-    env = os.environ | {"PYTHONPATH": str(ROOT)} | ({"PYTORCH_CUDA_ALLOC_CONF": conf} if conf else {})
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = os.environ | {"PYTHONPATH": path} | ({"PYTORCH_CUDA_ALLOC_CONF": conf} if conf else {})
     capture = ["-m", "memtrace", "capture", *flags, "--train-steps", "2", "--out", str(target), "--force"]
     found = ""
     for command in (capture, [__file__, "--read", str(target)]):
