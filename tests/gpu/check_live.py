@@ -1,16 +1,20 @@
 """``memtrace live`` on a GPU: the same losses, the same memory, what a step costs, watchers that come, hang and die.
 
-    python3 tests/gpu/check_live.py OUT.json [--blocks 40] [--steps 600]
+    python3 tests/gpu/check_live.py OUT.json [--seconds 200] [--steps 1500]
 
-Cost: blocks of steps of a small, launch-bound model, interleaved: alone, live, live with a watcher that looks at the
-blocks; each block's median is compared with that of its neighbour alone, with a 95 % interval by bootstrap. The rest
-runs the same seeded program alone and live, in processes of their own.
+Cost: units of a plain half second, a second that may be live, and a plain half second again, of steps of a small,
+launch-bound model; a unit's ratio is the second's mean step by that of the half seconds around it. Units are live,
+live and watched, or plain all through (what the method itself sees), in turn. The server is one all the time, so that
+its log, its alarms and what it does only now and then are those of a long run. The mean of the ratios without the
+highest and the lowest fifth has a 95 % interval by bootstrap. Processor time of the whole program is compared
+likewise. The rest runs the same seeded program alone and live, in processes of their own.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import random
@@ -34,7 +38,7 @@ from torch import nn  # noqa: E402
 import memtrace  # noqa: E402
 from memtrace.live import protocol  # noqa: E402
 
-BLOCK, WARM_UP = 30, 4
+WARM_UP = 5
 
 
 class Small:
@@ -55,84 +59,118 @@ class Small:
         return loss.detach()
 
 
-def median_step_s(small: Small, steps: int = BLOCK) -> float:
-    """The median of a block's steps: on a shared machine a mean is its neighbours' doing. What the other thread takes
-    is measured by :func:`own_seconds`."""
+def seconds_a_step(small: Small, seconds: float) -> tuple[float, float]:
+    """By the clock and of processor time, the mean of the steps of that time. Nothing is waited for between them, as in
+    a program."""
+    torch.cuda.synchronize()
+    steps, began, worked = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() < began + seconds:
+        small.step()
+        steps += 1
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / steps, (time.process_time() - worked) / steps
+
+
+def warm_up(small: Small) -> None:
     for _ in range(WARM_UP):
         small.step()
-    found = []
-    for _ in range(steps):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
+
+
+def watcher() -> subprocess.Popen[str]:
+    """Watches whatever socket is written to its standard input, one after the other."""
+    command = [sys.executable, str(HERE), "--watch"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def be_watched(by: subprocess.Popen[str], recorder: Any, small: Small) -> None:
+    """Until the watcher is let in, the program works on."""
+    assert by.stdin is not None
+    by.stdin.write(f"{recorder.live.place}\n")
+    by.stdin.flush()
+    while not recorder.live._watchers:
         small.step()
-        torch.cuda.synchronize()
-        found.append(time.perf_counter() - began)
-    return statistics.median(found)
 
 
-def watcher(place: Path, seconds: float) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(HERE), "--watch", str(place), "--seconds", str(seconds)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+KINDS = ("live", "live watched", "live", "live watched", "plain")
 
 
-def timed(small: Small, how: str, folder: Path) -> float:
-    if how == "alone":
-        return median_step_s(small)
-    stacks = "python" if how.startswith("history") else "none"
-    live = how != "history"
-    with memtrace.record(
-        folder / f"{how}.pickle", stacks=stacks, live=live, force=True, max_entries=20_000
-    ) as recording:
-        found = None
-        if "watched" in how:
-            found = watcher(recording.recorder.live.place, 60)
-            time.sleep(1.0)  # until it has started and looked once
-        seconds = median_step_s(small)
-        if found is not None:
-            found.kill()
-            found.wait()
-        recording.recorder._stop_history()  # nothing is to be written
-    return seconds
+def cost(folder: Path, seconds: float) -> dict[str, Any]:
+    small, by = Small(), watcher()
+    ratios: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    worked: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    plain: list[float] = []
+    with (
+        Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere),
+        memtrace.record(folder / "cost.pickle", stacks="none", live=True, force=True) as recording,
+    ):  # fmt: skip
+        recorder = recording.recorder
+        seconds_a_step(small, 3)
+        _switch_off(recorder)
+        gc.collect()
+        gc.freeze()
+        end, number = time.monotonic() + seconds, 0
+        while time.monotonic() < end:
+            kind = KINDS[number % len(KINDS)]
+            number += 1
+            gc.collect()
+            warm_up(small)
+            before = seconds_a_step(small, 0.5)
+            if kind != "plain":
+                recorder.hooks.install()
+                recorder.hooks.watch(small.model)
+                recorder.live.start()
+            if "watched" in kind:
+                be_watched(by, recorder, small)
+            warm_up(small)
+            found = seconds_a_step(small, 1.0)
+            if kind != "plain":
+                _switch_off(recorder)
+            warm_up(small)
+            after = seconds_a_step(small, 0.5)
+            plain += [before[0], after[0]]
+            for kept, index in ((ratios, 0), (worked, 1)):
+                kept[kind].append(2 * found[index] / (before[index] + after[index]))
+    by.kill()
+    by.wait()
+    for kept in (ratios, worked):
+        kept["live, watched or not"] = kept["live"] + kept["live watched"]
+    return {
+        "step_ms": 1e3 * statistics.median(plain), "rows_in_the_log": len(recorder.steps),
+        **{kind: {"units": len(found), "mean_ratio": trimmed(found), "95_percent": interval(found),
+                  "processor_mean_ratio": trimmed(worked[kind]), "processor_95_percent": interval(worked[kind])}
+           for kind, found in ratios.items()},
+        "ratios": {kind: [round(ratio, 4) for ratio in found] for kind, found in ratios.items() if kind in KINDS},
+    }  # fmt: skip
+
+
+def _switch_off(recorder: Any) -> None:
+    recorder.live.stop()
+    recorder.hooks.remove()
+    recorder.steps.close()
+
+
+def trimmed(values: list[float]) -> float:
+    """The mean without the highest and the lowest fifth: on a shared machine those are its neighbours' doing."""
+    cut = len(values) // 5
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
 def interval(values: list[float], draws: int = 4000) -> tuple[float, float]:
     chance = random.Random(0)
-    means = sorted(statistics.fmean(chance.choices(values, k=len(values))) for _ in range(draws))
+    means = sorted(trimmed(chance.choices(values, k=len(values))) for _ in range(draws))
     return means[int(0.025 * draws)], means[int(0.975 * draws)]
-
-
-def cost(folder: Path, blocks: int, base: str, others: tuple[str, ...]) -> dict[str, Any]:
-    small = Small()
-    for _ in range(3):
-        median_step_s(small)
-    ratios: dict[str, list[float]] = {how: [] for how in others}
-    alone: list[float] = []
-    for number in range(blocks):
-        order = [base, *(how for how in others if "watched" not in how or number % 2 == 0)]
-        random.Random(number).shuffle(order)
-        seconds = {how: timed(small, how, folder) for how in order}
-        alone.append(seconds[base])
-        for how in seconds.keys() - {base}:
-            ratios[how].append(seconds[how] / seconds[base])
-    return {
-        "base": base, "blocks": blocks, "steps_a_block": BLOCK, "step_ms": 1e3 * statistics.median(alone),
-        **{how: {"mean_ratio": statistics.fmean(found), "median_ratio": statistics.median(found),
-                 "95_percent": interval(found)} for how, found in ratios.items()},
-    }  # fmt: skip
 
 
 def own_seconds(folder: Path, steps: int = 300) -> dict[str, Any]:
     """Seconds of memtrace's own code in the training thread, measured directly: hooks, counters, phases."""
     small = Small()
-    median_step_s(small)
+    warm_up(small)
     before = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
     with memtrace.record(folder / "own.pickle", stacks="none", live=True, force=True) as recording:
-        for _ in range(20):
-            small.step()
-        found = watcher(recording.recorder.live.place, 60)
-        time.sleep(2)
-        for _ in range(20):
-            small.step()
+        warm_up(small)
+        found = watcher()
+        be_watched(found, recording.recorder, small)
+        warm_up(small)
         after = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
         spent = 0.0
         recorder = recording.recorder
@@ -300,12 +338,19 @@ def blocks_cost(folder: Path) -> dict[str, Any]:
     return found
 
 
-def watch(place: str, seconds: float) -> None:
+def watch() -> None:
+    """What is done now and then is done as seldom as by one watcher that stays."""
     from memtrace.live.watch import Watch
 
-    found, end = Watch(Path(place)), time.monotonic() + seconds
-    while time.monotonic() < end and found.poll(0.2):
-        found.state.view()
+    asked_at = owners_at = 0.0
+    for place in sys.stdin:
+        with contextlib.suppress(memtrace.MemtraceError):
+            found = Watch(Path(place.strip()), looks=False)
+            found.looks, found._asked_at, found._owners_at = True, asked_at, owners_at
+            while found.poll(0.2):
+                found.state.view()
+            asked_at, owners_at = found._asked_at, found._owners_at
+            found.close()
 
 
 def same(steps: int) -> dict[str, Any]:
@@ -324,22 +369,21 @@ def same(steps: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", nargs="?")
-    parser.add_argument("--parts", default="same,killed,own,blocks,cost,history")
-    parser.add_argument("--blocks", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--parts", default="cost,same,killed,own,blocks")
+    parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--program", type=int)
-    parser.add_argument("--watch")
-    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--watch", action="store_true")
     args = parser.parse_args()
     if args.program is not None:
         program(args.program)
-    elif args.watch is not None:
-        watch(args.watch, args.seconds)
+    elif args.watch:
+        watch()
     else:
-        measure(Path(args.out), args.parts.split(","), args.blocks, args.steps)
+        measure(Path(args.out), args.parts.split(","), args.seconds, args.steps)
 
 
-def measure(out: Path, parts: list[str], blocks: int, steps: int) -> None:
+def measure(out: Path, parts: list[str], seconds: float, steps: int) -> None:
     answer: dict[str, Any] = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name()}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -348,8 +392,7 @@ def measure(out: Path, parts: list[str], blocks: int, steps: int) -> None:
             "killed": killed_program,
             "own": lambda: own_seconds(folder),
             "blocks": lambda: blocks_cost(folder),
-            "cost": lambda: cost(folder, blocks, "alone", ("live", "live watched")),
-            "history": lambda: cost(folder, blocks, "history", ("history live",)),
+            "cost": lambda: cost(folder, seconds),
         }
         for part in parts:
             began = time.monotonic()
