@@ -18,9 +18,9 @@ def _lightning() -> type[OfTraining]:
     try:
         from lightning.pytorch import Callback
     except ImportError:
-        from pytorch_lightning import Callback
+        from pytorch_lightning import Callback  # type: ignore[assignment,unused-ignore]
 
-    class LightningCallback(OfTraining, Callback):  # type: ignore[misc]
+    class LightningCallback(OfTraining, Callback):  # type: ignore[misc,unused-ignore]
         """Records from the start of training to its end, or to the exception that ends it."""
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
