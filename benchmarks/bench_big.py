@@ -1,18 +1,23 @@
-"""Recordings of millions of events: what memtrace's commands cost against a bare ``pickle.load`` of the same file.
+"""What memtrace's commands cost against a bare ``pickle.load`` of the same file: the tables of docs/big-files.md.
 
-    python benchmarks/bench_big.py [--events 7000000] [--runs 5] [--table] [--folder DIR] [RECORDING …]
+    python benchmarks/bench_big.py [--runs 5] [--without-plain] [--folder DIR]      7 M events, 0.56 M, a tiny file
+    python benchmarks/bench_big.py RECORDING … [--runs 3] [--without-plain]         these, unpacked snapshots
+    python benchmarks/bench_big.py --growth                                         from 0.6 to 16 million events
 
-Makes the recording (see big_recording.py), or takes the ones that are named, and runs whole processes in turn, so that
-a machine whose speed drifts favours nobody. ``pickle.load`` runs with the garbage collector off: with it on, a Python
-before 3.12 collects within the unpickler, and the comparison would flatter memtrace. Prints Markdown tables of medians:
-processor time, wall time and peak memory, each with its ratio. ``--table`` goes from 0.6 to 16 million events (70 MB to
-2 GB); it needs 10 GB of memory for the bare load and 4 GB of disk.
+Whole processes run in turn, so that a machine whose speed drifts favours nobody. ``pickle.load`` runs with the garbage
+collector off: with it on, a Python before 3.12 collects within the unpickler, and that would flatter memtrace.
+Prints Markdown tables of medians: processor time, wall time and peak memory, each with its ratio; and how busy the
+machine was. Recordings of millions of events are made out of a real one's steps (see big_recording.py). Bytecode files
+are written first, as an installation has them.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
+import lzma
 import os
+import platform
 import shutil
 import statistics
 import subprocess
@@ -22,8 +27,11 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-DEFAULT = Path(__file__).parents[1] / "sample_traces" / "llama2-7b_variable-length.pickle.xz"
-BARE = "import gc, pickle, sys; gc.disable(); pickle.load(open(sys.argv[1], 'rb'))"
+ROOT = Path(__file__).parents[1]
+SAMPLES = ROOT / "sample_traces"
+DEFAULT = SAMPLES / "llama2-7b_variable-length.pickle.xz"
+TINY = SAMPLES / "tiny-llama_3-steps.pickle.xz"
+LOAD = "import gc, pickle, sys; gc.disable(); pickle.load(open(sys.argv[1], 'rb'))"
 AGAIN = """import gc, pickle, sys
 gc.disable()
 with open(sys.argv[1], "rb") as source, open(sys.argv[2], "wb") as out:
@@ -33,8 +41,8 @@ COUNT = """import sys
 from memtrace.snapshot.load import load
 print(sum(len(device.trace) for device in load(sys.argv[1]).devices))
 """
-TABLE = (600_000, 2_000_000, 7_000_000, 16_000_000)
-MEMTRACE = [sys.executable, "-m", "memtrace"]
+GROWTH = (600_000, 2_000_000, 7_000_000, 16_000_000)
+CACHED_FROM = 1_000_000  # events; shorter recordings are not cached
 
 
 class Cost(NamedTuple):
@@ -45,85 +53,125 @@ class Cost(NamedTuple):
     memory_bytes: int
 
 
-def make(source: Path, path: Path, events: int) -> None:
-    """Write a recording, in a process of its own: a child's peak counts its parent's memory, too."""
-    maker = [sys.executable, str(Path(__file__).with_name("big_recording.py")), str(path)]
-    subprocess.run([*maker, "--events", str(events), "--from", str(source)], check=True, capture_output=True)
+class Job(NamedTuple):
+    """A row of a table: the arguments of a Python process, and whether it is too slow to run more than once."""
+
+    name: str
+    arguments: list[str]
+    is_plain: bool = False
+    runs_once: bool = False
 
 
-def measure(command: list[str], **environment: str) -> Cost:
+def measure(job: Job, cache: Path) -> Cost:
+    """Run one process; its output is thrown away."""
+    more = {"MEMTRACE_CACHE": str(cache), "MEMTRACE_NO_INDEX": "", "MEMTRACE_PLAIN": "1" if job.is_plain else ""}
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **environment})
+    process = subprocess.Popen([sys.executable, *job.arguments], stdout=subprocess.DEVNULL, env={**os.environ, **more})
     _, status, usage = os.wait4(process.pid, 0)
     wall = time.perf_counter() - start
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"{' '.join(command)} failed")
+        raise SystemExit(f"{' '.join(job.arguments)} failed")
     return Cost(usage.ru_utime + usage.ru_stime, wall, usage.ru_maxrss << 10)
 
 
-def events_of(path: Path) -> int:
-    return int(subprocess.run([sys.executable, "-c", COUNT, str(path)], check=True, capture_output=True).stdout)
+def memtrace(verb: str, *arguments: str | Path) -> list[str]:
+    return ["-m", "memtrace", verb, *map(str, arguments)]
 
 
-def compare(path: Path, runs: int, cache: Path, events: int) -> dict[str, Cost]:
-    """Medians by command. The cache is empty before the first report and filled by it (from a million events on)."""
-    file = str(path)
-    part = f"{events // 2}:{events // 2 + max(events // 100, 1)}"
-    commands: dict[str, tuple[list[str], dict[str, str]]] = {
-        "`pickle.load`": ([sys.executable, "-c", BARE, file], {}),
-        "`report`, plain Python": ([*MEMTRACE, "report", file, "--no-index"], {"MEMTRACE_PLAIN": "1"}),
-        "`report`": ([*MEMTRACE, "report", file], {}),
-        "`report` again": ([*MEMTRACE, "report", file], {}),
-        "`explain`, cached": ([*MEMTRACE, "explain", file], {}),
-        "`report --events`, 1 %, cached": ([*MEMTRACE, "report", file, "--events", part], {}),
-        "`simulate`, one setting": ([*MEMTRACE, "simulate", file, "--conf", "expandable_segments:True"], {}),
-    }
-    costs: dict[str, list[Cost]] = {name: [] for name in commands}
-    for _ in range(runs):
+def show(title: str, jobs: list[Job], runs: int, cache: Path) -> None:
+    """Print a table of medians, compared with the first row. Each round begins with an empty cache."""
+    costs: dict[str, list[Cost]] = {job.name: [] for job in jobs}
+    for number in range(runs):
         shutil.rmtree(cache, ignore_errors=True)
-        for name, (command, more) in commands.items():
-            costs[name].append(measure(command, MEMTRACE_CACHE=str(cache), MEMTRACE_NO_INDEX="", **more))
-    return {
-        name: Cost(*(statistics.median(part) for part in zip(*taken, strict=True))) for name, taken in costs.items()
-    }
-
-
-def show(path: Path, events: int, costs: dict[str, Cost]) -> None:
-    bare = costs["`pickle.load`"]
-    print(f"\n{events:,} events, {path.stat().st_size / 2**20:,.0f} MiB\n")
+        for job in jobs:
+            if number == 0 or not job.runs_once:
+                costs[job.name].append(measure(job, cache))
+    print(f"\n{title}, medians of {runs}; load of the machine {os.getloadavg()[0]:.1f}\n")
     print("| command | processor | wall | memory |\n|---|---:|---:|---:|")
-    for name, cost in costs.items():
+    medians = {name: Cost(*map(statistics.median, zip(*taken, strict=True))) for name, taken in costs.items()}
+    bare = medians[jobs[0].name]
+    for job in jobs:
+        cost = medians[job.name]
         print(
-            f"| {name} | {cost.seconds:.2f} s ({cost.seconds / bare.seconds:.2f}) "
+            f"| {job.name}{' (one run)' * job.runs_once} | {cost.seconds:.2f} s ({cost.seconds / bare.seconds:.2f}) "
             f"| {cost.wall_seconds:.2f} s ({cost.wall_seconds / bare.wall_seconds:.2f}) "
             f"| {cost.memory_bytes / 2**20:,.0f} MiB ({cost.memory_bytes / bare.memory_bytes:.2f}) |",
             flush=True,
         )
 
 
+def compare(path: Path, runs: int, folder: Path, with_plain: bool) -> None:
+    """The table of one recording. From a million events on, the first report fills the cache that the others use."""
+    count = subprocess.run([sys.executable, "-c", COUNT, str(path)], check=True, capture_output=True)
+    events = int(count.stdout)
+    is_cached = events >= CACHED_FROM
+    cached = ", cached" if is_cached else ""
+    part = f"{events // 2}:{events // 2 + max(events // 100, 1)}"
+    jobs = [Job("`pickle.load`", ["-c", LOAD, str(path)]), Job("`report`", memtrace("report", path))]
+    if is_cached:
+        jobs.append(Job("`report` again", memtrace("report", path)))
+    jobs += [
+        Job(f"`explain`{cached}", memtrace("explain", path)),
+        Job(f"`report --events`, 1 %{cached}", memtrace("report", path, "--events", part)),
+        Job("`simulate`, one setting", memtrace("simulate", path, "--conf", "expandable_segments:True")),
+    ]
+    if not is_cached:
+        jobs.append(Job("`simulate --search`", memtrace("simulate", path, "--search"), runs_once=True))
+        again, packed = folder / "again.pickle", folder / "packed.pickle.zst"
+        subprocess.run([sys.executable, "-c", AGAIN, str(path), str(again), "2"], check=True)
+        jobs.append(Job("`report`, pickled again, protocol 2", memtrace("report", again)))
+        if shutil.which("zstd") is not None:
+            subprocess.run(["zstd", "-qf", str(path), "-o", str(packed)], check=True)
+            jobs.append(Job("`report`, compressed with zstd", memtrace("report", packed)))
+    if with_plain:
+        jobs.append(
+            Job("`report`, plain Python", memtrace("report", path, "--no-index"), is_plain=True, runs_once=True)
+        )
+    show(f"{events:,} events, {path.stat().st_size / 2**20:,.0f} MiB", jobs, runs, folder / "cache")
+
+
+def compare_start(runs: int, folder: Path) -> None:
+    """What a file of a few events costs, against numpy's own start."""
+    tiny = unpacked(TINY, folder / "tiny.pickle")
+    jobs = [Job("`import numpy`", ["-c", "import numpy"])]
+    jobs += [Job(f"`{verb}`", memtrace(verb, tiny)) for verb in ("report", "explain", "info")]
+    show("A tiny file, cold start", jobs, runs, folder / "cache")
+
+
+def unpacked(source: Path, path: Path) -> Path:
+    path.write_bytes(lzma.decompress(source.read_bytes()))
+    return path
+
+
+def make(path: Path, events: int) -> Path:
+    """Write a recording, in a process of its own: a child's peak counts its parent's memory, too."""
+    maker = [sys.executable, str(Path(__file__).with_name("big_recording.py")), str(path), "--events", str(events)]
+    subprocess.run(maker, check=True, capture_output=True)
+    return path
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recordings", nargs="*", type=Path, help="unpacked snapshots to measure as they are")
-    parser.add_argument("--events", type=int, default=7_000_000)
-    parser.add_argument("--from", dest="source", type=Path, default=DEFAULT)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--repickled", type=int, metavar="PROTOCOL", help="pickled again by Python, with this protocol")
+    parser.add_argument("--growth", action="store_true", help="needs 10 GB of memory and 4 GB of disk")
+    parser.add_argument("--without-plain", action="store_true", help="leave out the runs without compiled parts")
     parser.add_argument("--folder", type=Path, default=None, help="where recordings are made")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        made, cache = Path(folder) / "big.pickle", Path(folder) / "cache"
-        for wanted in args.recordings or (TABLE if args.table else (args.events,)):
-            path = wanted if isinstance(wanted, Path) else made
-            if path is made:
-                make(args.source, made, wanted)
-            if args.repickled is not None:
-                again = Path(folder) / "again.pickle"
-                subprocess.run([sys.executable, "-c", AGAIN, str(path), str(again), str(args.repickled)], check=True)
-                path = again
-            events = events_of(path)
-            show(path, events, compare(path, args.runs, cache, events))
+    compileall.compile_dir(ROOT / "memtrace", quiet=1)
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start")
+    with_plain = not args.without_plain
+    with tempfile.TemporaryDirectory(dir=args.folder) as made:
+        folder = Path(made)
+        for path in args.recordings:
+            compare(path, args.runs, folder, with_plain)
+        for events in GROWTH if args.growth else ():
+            compare(make(folder / "big.pickle", events), args.runs, folder, with_plain=False)
+        if not args.recordings and not args.growth:
+            compare_start(4 * args.runs, folder)
+            compare(unpacked(DEFAULT, folder / "middle.pickle"), args.runs, folder, with_plain)
+            compare(make(folder / "big.pickle", 7_000_000), args.runs, folder, with_plain)
 
 
 if __name__ == "__main__":
