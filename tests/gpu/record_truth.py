@@ -39,7 +39,8 @@ from tools.labelling.labels import FROM_IDENTITY, Run, truth  # noqa: E402
 from truth_configs import ARCHITECTURES, RUNS, TruthRun, shrunk, small_architecture  # noqa: E402
 
 from memtrace.record import backend as backend_module  # noqa: E402
-from memtrace.record import identity, qlora  # noqa: E402
+from memtrace.record import qlora  # noqa: E402
+from memtrace.record.labels import Labels, contents, storage_of  # noqa: E402
 from memtrace.record.recorder import Recorder, RecordOptions  # noqa: E402
 
 MAX_TAR_BYTES = 14 << 20
@@ -122,11 +123,12 @@ class Stage:
         if rows:
             self.identity.append((now_us(), rows))
 
-    def _labelled(self, labels: Any) -> list[tuple[int, str]]:
-        return [(x.address, FROM_IDENTITY[x.purpose.category, x.purpose.subcategory]) for x in labels if not x.outside]
+    def _note_labels(self, labels: Labels) -> None:
+        within = [label for label in labels.values() if not label.outside]
+        self._note([(x.address, FROM_IDENTITY[x.purpose.category, x.purpose.subcategory]) for x in within])
 
     def _tensors(self, tensors: list[Any], label: str) -> list[tuple[int, str]]:
-        found = (identity.storage_of(tensor, self.backend.device_type) for tensor in tensors)
+        found = (storage_of(tensor, self.backend.device_type) for tensor in tensors)
         return [(storage[0], label) for storage in found if storage is not None]
 
     def note(self, tensors: list[Any], label: str) -> None:
@@ -136,21 +138,22 @@ class Stage:
         if self.model is not None:
             # Of a run that trains nothing, no weight is trained, whatever it requires.
             trained = None if self.options.get("trains", True) else frozenset[int]()
-            labels = identity.unique(
-                identity.model_labels(identity.contents(self.model), self.backend.device_type, trained)
-            )
-            self.packed |= {x.address for x in labels if x.purpose.subcategory == "quantized"}
-            self._note(self._labelled(labels))
+            labels = Labels(self.backend.device_type)
+            labels.add_model(contents(self.model), trained)
+            self.packed |= {x.address for x in labels.values() if x.purpose.subcategory == "quantized"}
+            self._note_labels(labels)
 
     def note_gradients(self) -> None:
         if self.model is not None:
-            self._note(
-                self._labelled(identity.gradient_labels(self.model.named_parameters(), self.backend.device_type))
-            )
+            labels = Labels(self.backend.device_type)
+            labels.add_gradients(self.model.named_parameters())
+            self._note_labels(labels)
 
     def note_states(self) -> None:
         for optimizer in self.optimizers:
-            self._note(self._labelled(identity.optimizer_labels(optimizer, {}, self.backend.device_type)))
+            labels = Labels(self.backend.device_type)
+            labels.add_optimizer(optimizer, {})
+            self._note_labels(labels)
         self._note(self._tensors(self._states(), STATE))
 
     def note_caches(self) -> None:
@@ -194,7 +197,7 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
     place = "cpu" if device == "cpu" else "cuda:0"
     scratch = work / f"{name}{f'-rank{rank}' if rank else ''}.{mode}"
     scratch.mkdir(parents=True, exist_ok=True)
-    if run.ranks > 1:
+    if run.ranks > 1 or run.options.get("group"):
         kind, meeting = "gloo" if device == "cpu" else "nccl", f"file://{work}/{name}.{mode}.meeting"
         torch.distributed.init_process_group(kind, init_method=meeting, rank=rank, world_size=run.ranks)
     stage = Stage(run, checkpoint, scratch, place, mode, rank)

@@ -84,11 +84,15 @@ def watch_fsdp2(stage: Stage, trained: bool) -> None:
 
 
 def fsdp2(stage: Stage) -> Iterator[None]:
-    """``fully_shard`` a layer at a time: full fine-tuning in float32 with bf16 copies, or QLoRA (``quant``)."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    """``fully_shard`` a layer at a time: full fine-tuning in float32 with bf16 copies, or QLoRA (``lora``).
+
+    ``offload``: shards, gradients and states stay on the host.
+    """
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     lora = stage.options.get("lora", False)
     watch_fsdp2(stage, not lora)
+    place = CPUOffloadPolicy(pin_memory=not stage.small) if stage.options.get("offload") else OffloadPolicy()
     if lora:
         model = _qlora_in_bf16(stage)
         policy = MixedPrecisionPolicy()
@@ -99,8 +103,8 @@ def fsdp2(stage: Stage) -> Iterator[None]:
         layers = model.model.layers
     stage.mark("adapters")
     for layer in layers:
-        fully_shard(layer, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
+        fully_shard(layer, mp_policy=policy, offload_policy=place)
+    fully_shard(model, mp_policy=policy, offload_policy=place)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     stage.know(model, optimizer)
     yield
@@ -301,11 +305,12 @@ def compiled(stage: Stage) -> Iterator[None]:
         keep(context, *tensors)
 
     torch.autograd.function.FunctionCtx.save_for_backward = save  # type: ignore[method-assign]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    plain = stage.options.get("optimizer") == "sgd"  # without states, and so with its peak in the loss
+    optimizer = (torch.optim.SGD if plain else torch.optim.AdamW)(model.parameters(), lr=1e-4)
     stage.know(model, optimizer)
     fast = torch.compile(model, mode=stage.options.get("mode"), dynamic=False)
     yield
-    programs._train(stage, _WithConfig(fast, model.config), optimizer, 2, 512)
+    programs._train(stage, _WithConfig(fast, model.config), optimizer, 2, stage.options.get("length", 512))
 
 
 def kernels(stage: Stage) -> Iterator[None]:

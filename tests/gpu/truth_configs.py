@@ -186,6 +186,7 @@ RUNS: dict[str, TruthRun] = {
 STACK_RUNS: dict[str, TruthRun] = {
     **_both("fsdp2", "fsdp2", "tinyllama-4-layers", {}, ranks=2),
     **_both("fsdp2-qlora", "fsdp2", "llama-3-layers", {}, ranks=2, lora=True),
+    **_both("fsdp2-offload", "fsdp2", "tinyllama-4-layers", {}, group=True, offload=True),
     **_both("fsdp1", "fsdp1", "tinyllama-4-layers", {}, ranks=2),
     **_both("ddp", "ddp", "tinyllama-4-layers", {}, ranks=2),
     **_both("zero-states", "ddp", "tinyllama-4-layers", {}, ranks=2, zero=True),
@@ -194,6 +195,7 @@ STACK_RUNS: dict[str, TruthRun] = {
     **_both("tensor-parallel", "tensor_parallel", "tinyllama-4-layers", {}, ranks=2),
     **_both("compiled", "compiled", "tinyllama-4-layers", {}, compiled=True),
     **_both("compiled-graphs", "compiled", "tinyllama-4-layers", {}, compiled=True, mode="reduce-overhead"),
+    **_both("compiled-loss", "compiled", "tinyllama-4-layers", {}, compiled=True, optimizer="sgd", length=2048),
     **_both("sdpa-flash", "kernels", "llama-3-layers", _BF16 | _NOT_HELD, sdpa="FLASH_ATTENTION"),
     **_both("sdpa-cudnn", "kernels", "llama-3-layers", _BF16 | _NOT_HELD, sdpa="CUDNN_ATTENTION"),
     **_both("liger", "kernels", "llama-3-layers", _BF16, liger=True),
