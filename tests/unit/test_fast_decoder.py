@@ -308,3 +308,17 @@ def test_a_frame_head_within_an_opcode_is_left_to_the_other_loader() -> None:
         else:
             if fast is not None:
                 assert_same(fast, other)
+
+
+@pytest.mark.parametrize("appends", [b"(e", b"(e(e"])
+def test_a_list_extended_by_nothing_is_an_empty_trace(appends: bytes) -> None:
+    """No pickler writes it, and every unpickler takes it."""
+    written = pickle.dumps({"segments": [], "device_traces": [[]]}, 4)
+    empty = written.rindex(b"]\x94")  # EMPTY_LIST, MEMOIZE: the trace's own
+    data = written[:empty] + b"]\x94" + appends + written[empty + 2 :]
+    unframed = data[:2] + data[11:]  # the frame's length is no longer right
+    assert pickle.loads(unframed) == pickle.loads(written)
+    fast, other = both(unframed)
+    assert_same(other, both(written)[1])
+    if fast is not None:
+        assert_same(fast, other)

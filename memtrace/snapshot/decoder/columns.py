@@ -8,6 +8,8 @@ file: both give the same snapshot.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -95,7 +97,7 @@ class TraceColumns:
         """The trace is read. ``last_masks`` are the keys of its last events, one bit each."""
         self.grow(count)
         self._count = count
-        self._edge_keys = self.keys_of(int(np.bitwise_or.reduce(last_masks, initial=self.first_masks)))
+        self._edge_keys = self.keys_of(reduce(or_, last_masks, self.first_masks))
 
     @staticmethod
     def keys_of(mask: int) -> list[str]:
