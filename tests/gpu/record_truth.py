@@ -184,6 +184,7 @@ def note_streamed_weights(stage: Stage) -> None:
 def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, device: str) -> None:
     """One process's job: run, and leave ``NAME.MODE.pickle`` with everything the labels need."""
     import torch
+    from more_programs import MORE
     from programs import PROGRAMS
     from stack_programs import STACKS
 
@@ -246,7 +247,7 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
     try:
         with stamping as log:
             record["log"] = log
-            program = (PROGRAMS | STACKS)[run.program](stage)
+            program = (PROGRAMS | MORE | STACKS)[run.program](stage)
             next(program)
             if run.late and not rank:
                 backend.synchronize()

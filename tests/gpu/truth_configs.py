@@ -203,7 +203,24 @@ STACK_RUNS: dict[str, TruthRun] = {
     **_both("dpo", "preferences", "tinyllama-4-layers", _BF16 | _NOT_HELD, trainer="dpo"),
     **_both("grpo", "preferences", "tinyllama-4-layers", _BF16 | _NOT_HELD, trainer="grpo"),
 }
-RUNS |= STACK_RUNS
+# Other optimizers, models and loops.
+MORE_RUNS: dict[str, TruthRun] = {
+    **_both("sam", "sam", "", {}),
+    **_both("flat", "flat", "", {}),
+    **_both("lookahead", "lookahead", "", {}),
+    **_both("shampoo", "shampoo", "", {}),
+    **_both("half-precision", "half_precision", "", {}),
+    **_both("distillation", "distillation", "", {}),
+    **_both("averaged-vision", "averaged_vision", "", {}),
+    **_both("translation", "translation", "", {}),
+    **_both("contrast", "contrast", "", {}),
+    **_both("recurrent", "recurrent", "", {}),
+    **_both("penalty", "penalty", "", {}),
+    **_both("prompts", "prompts", "tinyllama-4-layers", {}),
+    **_both("features", "features", "", {}, trains=False),
+    **_both("graph", "graph", "", {}),
+}
+RUNS |= STACK_RUNS | MORE_RUNS
 
 TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2,

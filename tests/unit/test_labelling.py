@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tools.labelling.alignment import Feature, align
@@ -158,3 +163,15 @@ def test_attention_scores_are_found_by_their_softmax_and_an_extra_mask_sum_does_
         trace.mark("backward")
     labels = truth(clean.run(), stamped.run(), log, 7, {})["label"]
     assert labels == ["temporary/forward", "temporary/attention_matrix", "temporary/attention_matrix"]
+
+
+def test_the_script_that_records_truth_runs(tmp_path: Path) -> None:
+    """On the CPU, as CONTRIBUTING.md says: it follows the package's own rooms, which move."""
+    pytest.importorskip("torch")
+    script = Path(__file__).parents[1] / "gpu" / "record_truth.py"
+    command = [sys.executable, str(script), "--one", "penalty_late", "--mode", "clean", "--device", "cpu"]
+    subprocess.run([*command, "--work", str(tmp_path), "--checkpoint", str(tmp_path)], check=True, timeout=120)
+    made = pickle.loads((tmp_path / "penalty_late.clean.pickle").read_bytes())
+    assert made["kind"] == "end" and {label for _, rows in made["identity"] for _, label in rows} == {
+        "lora/param", "lora/grad", "lora/optstate",
+    }  # fmt: skip
