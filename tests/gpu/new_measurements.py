@@ -1,9 +1,10 @@
 """Measure peaks by phase where the measured files hold nothing yet, and print the signed errors of the estimate.
 
-    python3 tests/gpu/new_measurements.py --out DIR [--only NAME…] [--workers 4] [--device cuda|cpu]
+    python3 tests/gpu/new_measurements.py --out DIR [--only NAME…] [--measured] [--workers 4] [--device cuda|cpu]
     python3 tests/gpu/new_measurements.py --compare DIR/new_measurements.json [--dry-run]
 
 Each configuration trains two steps in a process of its own, random weights, published widths with four layers.
+``--measured`` are instead the 38 setups of ``tests/truth/measured`` with all layers, which had shared a process each.
 ``new_measurements.json`` has the rows of the measured files (peaks of requested, allocated and reserved bytes by step
 and phase, and allocated bytes at its end), with the options of the run beside them. ``--compare`` needs no GPU. With
 ``--device cpu`` the models are tiny and a stand-in watches host memory, to test the script.
@@ -25,6 +26,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
 
+from record_runs import write_zeros  # noqa: E402
 from truth_configs import LLAMA2_7B, MISTRAL_7B, QWEN2_7B, TINY  # noqa: E402
 
 LAYERS = 4
@@ -76,6 +78,15 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "nf4-single": ("llama2-7b", {"quant": "nf4"} | _HALF),
 }
 PHASES = ("forward", "backward", "optimizer")
+TRUTH = HERE.parent / "truth" / "measured"
+_ROW_KEYS = {"L": "seq_len", "B": "batch", "ckpt": "checkpointing", "attn": "attn", "optim": "optim",
+             "dropout": "dropout", "rank": "rank", "prepare": "prepare_kbit"}  # fmt: skip
+MEASURED: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{file.stem}-{number:02d}": (row["arch"], {option: row[key] for key, option in _ROW_KEYS.items()})
+    for file in sorted(TRUTH.glob("*_r[0-9]*.json"))
+    for number, row in enumerate(json.loads(file.read_text())["rows"])
+}
+ALL = CONFIGURATIONS | MEASURED
 
 
 class CudaMeter:
@@ -113,14 +124,14 @@ class StandInMeter:
 
 def step_options(name: str, device: str) -> dict[str, Any]:
     """All options of a configuration, as ``StepConfig`` takes them."""
-    options = {"seq_len": 1024, "optim": "adamw_torch", "rank": 16, "dropout": 0.05, **CONFIGURATIONS[name][1]}
+    options = {"seq_len": 1024, "optim": "adamw_torch", "rank": 16, "dropout": 0.05, **ALL[name][1]}
     return options | {"seq_len": 64, "rank": 4, "chunk_tokens": 32} if device == "cpu" else options
 
 
 def architecture(name: str, device: str) -> dict[str, Any]:
     """The configuration's model, with few layers (tiny on a host)."""
-    keys = ARCHITECTURES[CONFIGURATIONS[name][0]] | {"num_hidden_layers": LAYERS}
-    if CONFIGURATIONS[name][1].get("quant") == "int8":
+    keys = ARCHITECTURES[ALL[name][0]] | {"num_hidden_layers": 32 if name in MEASURED else LAYERS}
+    if ALL[name][1].get("quant") == "int8":
         keys |= {"initializer_range": 0.005}
     if device == "cpu":
         small = {"hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"}
@@ -137,7 +148,7 @@ def run_one(name: str, folder: Path, out: Path, device: str) -> None:
 
     cfg = qlora.StepConfig(**step_options(name, device))
     keys = architecture(name, device)
-    row: dict[str, Any] = {"name": name, "config": keys, "arch": CONFIGURATIONS[name][0], "options": asdict(cfg)}
+    row: dict[str, Any] = {"name": name, "config": keys, "arch": ALL[name][0], "options": asdict(cfg)}
     row |= {"L": cfg.seq_len, "B": cfg.batch, "rank": cfg.rank, "prepare": cfg.prepare_kbit}
     row |= {"ckpt": cfg.checkpointing, "attn": cfg.attn, "optim": cfg.optim, "dropout": cfg.dropout}
     if device == "cpu":
@@ -151,8 +162,9 @@ def run_one(name: str, folder: Path, out: Path, device: str) -> None:
         meter = CudaMeter()
     torch.manual_seed(0)
     place = "cpu" if device == "cpu" else "cuda:0"
-    checkpoint = folder / name
-    subprocess.run([sys.executable, __file__, "--write", json.dumps(keys), str(checkpoint), place], check=True)
+    checkpoint = folder / ALL[name][0] if name in MEASURED else folder / name
+    if not checkpoint.exists():
+        subprocess.run([sys.executable, __file__, "--write", json.dumps(keys), str(checkpoint), place], check=True)
     meter.reset()
     base = qlora.load_base(checkpoint, cfg, place)
     model = qlora.add_adapters(base, cfg)
@@ -190,6 +202,9 @@ def measure(names: list[str], out: Path, device: str, workers: int) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         rows_folder, checkpoints = Path(scratch) / "rows", Path(scratch) / "checkpoints"
         rows_folder.mkdir()
+        for shared in {ALL[name][0] for name in names if name in MEASURED}:  # zeros: values decide no size here
+            keys = architecture(next(name for name in MEASURED if ALL[name][0] == shared), device)
+            write_zeros(keys, checkpoints / shared)
 
         def one(name: str) -> str:
             start = time.monotonic()
@@ -257,13 +272,16 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", nargs="+", default=list(CONFIGURATIONS), metavar="NAME")
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--measured", action="store_true")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--compare", type=Path, metavar="FILE")
     parser.add_argument("--dry-run", action="store_true", help="compare with the dry run instead of the estimate")
     args = parser.parse_args()
-    file = args.compare or measure(args.only, args.out, args.device, args.workers)
+    dealt = [name for first in range(10) for name in list(MEASURED)[first::10]]  # large ones apart: they share a card
+    names = args.only or (dealt if args.measured else list(CONFIGURATIONS))
+    file = args.compare or measure(names, args.out, args.device, args.workers)
     try:
         compare(file, args.dry_run)
     except ImportError as error:
