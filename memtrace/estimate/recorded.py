@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memtrace.errors import MemtraceError
+from memtrace.errors import MemtraceError, UsageError
 from memtrace.estimate.against import Against, compare
 from memtrace.estimate.estimate import estimate
 from memtrace.estimate.options import ALL_LINEAR, OPTIMIZER_NAMES, RunOptions
@@ -99,6 +99,8 @@ def _of_objects(analysis: Analysis, model: Mapping[str, Any], config: Mapping[st
     decorated = analysis.timeline.snapshot.stacks.called("amp/autocast_mode.py", "decorate_autocast")
     values["autocast"] = bool(config.get("autocast")) or decorated
     values |= {option: run[key] for key, option in _RUN_KEYS.items() if key in run}
+    if values.get("loss") == "own":
+        raise UsageError("the program made its loss outside the model: describe it with --model … --loss")
     if "sequence" not in values:
         tokens = max(recorded_tokens(analysis, shape, 4 if values["prepare_kbit"] else 2), default=None)
         if tokens is None:

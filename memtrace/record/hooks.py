@@ -45,6 +45,7 @@ class AutoHooks:
         self._calls = 0
         self._logits: Callable[[], Any] | None = None  # of the last call, as long as anything holds them
         self._passes = 0  # backward passes since the last optimizer step
+        self._tokens = 0  # of the last training call
 
     def install(self) -> None:
         """Begin to follow the program."""
@@ -65,12 +66,14 @@ class AutoHooks:
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if self.log.name == BACKWARD:  # reentrant checkpointing
+            if torch._C._current_graph_task_id() != -1:  # reentrant checkpointing
                 return original(*args, **kwargs)
+            is_marked = self.log.name == BACKWARD  # by the program, which will say when it ends
             self.log.enter(BACKWARD)
             result = original(*args, **kwargs)
             self.log.completed += 1
-            self.log.enter(BETWEEN)  # not after an error: the phase stays what it was when it failed
+            if not is_marked:
+                self.log.enter(BETWEEN)  # not after an error: the phase stays what it was when it failed
             with messages.guarded("looking at the gradients"):
                 self._note_kept()
                 self.after_backward()
@@ -191,6 +194,10 @@ class AutoHooks:
         shape = tuple(getattr(given, "shape", ()))
         if self.log.name != FORWARD or len(shape) < 2:
             return
+        if given.is_floating_point() and "inputs_embeds" not in kwargs:
+            self._note_head(given.numel() // max(shape[-1], 1))
+            return
+        self._tokens = shape[0] * shape[1]
         if shape[0] * shape[1] > run.get("batch", 0) * run.get("seq_len", 0):
             run |= {"batch": int(shape[0]), "seq_len": int(shape[1])}
             run.pop("lengths", None)
@@ -198,14 +205,24 @@ class AutoHooks:
             if tuple(getattr(mask, "shape", ())) == shape[:2]:
                 run["lengths"] = [int(length) for length in mask.cpu().sum(-1).tolist()][:_MOST_SEQUENCES]
 
+    def _note_head(self, tokens: int) -> None:
+        """The program takes the logits of so many hidden states itself: of all of the last call, or of a chunk."""
+        run = self.log.run
+        if run.get("loss") in ("own", "chunked") and tokens < self._tokens:
+            run |= {"loss": "chunked", "chunk_tokens": max(tokens, run.get("chunk_tokens", 0))}
+        elif run.get("loss") == "own" and self._tokens:
+            run["loss"] = "full"
+
     def _note_output(self, output: Any) -> None:
-        """Whether the model made loss and logits in a training call."""
+        """Whether the model made loss and logits in a training call; "own": the program goes on from hidden states."""
         if self.log.name != FORWARD:
             return
         run = self.log.run
         logits = getattr(output, "logits", None)
         if getattr(output, "loss", None) is not None:
             run["loss"] = "full" if logits is not None else "fused"
+        elif logits is None and getattr(output, "last_hidden_state", None) is not None:
+            run.setdefault("loss", "own")
         self._logits = weakref.ref(logits) if logits is not None else None
 
     def _note_kept(self) -> None:

@@ -309,6 +309,7 @@ def record_run(
             assert recording.recorder is not None
             log = recording.recorder.log
             recording.count_steps_by_hand()
+            log.run |= {"loss": cfg.loss, "chunk_tokens": cfg.chunk_tokens}
             net = net if net is not None else _build(model, cfg, device)
             optimizer = make_optimizer(net, cfg)
             log.enter(phases.BETWEEN)

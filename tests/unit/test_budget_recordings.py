@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ GIB = 1 << 30
 def stream_of(name: str) -> Stream:
     run = RECORDED[name]
     options = RunOptions(**run["options"])
-    return simulate_run(model_preset(run["model"]), options, gpu_preset("h200").device, steps=run["steps"])
+    shape = model_preset(run["model"])
+    shape = replace(shape, layers=run.get("layers", shape.layers))
+    return simulate_run(shape, options, gpu_preset("h200").device, steps=run["steps"])
 
 
 def digest(stream: Stream, allocations: int) -> str:

@@ -266,6 +266,54 @@ def test_batch_loss_and_held_logits_are_recorded(
     assert read(recording.file)["memtrace"]["config"]["run"] == {"batch": 4, "seq_len": 7, "accumulate": 2, **told}
 
 
+def test_held_logits_are_seen_where_the_program_marks_its_phases(stand_in: StandIn, tmp_path: Path) -> None:
+    model = Causal(tiles=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memtrace.record(tmp_path / "run.pickle") as recording:
+        assert recording.recorder is not None
+        for _ in range(2):
+            answer = model(input_ids=torch.zeros(4, 7, dtype=torch.long))
+            recording.recorder.log.enter("backward")
+            answer.loss.backward()
+            optimizer.step()
+    run = read(recording.file)["memtrace"]["config"]["run"]
+    assert run == {"batch": 4, "seq_len": 7, "accumulate": 1, "keep_logits": True, "loss": "full"}
+
+
+class Hidden:
+    def __init__(self, last_hidden_state: torch.Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+
+    def forward(self, input_ids: torch.Tensor) -> Hidden:
+        return Hidden(self.table(input_ids))
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [(8, {"loss": "chunked", "chunk_tokens": 8}), (28, {"loss": "full"}), (0, {"loss": "own"})],
+)
+def test_a_loss_that_the_program_makes_of_hidden_states(
+    stand_in: StandIn, tmp_path: Path, rows: int, told: dict[str, Any]
+) -> None:
+    """Hidden states that the head gets are no batch of sequences."""
+    base, head = Base(), nn.Linear(8, 16)
+    optimizer = torch.optim.SGD(base.parameters(), lr=0.1)
+    with memtrace.record(tmp_path / "run.pickle") as recording:
+        for _ in range(2):
+            states = base(input_ids=torch.zeros(4, 7, dtype=torch.long)).last_hidden_state.reshape(-1, 8)
+            chunks = states.split(rows) if rows else (states,)
+            losses = [(head(chunk) if rows else chunk @ head.weight.T).logsumexp(-1).sum() for chunk in chunks]
+            torch.stack(losses).sum().backward()
+            optimizer.step()
+    assert read(recording.file)["memtrace"]["config"]["run"] == {"batch": 4, "seq_len": 7, "accumulate": 1, **told}
+
+
 def test_lengths_of_the_largest_batch_are_read_from_its_mask(stand_in: StandIn, tmp_path: Path) -> None:
     model = Causal(tiles=False)
     with memtrace.record(tmp_path / "run.pickle") as recording:

@@ -141,14 +141,14 @@ def _fused(ops: Ops, kernel: str, g: Geometry, query: Tensor, key: Tensor, value
     if node is not None:
         for tensor in (query, key, value):
             ops.save(node, tensor)
+    seeds = [ops.new(1, 8, kernel), ops.new(1, 8, kernel)] if kernel == "cudnn" else []  # random seed and offset
     out = ops.new(g.query_elements, query.width, kernel)
     row_sums = None
     if node is not None:
         rows = -(-g.sequence // 32) * 32 if kernel == "efficient" else g.sequence
         row_sums = ops.new(g.batch * g.heads * rows, 4, kernel)
-    seeds = []
-    if kernel != "efficient":  # random-number seed and offset
-        seeds = [ops.new(1, 8, kernel), ops.new(1, 8, kernel)]
+    if kernel == "flash":
+        seeds = [ops.new(2, 8, kernel), ops.new(1, 8, kernel)]
     if kernel == "cudnn":
         workspace = ops.new(256, 1, "cudnn_workspace")
         del workspace

@@ -156,14 +156,16 @@ def lora_linear(ops: Ops, layer: LoraLinear, device: KernelDevice, dropout: bool
         tape.site = f"{layer.name}.lora"
         if layer.base.scheme == "none":  # peft/tuners/lora/layer.py casts under autocast too, and the sum last
             x = ops.to(x, layer.a.width)
-            output = ops.scale(_adapter(ops, layer.a, layer.b, layer.base.outputs, dropout, x), "mul_scaling")
-            result = ops.to(ops.add(result, output, "add_adapter"), expected_width)
+            adapter = (layer.a, layer.b, layer.base.outputs)
+            result = ops.add(result, ops.scale(_adapter(ops, *adapter, dropout, x), "mul_scaling"), "add_adapter")
+            result = ops.to(result, expected_width)  # by now the branch and the first result are gone
         else:  # bnb.py
             x = x if ops.autocast else ops.to(x, layer.a.width)
             output = ops.scale(_adapter(ops, layer.a, layer.b, layer.base.outputs, dropout, x), "mul_scaling")
             output = output if ops.autocast else ops.to(output, expected_width)
             result = ops.add(result, output, "add_adapter")
-        del output, x
+            del output
+        del x
     tape.site = outer
     return result
 
