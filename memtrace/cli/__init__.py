@@ -16,7 +16,7 @@ from pathlib import Path
 from memtrace._version import __version__
 from memtrace.cli.leads import lead, with_lead
 from memtrace.cli.parsing import Parser, nearest, verb_module, verb_parser
-from memtrace.errors import MemtraceError, SnapshotError, UsageError
+from memtrace.errors import MemtraceError, NoAnswerError, SnapshotError, UsageError
 from memtrace.units import printable
 
 # Verb (the name of its file) -> one line for the overview, by the question that people come with.
@@ -161,7 +161,7 @@ def _dispatch(args: list[str]) -> int:
     try:
         code: int = module.run(parsed)
         sys.stdout.flush()
-    except (SnapshotError, UsageError) as error:
+    except (SnapshotError, UsageError, NoAnswerError) as error:
         raise type(error)(with_lead(str(error), parsed, name)) from None
     except BrokenPipeError:  # the reader of our output went away, as `| head` does; what a check found stands
         _drop_output()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from memtrace.cli.common import add_shared, print_json, say_written, usual_signals, whole_number
 from memtrace.cli.estimate import add_setup, card_from, compared, options_from, show
+from memtrace.cli.leads import check_program
 from memtrace.errors import UsageError
 from memtrace.writing import check_target
 
@@ -57,8 +58,8 @@ def _run_script(args: argparse.Namespace, program: list[str]) -> int:
         raise UsageError("--model and a script: give one of them")
     if args.module is None and program[0].startswith("-"):
         raise UsageError(f"no such option: {program[0]} (see memtrace dryrun --help)")
-    if args.module is None and not Path(program[0]).exists():
-        raise UsageError(f"can't open {program[0]}: no such file")
+    if args.module is None:
+        check_program(program[0])
     gpu = gpu_preset(args.gpu or "h200")
     capacity = parse_capacity(args.capacity) if args.capacity else gpu.total_bytes
     name = program[0] if args.module is not None else Path(program[0]).stem

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("program", metavar="PID|SOCKET", nargs="?", help="which program (default: the only one, or a list)")
+    add(
+        "program",
+        metavar="PID|SOCKET",
+        nargs="?",
+        help="which program (default: the only one, or a list); a file is played as --replay does",
+    )
     add_shared(parser, "json device")
     add("--once", action="store_true", help="one look, and end")
     add("--ranks", action="store_true", help="all programs of this user's, one row each, the odd one marked")
@@ -60,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open(args: argparse.Namespace) -> Watched:
+    if args.replay is None and args.program and Path(args.program).is_file():
+        args.replay = args.program
     if args.replay is not None:
         return _replay(args)
     from memtrace.live.watch import Watch, find

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memtrace.cli.common import option, usual_signals
+from memtrace.cli.leads import check_program
 from memtrace.errors import UsageError
 
 
@@ -73,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
         on_alarm=args.on_alarm,
         metrics=tuple(args.metrics),
     )
+    if args.module is None:
+        check_program(program[0])
     usual_signals(and_path=True)
     if args.forecast:
         from memtrace.record.ahead import watch

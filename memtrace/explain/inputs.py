@@ -43,8 +43,13 @@ def is_snapshot(source: str) -> bool:
     if source == "-":
         stdin = cast(io.BufferedReader, sys.stdin.buffer)
         return looks_like_snapshot(stdin.peek(_HEAD_BYTES)[:_HEAD_BYTES])
+    return looks_like_snapshot(beginning(source))
+
+
+def beginning(source: str) -> bytes:
+    """The first 4 KiB of a file, unpacked. Raises SnapshotError if it can't be read."""
     with _unpacked(source) as stream:
-        return looks_like_snapshot(stream.read(_HEAD_BYTES))
+        return stream.read(_HEAD_BYTES)
 
 
 def is_log(path: Path) -> bool:
@@ -53,10 +58,9 @@ def is_log(path: Path) -> bool:
     try:
         if not path.is_file() or path.stat().st_size > _TWICE_BYTES:
             return False
-        with path.open("rb") as file:
-            if looks_like_snapshot(file.read(_HEAD_BYTES)):
-                return False
-            file.seek(0)
+        if looks_like_snapshot(beginning(str(path))):
+            return False
+        with _unpacked(str(path)) as file:
             return bool(read_log(file).messages)
     except (MemtraceError, OSError, ValueError):
         return False
@@ -128,13 +132,13 @@ def refuse_foreign(sources: Sequence[str]) -> None:
     """Raise SnapshotError for what can't be a log, once no message was found in it: a web page, a file of other
     content under a snapshot's name. A log under such a name is a log all the same."""
     for source in sources:
-        head = b""
-        if source != "-":
-            with _unpacked(source) as stream:
-                head = stream.read(_HEAD_BYTES)
+        head = beginning(source) if source != "-" else b""
         start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:64].lower()
         if start.startswith((b"<!doctype", b"<html")):
-            raise SnapshotError(f"{source}: an HTML page, neither a snapshot nor a log with an out-of-memory message")
+            raise SnapshotError(
+                f"{source}: an HTML page, neither a snapshot nor a log with an out-of-memory message; "
+                "of a viewer's page give the .pickle it was made from"
+            )
         if source.lower().endswith(_SNAPSHOT_NAMES):
             what = "neither a snapshot nor a log with an out-of-memory message" if head else "the file is empty"
             raise SnapshotError(f"{source}: {what}")

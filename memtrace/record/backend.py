@@ -25,7 +25,10 @@ OomObserver = Callable[[int, int, int, int], None]
 """Called with (device, bytes of the failing request, bytes of the limit or device in use, free bytes of the device)."""
 
 MIN_TORCH = (2, 1)
-_CPU_ONLY = "this PyTorch ({version}) is a CPU-only build: there is no GPU memory to record; install a CUDA build"
+_CPU_ONLY = (
+    "this PyTorch ({version}) is a CPU-only build: there is no GPU memory to record; "
+    "install a CUDA build, or let memtrace dryrun run the script without a GPU"
+)
 _NO_HISTORY = (
     "the allocator backend is {backend}, which keeps no history; "
     "remove backend:cudaMallocAsync from PYTORCH_CUDA_ALLOC_CONF to record"

@@ -24,7 +24,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from memtrace.errors import UsageError
 from memtrace.record import backend as backend_module
 from memtrace.record import messages
 from memtrace.record.live import let_watchers_in
@@ -43,8 +42,6 @@ _LOST_ERROR = (
 def launch(program: Sequence[str], is_module: bool, options: RecordOptions) -> int:
     """Run ``program`` (script or module, then its arguments) under a recorder; returns its exit code."""
     backend_module.get().precheck()
-    if not is_module and not Path(program[0]).exists():
-        raise UsageError(f"can't open {program[0]}: no such file")
     inner = let_watchers_in(Recorder(options))
     signals = SignalWatch(inner)
     signals.install()

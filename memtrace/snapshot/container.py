@@ -24,7 +24,7 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
 _PACKED = tuple(magic for magic, _ in _MAGIC)
 _PIPE_LIMIT_BYTES = 16 << 30
 _PIPE_PART_BYTES = 1 << 20
-_LEGACY_CHECKPOINT = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save before 1.6 begins with this number
+LEGACY_CHECKPOINT = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save before 1.6 begins with this number
 
 
 class _Bounded(io.RawIOBase):
@@ -62,7 +62,9 @@ def _refuse_foreign(head: bytes, name: str, source: BinaryIO) -> None:
     if not head:
         raise SnapshotError(f"{name}: the file is empty; the dump was never written or was interrupted")
     if head.startswith(b"SQLite format 3\x00"):
-        raise SnapshotError(f"{name}: a SQLite dump of a snapshot, which memtrace does not read; dump a pickle instead")
+        raise SnapshotError(
+            f"{name}: a SQLite file (a dump of a snapshot, or Nsight's), which memtrace does not read; dump a pickle"
+        )
     if head.startswith(b"PK\x03\x04"):
         import zipfile
 
@@ -74,7 +76,7 @@ def _refuse_foreign(head: bytes, name: str, source: BinaryIO) -> None:
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
             kind = "a damaged zip archive"
         raise SnapshotError(f"{name}: {kind}, not a memory snapshot")
-    if head[2:].startswith(_LEGACY_CHECKPOINT):
+    if head[2:].startswith(LEGACY_CHECKPOINT):
         raise SnapshotError(f"{name}: a PyTorch checkpoint (torch.save, old format), not a memory snapshot")
     if head.startswith((b"\x89HDF", b"GGUF")) or head[8:10] == b'{"':
         raise SnapshotError(f"{name}: a file of model weights, not a memory snapshot")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pickle
 import re
@@ -13,6 +14,7 @@ import pytest
 from support import trace_path
 
 from memtrace.cli import QUESTIONS, VERBS, main
+from memtrace.snapshot.container import LEGACY_CHECKPOINT
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 23.69 GiB"
 READERS = (
@@ -75,6 +77,54 @@ def test_a_running_process(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["report", str(os.getpid())], [str(os.getpid())]):
         assert f"memtrace live {os.getpid()} watches it" in said(capsys, *words)
     assert "process" not in said(capsys, "report", "999999999")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("train.py", b"import torch\n", "memtrace dryrun train.py runs it without a GPU"),
+        ("conf.yaml", b"base_model: x\n", "memtrace forecast --config conf.yaml"),
+        ("config.json", b'{"model_type": "llama"}', "memtrace estimate --model config.json"),
+        ("trace.json", b'{"schemaVersion": 1, "traceEvents": []}', "memtrace run train.py records them"),
+        ("trace.json.gz", gzip.compress(b'{"traceEvents": []}'), "memtrace run train.py records them"),
+        ("a.nsys-rep", b"\x01\x02", "memtrace run train.py records them"),
+        ("a.pickle.bz2", b"BZh91AY", "unpack it first"),
+        ("old.pt", b"\x80\x02" + LEGACY_CHECKPOINT, "memtrace forecast --model CONFIG.json"),
+        ("oom.log.gz", gzip.compress(OOM.encode()), "it is a log: memtrace explain oom.log.gz"),
+    ],
+)
+def test_other_files(name: str, content: bytes, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    told = re.sub(rf"(dryrun|config|model|explain) {re.escape(name)}", rf"\1 {file}", told)
+    assert told in said(capsys, "report", str(file))
+    if "log" not in name:
+        assert main(["explain", str(file)]) in (3, 4)
+        assert told in capsys.readouterr().err
+
+
+def test_an_archive_of_a_report_is_to_be_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with zipfile.ZipFile(tmp_path / "issue.zip", "w") as archive:
+        archive.writestr("snapshot.pickle", b"")
+    assert said(capsys, "explain", str(tmp_path / "issue.zip")).endswith("unpack it first (snapshot.pickle)")
+
+
+def test_a_folder_of_logs_and_an_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rank0.log").write_text(OOM)
+    assert said(capsys, "explain", str(tmp_path)).endswith(f"memtrace explain {tmp_path}/*.log")
+    assert said(capsys, "report", "https://host/a.pickle").endswith("save it to a file first")
+
+
+@pytest.mark.parametrize("verb", ["run", "dryrun"])
+def test_what_is_no_program(verb: str, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train.log", "rank0.pickle.xz"):
+        assert "no Python program; memtrace explain" in said(capsys, verb, str(run_folder / name))
+    assert said(capsys, verb, "sh", "train.py").endswith("sh comes first, as in torchrun -m memtrace run train.py")
+
+
+def test_live_plays_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["live", "--once", str(trace_path("tiny-llama_3-steps"))]) == 0
+    assert "ended" in capsys.readouterr().out
 
 
 def test_no_lead_leads_back_to_the_verb_that_failed(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

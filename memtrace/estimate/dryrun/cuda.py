@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import types
 from typing import Any
 
@@ -57,7 +58,12 @@ def install(memory: DryMemory) -> None:
 def page_states() -> None:
     """bitsandbytes' paged states lie in managed memory, outside PyTorch's allocator: here in the host's."""
     import torch
-    from bitsandbytes import functional
+
+    logging.disable(logging.WARNING)  # which kernels its CPU part lacks is no matter here
+    try:
+        from bitsandbytes import functional
+    finally:
+        logging.disable(logging.NOTSET)
 
     def get_paged(*shape: int, dtype: Any = torch.float32, **_: Any) -> Any:
         made = torch.empty(shape, dtype=dtype)
