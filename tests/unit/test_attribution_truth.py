@@ -44,9 +44,6 @@ AT_PEAK = {
     "dora_late": 0.992,  # a workspace from before the recording, among weights of its very size
 }
 OVERALL = {
-    # Of the last tensor before an error, its truth does not know that the next operator would have saved it.
-    "adversarial_oom": 0.96,
-    "convnet_oom": 0.98,
     "diffusion_late": 0.9965,
     "own-labels_caught": 0.99,
     "dumped-in-except_late": 0.99,
@@ -55,7 +52,7 @@ OVERALL = {
     "deepspeed-2_oom": 0.95,
     "deepspeed-3_late": 0.95,
     "deepspeed-3_oom": 0.92,
-    # Logits in compiled code count as activations: nothing tells them apart. A larger batch is compiled anew.
+    # Logits in compiled code count as activations: nothing tells them apart.
     "compiled_late": 0.98,
     "compiled_oom": 0.97,
     "compiled-graphs_late": 0.98,
@@ -73,13 +70,10 @@ PURPOSE_OVERALL = {
     "deepspeed-2_oom": 0.87,
     "deepspeed-3_late": 0.87,
     "deepspeed-3_oom": 0.85,
-    "compiled_oom": 0.96,
-    "compiled-graphs_oom": 0.968,
     "dpo_late": 0.65,  # the trainer's own log-probabilities: copies of logits by shape, other tensors by operator
     "dpo_oom": 0.73,
     "tensor-parallel_late": 0.95,
     "tensor-parallel_oom": 0.96,
-    "adversarial_oom": 0.96,
     "llama_optimizer-in-backward": 0.62,  # its truth calls what autograd makes between two updates "other"
     "llama2-7b_eager": 0.88,  # its truth does not follow attention matrices into the recomputation; nor do the next
     "llama2-7b_eager-no-checkpointing": 0.95,

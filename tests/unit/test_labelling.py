@@ -175,3 +175,21 @@ def test_the_script_that_records_truth_runs(tmp_path: Path) -> None:
     assert made["kind"] == "end" and {label for _, rows in made["identity"] for _, label in rows} == {
         "lora/param", "lora/grad", "lora/optstate",
     }  # fmt: skip
+
+
+def test_recomputations_are_stamped_where_a_recording_mended_pytorch_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    checkpoint = pytest.importorskip("torch.utils.checkpoint")
+    from capture_standin import StandIn
+    from tools.labelling.stamps import stamping
+
+    from memtrace.record import backend
+
+    monkeypatch.setattr(checkpoint, "_recomputation_hook", checkpoint._recomputation_hook)
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    backend._keep_errors_of_recomputations(torch)
+    mended = checkpoint._recomputation_hook
+    with StandIn() as stand_in, backend.use(stand_in), stamping() as log:
+        x = torch.ones(64, requires_grad=True)
+        checkpoint.checkpoint(lambda x: x.sin().exp(), x, use_reentrant=False).sum().backward()
+    assert len(log.recomputes) == 1 and checkpoint._recomputation_hook is mended

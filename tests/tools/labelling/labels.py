@@ -166,16 +166,25 @@ def _settle_interrupted(clean: Run, by_phase: Mapping[int, list[Allocation]], la
             rows = by_phase.get(index, [])
             pairs: list[tuple[int, int]] = []
             twins: Sequence[Allocation] = []
+            most = (0, 0)
             for pass_before in whole[: -_TURNS - 1 : -1]:
                 others = by_phase.get(pass_before, [])[: len(rows) + _EXTRA]  # the one is a beginning of the other
-                ours, theirs = (_features_of_order(clean.trace, part) for part in (rows, others))
+                # From behind, so that of equally good partners the first is taken: the rest is yet to come.
+                ours, theirs = (_features_of_order(clean.trace, part)[::-1] for part in (rows, others))
                 found = align(ours, theirs)
-                if len(found) > len(pairs):
-                    pairs, twins = found, others
+                found = [(len(rows) - 1 - i, len(others) - 1 - j) for i, j in found]
+                whole_stacks = sum(ours[~i].site == theirs[~j].site for i, j in found)  # tell models in turn apart
+                lines = sum(site(clean.trace[rows[i].event]) == site(clean.trace[others[j].event]) for i, j in found)
+                alike = whole_stacks, lines
+                if alike > most and 2 * lines >= len(rows):
+                    pairs, twins, most = found, others, alike
             last = rows[-1].event if rows else -1
+            living = {row.event for row in rows if row.free < 0 or row.free > last}
+            if not any(most):  # compiled anew, say: what would have become of it is not known
+                label_of.update((event, None) for event in living if label_of[event] == "temporary/forward")
             for i, j in pairs:
                 row, twin = rows[i], label_of[twins[j].event] or ""
-                is_held = (row.free < 0 or row.free > last) and twin.startswith("activations/")
+                is_held = row.event in living and twin.startswith("activations/")
                 is_dropped = twin == "temporary/forward" and label_of[row.event] == SAVED
                 if (
                     label_of[row.event] is None

@@ -9,6 +9,7 @@ are kept as plain rows for :mod:`tools.labelling.labels`.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import sys
 from collections.abc import Iterator
@@ -121,7 +122,9 @@ def stamping(packed_addresses: Any = lambda: frozenset()) -> Iterator[StampLog]:
         note_saved(tensor)
         return tensor.detach() if tensor.requires_grad else tensor
 
-    class Recompute(checkpoint._recomputation_hook):  # type: ignore[misc]
+    original_hook = checkpoint._recomputation_hook
+
+    class Recompute(inspect.unwrap(original_hook)):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             keep: Any = self.pack_hook  # type: ignore[has-type]
@@ -148,7 +151,6 @@ def stamping(packed_addresses: Any = lambda: frozenset()) -> Iterator[StampLog]:
         log.recomputes.append((first, len(log.operators)))
         between()
 
-    original_hook = checkpoint._recomputation_hook
     original_backward = checkpoint.CheckpointFunction.backward
 
     def reentrant_backward(ctx: Any, *grads: Any) -> Any:
@@ -172,6 +174,8 @@ def stamping(packed_addresses: Any = lambda: frozenset()) -> Iterator[StampLog]:
         torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
     ]
     checkpoint._recomputation_hook = Recompute
+    if original_hook is not inspect.unwrap(original_hook):  # a recording begun before this mended PyTorch 2.11
+        backend_module._keep_errors_of_recomputations(torch)
     checkpoint.CheckpointFunction.backward = staticmethod(reentrant_backward)
     try:
         with Stamp(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
