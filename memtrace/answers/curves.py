@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
 from memtrace.attribution.categories import Category
-from memtrace.history.timeline import Window
+from memtrace.history.timeline import Window, running
 
 I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -51,13 +51,9 @@ def category_curves(analysis: Analysis, window: Window | None = None) -> Curves:
         rows = np.flatnonzero((code == number) & counted)
         if not len(rows):  # zeros that nothing writes to take no memory
             continue
-        delta = curves[number]
-        size, born, died = table.requested_bytes[rows], table.alloc_event[rows], until[rows]
-        inside, freed = born >= first, (died >= 0) & (died < stop)
-        np.add.at(delta, born[inside] - first, size[inside])
-        np.subtract.at(delta, died[freed] - first, size[freed])
-        np.cumsum(delta, out=delta)
-        delta += int(size[~inside].sum())
+        size, born = table.requested_bytes[rows], table.alloc_event[rows]
+        before = int(size[born < first].sum())
+        curves[number] = running(Window(first, stop), before, (born, size), (until[rows], -size))
     rest = names.index(Category.FRAGMENTATION)
     part = slice(first, stop)
     curves[rest] = timeline.reserved_bytes[part]

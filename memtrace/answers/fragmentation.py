@@ -147,12 +147,15 @@ def live_by_site(timeline: Timeline, attribution: Attribution, layout: Layout) -
     free, used = layout.free_bytes(), layout.used_bytes() + layout.pending_bytes()
     partly = np.flatnonzero((free > 0) & (used > 0))
     found: dict[int, dict[Place, int]] = {}
+    places: dict[tuple[int, int], Place] = {}  # of rule and stack: most blocks share theirs with others
+    stacks = timeline.allocations.stack
     for segment in partly[np.argsort(-free[partly], kind="stable")].tolist():
         blocks = slice(int(layout.first_block[segment]), int(layout.first_block[segment + 1]))
         sites = found[segment] = {}
         for row, size in zip(layout.row[blocks].tolist(), layout.block_bytes[blocks].tolist(), strict=True):
             if row >= 0:
-                place = place_of(timeline, attribution, row)
+                kind = int(attribution.rule[row]), int(stacks[row])
+                place = places.get(kind) or places.setdefault(kind, place_of(timeline, attribution, row))
                 sites[place] = sites.get(place, 0) + size
     return found
 

@@ -66,6 +66,11 @@ class Attribution:
         """Rows of any of the categories and purposes."""
         return np.array([rule.category in wanted or rule.purpose in wanted for rule in self.rules])[self.rule]
 
+    def serving(self, *modules: str) -> NDArray[np.bool_]:
+        """Rows whose stack serves one of the modules."""
+        served = np.array([module in modules for module in self.sites.module] + [False])
+        return served[self.facts.timeline.allocations.stack]
+
 
 def attribute(
     timeline: Timeline, user_rules: Sequence[UserRule] = (), allowed: Container[Evidence] = tuple(Evidence)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.allocator.replay.replay import Allocations
 from memtrace.attribution.blind_phases import Lives
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase, Phases, frees_share_stacks, infer_phases, with_recorded_steps
@@ -101,7 +102,8 @@ class Facts:
 
 
 class LateFacts:
-    """:class:`Facts` of an attribution that is known: its phases at once, the rest when something else is asked for."""
+    """:class:`Facts` of an attribution that is known: its phases at once, what is shown of an allocation when it is
+    asked for, the rest when anything else is."""
 
     def __init__(self, timeline: Timeline, phases: Phases) -> None:
         self.timeline, self.phases = timeline, phases
@@ -112,6 +114,21 @@ class LateFacts:
         return stack_facts(self.timeline.snapshot.stacks)
 
     @cached_property
+    def died(self) -> I8:
+        """See :class:`Facts`."""
+        return _died(self.timeline.allocations)
+
+    @cached_property
+    def phase(self) -> U1:
+        """See :class:`Facts`."""
+        return _phase_of(self.phases, self.phases.span_of(self.timeline.allocations.alloc_event))
+
+    @cached_property
+    def step(self) -> I8:
+        """See :class:`Facts`."""
+        return _step_of(self.phases, self.phases.span_of(self.timeline.allocations.alloc_event))
+
+    @cached_property
     def _all(self) -> Facts:
         return gather(self.timeline, self.phases)
 
@@ -119,13 +136,25 @@ class LateFacts:
         return getattr(self._all, name)
 
 
+def _died(table: Allocations) -> I8:
+    died = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
+    return np.where(died >= 0, died, NEVER)
+
+
+def _phase_of(phases: Phases, span: I8) -> U1:
+    return np.append(phases.phase, np.uint8(Phase.UNKNOWN))[span]  # -1 (before the trace) must not read the last one
+
+
+def _step_of(phases: Phases, span: I8) -> I8:
+    return np.append(phases.step, np.int64(-1))[span]
+
+
 def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     """Collect the facts. Linear in allocations (sorting small tables aside). ``phases`` may be known already."""
     trace, table = timeline.trace, timeline.allocations
     stacks = stack_facts(timeline.snapshot.stacks)
     born = table.alloc_event
-    died = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
-    died = np.where(died >= 0, died, NEVER)
+    died = _died(table)
     if phases is None:
         made = born >= 0
         lives = Lives(born[made], died[made], table.requested_bytes[made])
@@ -133,9 +162,6 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         phases = with_recorded_steps(phases, trace, timeline.snapshot.memtrace.get("phases"))
     kind = stacks.kind[table.stack]
     span = phases.span_of(born)
-    # Index -1 (before the trace) must not read the last span.
-    span_phase = np.append(phases.phase, np.uint8(Phase.UNKNOWN))
-    span_step = np.append(phases.step, np.int64(-1))
     span_end = np.append(phases.start[1:], NEVER)
     if len(phases):
         span_end[len(phases) - 1] = NEVER  # the recording stops inside the last span
@@ -145,7 +171,7 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     freed_by[(free_stack >= 0) & stacks.has(Tag.ZERO_GRAD)[free_stack]] = Kind.OPTIMIZER
     ended = np.where(_unwound(timeline, phases, freed_by, born, died), NEVER, died)
     in_cut = (span >= 0) & np.append(cut, False)[span] & (ended >= span_end[span])
-    death_phase = span_phase[np.where(ended < NEVER, phases.span_of(ended), len(phases))]
+    death_phase = _phase_of(phases, np.where(ended < NEVER, phases.span_of(ended), -1))
     in_cut &= death_phase != Phase.BACKWARD
     ended[in_cut] = NEVER
     death_phase[ended == NEVER] = Phase.UNKNOWN
@@ -162,9 +188,9 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         kind=kind,
         is_loss=stacks.is_loss[table.stack],
         span=span,
-        phase=span_phase[span],
+        phase=_phase_of(phases, span),
         death_phase=death_phase,
-        step=span_step[span],
+        step=_step_of(phases, span),
         pass_end=pass_end,
         held=(pass_end >= 0) & (pass_end < NEVER) & (ended >= pass_end),
         call_end=_call_ends(trace, stacks, born),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
 from memtrace.answers.report import category_bytes, moment_of
@@ -18,7 +17,7 @@ from memtrace.explain.dims import Dims, dims_of
 from memtrace.explain.setting import RunSetting, setting_of_snapshot
 from memtrace.explain.snapshot_facts import Refused, course_of
 from memtrace.explain.verdict import Verdict
-from memtrace.history.timeline import At
+from memtrace.history.timeline import At, Window, running
 from memtrace.snapshot.model import Action, Bool
 
 MATERIAL_SHARE = 0.02
@@ -93,11 +92,6 @@ class Case:
         return next((d for p in wanted if p and (d := dims_of(self.analysis, p.start, p.end))), None)
 
     @cached_property
-    def module(self) -> NDArray[np.object_]:
-        """Module that each row's stack serves ("" unknown)."""
-        return np.array([*self.attribution.sites.module, ""], dtype=object)[self.table.stack]
-
-    @cached_property
     def event_tags(self) -> Tag:
         """Tags of the stack that asked for memory at the event, or last before it."""
         trace, event = self.timeline.trace, self.at.event
@@ -112,7 +106,7 @@ class Case:
             return True
         if self.phase is not Phase.FORWARD or self.here is None:
             return False
-        heads = self.kind(Purpose.LOGITS) & (self.module == "head")
+        heads = self.kind(Purpose.LOGITS) & (self.attribution.serving("head"))
         born = self.facts.born
         ran = [int((heads & (born >= p.start) & (born < self._forward_end(p))).sum()) for p in self.passes]
         mine = self.passes.index(self.here)
@@ -150,12 +144,8 @@ class Case:
             return round(self.live_total(mask) * share)
         rows = np.flatnonzero(mask)
         born, died, size = self.facts.born[rows], self.facts.died[rows], self.size[rows]
-        inside, freed = born >= 0, died < count
-        delta = np.zeros(count, dtype=np.int64)
-        np.add.at(delta, born[inside], size[inside])
-        np.subtract.at(delta, died[freed], size[freed])
-        part = np.cumsum(delta) + int(size[~inside].sum())
         first, stop = self.timeline.span
+        part = running(Window(0, count), int(size[born < 0].sum()), (born, size), (died, -size))
         level = self.timeline.requested_bytes[first:stop]
         return max(0, int(level.max()) - round(float((level - share * part[first:stop]).max())))
 

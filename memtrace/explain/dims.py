@@ -36,12 +36,12 @@ def dims_of(analysis: Analysis, low: int, high: int) -> Dims | None:
     The stream is the embedding's output, ``tokens x width`` elements; norm weights, the small vectors with most
     bytes among the stored weights, have ``width`` elements of (nearly always) the same type: their ratio is the tokens.
     """
-    facts, table = analysis.attribution.facts, analysis.timeline.allocations
+    attribution, table = analysis.attribution, analysis.timeline.allocations
+    facts = attribution.facts
     inside = (facts.born >= low) & (facts.born < high)
-    module = np.array([*analysis.attribution.sites.module, ""], dtype=object)[table.stack]
-    embedded = table.requested_bytes[inside & (module == "embedding")]
-    stored = (Purpose.UNQUANTIZED,) if analysis.attribution.trains_adapters else (Purpose.UNQUANTIZED, Purpose.PARAMS)
-    weights = table.requested_bytes[analysis.attribution.rows_of(*stored) & facts.stays]
+    embedded = table.requested_bytes[inside & attribution.serving("embedding")]
+    stored = (Purpose.UNQUANTIZED,) if attribution.trains_adapters else (Purpose.UNQUANTIZED, Purpose.PARAMS)
+    weights = table.requested_bytes[attribution.rows_of(*stored) & facts.stays]
     vectors, counts = np.unique(weights[weights <= _VECTOR_BYTES], return_counts=True)
     if not len(embedded) or not len(vectors):
         return None
@@ -51,7 +51,7 @@ def dims_of(analysis: Analysis, low: int, high: int) -> Dims | None:
     if not candidates:
         return None
     tokens = hidden // candidates[0]
-    logits = table.requested_bytes[inside & analysis.attribution.rows_of(Purpose.LOGITS) & (module == "head")]
+    logits = table.requested_bytes[inside & attribution.rows_of(Purpose.LOGITS) & attribution.serving("head")]
     if not len(logits):
         return Dims(tokens, hidden, None, None, None)
     largest = int(logits.max())

@@ -238,7 +238,7 @@ def _first_step(case: Case) -> bool | None:
         return None
     inside = (born >= first.start) & (born < first.end)
     workspace = (case.kind(Purpose.CUBLAS_WORKSPACE) & inside).any()
-    return True if workspace and (inside & (case.module == "embedding")).any() else None
+    return True if workspace and (inside & case.attribution.serving("embedding")).any() else None
 
 
 def _pinned(case: Case) -> list[str]:

@@ -23,6 +23,7 @@ from memtrace.snapshot.version import other_backend
 I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 NEVER = np.int64(1) << 62  # later than any event
+_AT_ONCE = 1 << 18
 LEVELS_CONTRADICT = (
     "the file contradicts itself: more is allocated than was ever reserved; what is reserved is shown as at least what "
     "is allocated, and fragmentation is not known"
@@ -225,24 +226,33 @@ def _curves(trace: DeviceTrace, replay: Replay) -> tuple[I8, I8, I8]:
     until = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
     until[: len(replay.initial_pending)][replay.initial_pending] = -1  # was no longer allocated when the trace began
 
-    def running(start: int, *changes: tuple[I8, I8]) -> I8:
-        delta = np.zeros(len(trace), dtype=np.int64)
-        for events, amounts in changes:
-            happened = events >= 0
-            np.add.at(delta, events[happened], amounts[happened])
-        np.cumsum(delta, out=delta)
-        delta += start
-        return delta
-
+    span = Window(0, len(trace))
     events = replay.segment_events
     kind, size = trace.action[events], trace.size[events]
     grows = (kind == Action.SEGMENT_ALLOC) | (kind == Action.SEGMENT_MAP)
     requested, block, born = table.requested_bytes, table.block_bytes, table.alloc_event
     return (
-        running(replay.initial_requested_bytes, (born, requested), (table.free_completed_event, -requested)),
-        running(replay.initial_allocated_bytes, (born, block), (until, -block)),
-        running(replay.initial_reserved_bytes, (events, np.where(grows, size, -size))),
+        running(span, replay.initial_requested_bytes, (born, requested), (table.free_completed_event, -requested)),
+        running(span, replay.initial_allocated_bytes, (born, block), (until, -block)),
+        running(span, replay.initial_reserved_bytes, (events, np.where(grows, size, -size))),
     )
+
+
+def running(span: Window, start: int, *changes: tuple[I8, I8]) -> I8:
+    """A level just after each event of the span: ``start``, and what each (events, amounts) adds; events outside the
+    span are left out."""
+    first, stop = span
+    level = np.zeros(stop - first, dtype=np.int64)
+    for events, amounts in changes:
+        for low in range(0, len(events), _AT_ONCE):  # other threads, a screen's say, run in between
+            some, sizes = events[low : low + _AT_ONCE], amounts[low : low + _AT_ONCE]
+            inside = (some >= first) & (some < stop)
+            np.add.at(level, some[inside] - first, sizes[inside])
+    for low in range(0, len(level), _AT_ONCE):
+        part = level[low : low + _AT_ONCE]
+        part[0] += start
+        start = int(np.cumsum(part, out=part)[-1])
+    return level
 
 
 def choose_event(timeline: Timeline, at: str | None) -> At:

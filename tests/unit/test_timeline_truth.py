@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from support import NAMES, WHOLE, analysis, info, timeline
 
 from memtrace.answers.report import report
+from memtrace.history import timeline as timeline_module
 from memtrace.history.layout import State, layout_at
-from memtrace.history.timeline import At, choose_event
+from memtrace.history.timeline import At, Window, choose_event, running
 from memtrace.snapshot.model import Action
 
 GIB = 1 << 30
@@ -100,3 +101,15 @@ def test_choosing_the_event() -> None:
     assert (plain.allocated_bytes[:peak] < plain.allocated_bytes[peak]).all()
     assert choose_event(plain, "end").event == len(plain) - 1
     assert choose_event(plain, "17").event == 17
+
+
+@given(st.lists(st.tuples(st.integers(-3, 30), st.integers(-9, 9)), max_size=40), st.integers(0, 9), st.integers(9, 25))
+def test_a_level_is_what_was_added_so_far_however_it_is_cut(
+    changes: list[tuple[int, int]], first: int, stop: int
+) -> None:
+    events, amounts = np.array(changes, dtype=np.int64).reshape(-1, 2).T
+    inside = [(event, amount) for event, amount in changes if event >= first]
+    wanted = [5 + sum(amount for event, amount in inside if event <= at) for at in range(first, stop)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timeline_module, "_AT_ONCE", 4)
+        assert running(Window(first, stop), 5, (events, amounts)).tolist() == wanted

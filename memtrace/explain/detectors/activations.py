@@ -28,7 +28,7 @@ def checkpointing_inactive(case: Case) -> Seen | None:
     if here is None or case.phase not in (Phase.FORWARD, Phase.BACKWARD) or case.in_evaluation:
         return None
     saved = case.kind(Purpose.SAVED) & case.live & (facts.born >= here.start)
-    inside = saved & ~np.isin(case.module, _OUTSIDE_LAYERS) & (case.table.stack >= 0)
+    inside = saved & ~case.attribution.serving(*_OUTSIDE_LAYERS) & (case.table.stack >= 0)
     stacks, counts = np.unique(case.table.stack[inside], return_counts=True)
     sites = stacks[counts >= _LEAST_LAYERS]
     # One tensor a layer is what checkpointing itself keeps: several different sites must repeat.

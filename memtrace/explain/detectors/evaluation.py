@@ -46,7 +46,7 @@ def eval_batch_larger(case: Case) -> Seen | None:
     """The evaluation's batches have clearly more tokens than training's."""
     if not case.in_evaluation or (case.here is None and not case.passes):
         return None
-    embedded = case.size * (case.module == "embedding")
+    embedded = case.size * case.attribution.serving("embedding")
     born, began = case.facts.born, _began(case)
     trained = [
         int(embedded[(born >= p.start) & (born < min(p.trained_until, began))].max(initial=0)) for p in case.passes
@@ -68,7 +68,7 @@ def output_hidden_states(case: Case) -> Seen | None:
         return None
     layers = min(layer_count(case.analysis) or _MANY_LAYERS, _MANY_LAYERS)
     born, began = case.facts.born, _began(case)
-    stream = int(case.size[(born >= began) & (case.module == "embedding")].max(initial=0))
+    stream = int(case.size[(born >= began) & case.attribution.serving("embedding")].max(initial=0))
     states = case.live & (born >= began) & (case.size == stream)
     # One call site, the end of a layer, made them all.
     stacks, counts = np.unique(case.table.stack[states], return_counts=True)

@@ -26,7 +26,7 @@ def pass_sizes(case: Case) -> list[int]:
 
     Without an embedding on the stacks, the largest tensor of the forward pass stands in for it. Zeros are left out.
     """
-    born, embedded = case.facts.born, case.module == "embedding"
+    born, embedded = case.facts.born, case.attribution.serving("embedding")
     rows = embedded if embedded.any() else case.facts.pass_end >= 0
     result = []
     for one in case.passes:

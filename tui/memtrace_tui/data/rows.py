@@ -95,19 +95,7 @@ class AllocationTable:
 
     def column(self, name: str) -> NDArray[Any]:
         """A column that filters and sorting go by."""
-        table, facts = self.table, self.facts
-        if name == "life":
-            return np.minimum(facts.died, self.provider.count - 1) - np.maximum(table.alloc_event, -1)
-        if name == "pool":
-            return table.pool * 2 + table.is_small
-        if name == "layer":
-            return layer_of_rows(self.provider)
-        columns: dict[str, NDArray[Any]] = {
-            "rule": self.rule, "stack": table.stack, "phase": facts.phase, "step": facts.step, "stream": table.stream,
-            "size": table.requested_bytes, "block": table.block_bytes, "address": table.address,
-            "born": table.alloc_event, "freed": facts.died, "action": np.full(len(table), int(Action.ALLOC)),
-        }  # fmt: skip
-        return columns[name]
+        return _COLUMNS[name](self)
 
     def fitting(self, terms: tuple[FilterTerm, ...]) -> Bool:
         """Rows that every term of a filter fits."""
@@ -138,7 +126,7 @@ class AllocationTable:
             found = self._fits(column, replace(term, field="why")) | self._fits(column, replace(term, field="stack"))
             actions = column("action")
             return found if (actions == Action.ALLOC).all() else found | matches(KNOWN["action"])[actions]
-        values, inverse = np.unique(column(term.field), return_inverse=True)
+        values, inverse = _distinct(column(term.field))
         if term.field == "pool":
             fits = matches(self.pool_label(value // 2, bool(value % 2)) for value in values.tolist())
         else:
@@ -166,7 +154,8 @@ class AllocationTable:
         size = self.table.requested_bytes[rows]
         column = {"category": "rule", "subcategory": "rule", "site": "stack", "module": "stack"}.get(by, by)
         keys = self.column(column)[rows].astype(np.int64)
-        found, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        found, inverse = _distinct(keys)
+        counts = np.bincount(inverse)
         sums, largest = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
         np.add.at(sums, inverse, size)
         np.maximum.at(largest, inverse, size)
@@ -216,6 +205,22 @@ class AllocationTable:
         return (format_count(died), "text") if died < NEVER else ("never", "dim")
 
 
+def _distinct(values: NDArray[Any]) -> tuple[NDArray[Any], I8]:
+    """The different values, ascending, and which of them each is: ``np.unique``, many times as fast on what repeats."""
+    ascending = np.sort(values)
+    found = ascending[np.append(True, ascending[1:] != ascending[:-1])[: len(values)]]
+    return found, np.searchsorted(found, values)
+
+
+_COLUMNS: dict[str, Callable[[AllocationTable], NDArray[Any]]] = {
+    "rule": lambda t: t.rule, "stack": lambda t: t.table.stack, "stream": lambda t: t.table.stream,
+    "size": lambda t: t.table.requested_bytes, "block": lambda t: t.table.block_bytes,
+    "address": lambda t: t.table.address, "pool": lambda t: t.table.pool * 2 + t.table.is_small,
+    "phase": lambda t: t.facts.phase, "step": lambda t: t.facts.step, "layer": lambda t: layer_of_rows(t.provider),
+    "born": lambda t: t.table.alloc_event, "freed": lambda t: t.facts.died,
+    "life": lambda t: np.minimum(t.facts.died, t.provider.count - 1) - np.maximum(t.table.alloc_event, -1),
+    "action": lambda t: np.full(len(t.table), int(Action.ALLOC)),
+}  # fmt: skip
 _CELLS: dict[str, Callable[[AllocationTable, int], Cell]] = {
     "size": lambda t, row: (format_bytes(int(t.table.requested_bytes[row])), "strong"),
     "block": lambda t, row: (format_bytes(int(t.table.block_bytes[row])), "text"),
