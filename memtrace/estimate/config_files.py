@@ -32,6 +32,7 @@ _HARMLESS = re.compile(
     r"|resume_from_checkpoint|local_rank|num_epochs|special_tokens|max_steps_per_epoch|low_cpu_ram|lora_fan_in_fan_out"
     r"|quantization_method|load_in_[48]bit|lora_on_cpu|log_.*|per_device_eval_batch_size|double_quantization|peft_use_rslora"
 )
+_SPLIT = re.compile(r"fsdp|deepspeed|dp_shard|custom_sharded|(tensor|context|sequence|pipeline)_parallel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class _Reading:
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value, dots lead into parts; ``default`` where it is missing or null."""
-        self._seen.add(key.partition(".")[0])
+        self._seen |= {key, key.partition(".")[0]}
         found: Any = self.keys
         for part in key.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
@@ -116,11 +117,22 @@ class _Reading:
 
     def left(self) -> list[str]:
         """Keys with a value that were not read and are not known to be harmless."""
+        model = self.keys.get("model")  # torchtune's
+        parts = {f"model.{key}": value for key, value in model.items()} if isinstance(model, Mapping) else {}
         unread = [
-            key for key, value in self.keys.items() if key not in self._seen and value not in (None, False, "", [])
+            key
+            for key, value in (self.keys | parts).items()
+            if key not in self._seen and value not in (None, False, "", [])
         ]
         told = [key for key in unread if not _HARMLESS.fullmatch(key)]
-        return [f"not read, and may change memory: {', '.join(told)}"[:600]] if told else []
+        notes = [f"not read, and may change memory: {', '.join(told)}"[:600]] if told else []
+        if split := [key for key in told if _SPLIT.match(key)]:
+            notes.append(f"{', '.join(split)}: what is predicted is one GPU that holds all of the model"[:600])
+        return notes
+
+    def refuse_whole_modules(self, key: str) -> None:
+        """Raise UsageError where modules (embeddings, the head) are trained beside adapters: far more than these."""
+        self.refuse_unless(not self.get(key), f"{key}: {str(self.get(key))[:60]} (trained whole)")
 
     def refuse_unless(self, holds: bool, what: str) -> None:
         """Raise UsageError for another kind of training."""
@@ -145,6 +157,7 @@ def _axolotl(reading: _Reading) -> None:
     get = reading.get
     reading.refuse_unless(get("adapter") in ("lora", "qlora"), f"adapter: {get('adapter')}")
     reading.refuse_unless(not get("rl"), f"rl: {get('rl')}")
+    reading.refuse_whole_modules("lora_modules_to_save")
     reading.model = str(get("base_model"))
     reading.take({
         "sequence": ("sequence_len", 512, int), "batch": ("micro_batch_size", 1, int),
@@ -180,6 +193,7 @@ def _llama_factory(reading: _Reading) -> None:
     get = reading.get
     kind, stage = get("finetuning_type", "lora"), get("stage", "sft")
     reading.refuse_unless(kind == "lora" and stage in ("sft", "pt"), f"finetuning_type: {kind}, stage: {stage}")
+    reading.refuse_whole_modules("additional_target")
     reading.model = str(get("model_name_or_path"))
     bits, double = get("quantization_bit"), get("double_quantization", True)
     reading.take({
@@ -231,10 +245,12 @@ def _torchtune(reading: _Reading) -> None:
     reading.values |= {
         "targets": _targets(modules),
         "loss": "chunked" if chunked else "full",
-        "quant": "nf4-dq" if builder.startswith("qlora_") else "none",
+        "quant": "nf4-dq" if builder.startswith("qlora_") or get("model.quantize_base") else "none",
         "prepare_kbit": not half,
         "adapter_dtype": "bf16" if half else "fp32",
     }
+    if get("dataset.packed"):
+        reading.notes.append("dataset.packed: every row is taken as one sequence of max_seq_len tokens")
     if get("compile"):
         reading.notes.append("compile: True is not predicted")
 

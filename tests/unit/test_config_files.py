@@ -22,7 +22,7 @@ AXOLOTL = RunOptions(
     4096, batch=2, accumulation=4, rank=32, optimizer="paged_adamw_32bit", attention="flash", autocast=True
 )
 EXPECTED = {
-    "axolotl.yml": ("llama3.1-8b", AXOLOTL, ("deepspeed", "lora_qkv_kernel", "sample_packing")),
+    "axolotl.yml": ("llama3.1-8b", AXOLOTL, ("one GPU that holds all", "lora_qkv_kernel", "sample_packing")),
     "llamafactory.yaml": (
         "llama2-7b",
         RunOptions(
@@ -72,6 +72,18 @@ def test_forecast_and_fit_take_it(verb: str, capsysbinary: pytest.CaptureFixture
     assert said["fits" if verb == "forecast" else "fits_as_is"] and any("compile" in n for n in said["assumptions"])
 
 
+def test_parts_of_torchtune_s_model_are_read_or_told(tmp_path: Path) -> None:
+    keys = yaml.safe_load((FOLDER / "torchtune.yaml").read_text())
+    keys["model"] |= {"_component_": "torchtune.models.llama2.lora_llama2_7b", "quantize_base": True, "use_dora": True}
+    keys["dataset"] = {"packed": True}
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(keys))
+    found = read_config_file(file)
+    assert found.values["quant"] == "nf4-dq"
+    assert any("not read" in note and "model.use_dora" in note and "lora_alpha" not in note for note in found.notes)
+    assert any("dataset.packed" in note for note in found.notes)
+
+
 def test_json_is_read_like_yaml(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(yaml.safe_load((FOLDER / "axolotl.yml").read_text())))
@@ -85,6 +97,7 @@ def test_json_is_read_like_yaml(tmp_path: Path) -> None:
         ({"rl": "dpo"}, "rl: dpo"),
         ({"optimizer": "muon"}, "optimizer: 'muon' is not covered"),
         ({"lora_r": "many"}, "lora_r"),
+        ({"lora_modules_to_save": ["lm_head"]}, "trained whole"),
         ({"base_model": None, "model": None}, "no shape"),
     ],
 )
