@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     usual_signals(and_path=True)
     if args.forecast:
         from memtrace.record.ahead import watch
+        from memtrace.record.launcher import after_import
 
-        watch()
+        after_import("torch", watch)
     return launch(program, args.module is not None, options)
