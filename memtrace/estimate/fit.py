@@ -20,7 +20,7 @@ from memtrace.estimate.schedule import Step
 from memtrace.estimate.source import ShapeSource
 
 SAFETY_SHARE = 0.02
-"""A plan must fit with this share of the limit to spare: estimates of reserved memory are off by 3 % at most."""
+"""A plan must fit with this share of the limit to spare: reserved memory depends on what came before, too."""
 _MOST_PLANS = 4
 _WORST_STEPS = 3  # steps that a change is tried on before it is tried on the whole run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 from tools.formulas import backward_peak, forward_peak, optimizer_peak, symbols
-from tools.warm import simulate_warm_run
 
 from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.options import RunOptions
@@ -42,6 +40,7 @@ def options(row: dict[str, Any]) -> RunOptions:
         attention=row["attn"],
         checkpointing=row["ckpt"],
         prepare_kbit=row["prepare"],
+        embeddings_require_grad=row["ckpt"],
     )
 
 
@@ -70,8 +69,8 @@ def shape_of(row: dict[str, Any]) -> ModelShape:
 @cache
 def predicted(file: str) -> tuple[dict[str, tuple[int, int, int]], ...]:
     found = []
-    for number, row in enumerate(rows(file)):
-        stream = (simulate_warm_run if number else simulate_run)(shape_of(row), options(row), DEVICE)
+    for row in rows(file):
+        stream = simulate_run(shape_of(row), options(row), DEVICE)
         found.append(phase_peaks(stream, place(stream)))
     return tuple(found)
 
@@ -83,27 +82,24 @@ def test_requested_peak_of_every_phase_is_exact(file: str) -> None:
             assert peaks[key][0] == row[key]["requested"], (row["L"], row["B"], row["ckpt"], row["attn"], key)
 
 
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize(
-    ("level", "name", "median_percent", "worst_percent"), [(1, "alloc", 0.1, 0.8), (2, "reserved", 1.0, 3.0)]
-)
-def test_allocated_and_reserved_peaks(
-    file: str, level: int, name: str, median_percent: float, worst_percent: float
-) -> None:
-    errors = []
-    for row, peaks in zip(rows(file), predicted(file), strict=True):
-        measured = max(row[f"step1_{phase}"][name] for phase in PHASES)
-        mine = max(peaks[f"step1_{phase}"][level] for phase in PHASES)
-        errors.append(100 * abs(mine / measured - 1))
-    assert statistics.median(errors) <= median_percent
-    assert max(errors) <= worst_percent
+def test_allocated_and_reserved_peaks() -> None:
+    """Each of the 38 ran in a process of its own: reserved memory is exact in all but one, which is 0.011 % off."""
+    off: dict[str, list[float]] = {"alloc": [], "reserved": []}
+    for file in FILES:
+        for row, peaks in zip(rows(file), predicted(file), strict=True):
+            for level, (name, errors) in enumerate(off.items(), 1):
+                measured = max(row[f"step1_{phase}"][name] for phase in PHASES)
+                mine = max(peaks[f"step1_{phase}"][level] for phase in PHASES)
+                errors.append(abs(mine / measured - 1))
+    assert (sum(map(bool, off["alloc"])), sum(map(bool, off["reserved"]))) == (1, 1)
+    assert max(off["alloc"]) < 0.00002 and max(off["reserved"]) < 0.00012
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_closed_formulas_give_the_same_peaks(file: str) -> None:
-    for number, row in enumerate(rows(file)):
-        if number == 0:
-            continue  # the process was cold: the second workspace comes during the first backward
+    for row in rows(file):
+        if not row["ckpt"]:
+            continue  # the formulas let the embedding output need a gradient, as checkpointing does
         x = symbols(shape_of(row), options(row), DEVICE)
         assert forward_peak(x) == row["step1_forward"]["requested"]
         assert backward_peak(x) == row["step1_backward"]["requested"]
