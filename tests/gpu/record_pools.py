@@ -355,7 +355,7 @@ def outside(out: Path) -> None:
             said[name] = f"{type(error).__name__}: {error}"[:300]
     import bitsandbytes.functional as paged
 
-    managed = paged.get_paged(256, 1024, 1024, dtype=torch.uint8, device=torch.device("cuda"))
+    managed = paged.get_paged(256, 1024, 1024, dtype=torch.uint8, device=torch.device("cuda:0"))
     read("256 MiB managed, untouched")
     paged.prefetch_tensor(managed)
     read("256 MiB managed, on the card")
