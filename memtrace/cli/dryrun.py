@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="OUT.pickle", help="write the dry run as a snapshot (--model)")
     add = parser.add_argument_group("of a script").add_argument
     add("-o", "--out", metavar="FILE", type=Path, help="the recording (default NAME.predicted.pickle)")
+    add(
+        "--world-size", type=whole_number, metavar="N", help="be rank 0 of N, as torchrun would start it (FSDP, ZeRO …)"
+    )
     add("--steps", type=whole_number, metavar="N", help="stop after N optimizer steps (default: run all)")
     add(
         "--assume", action="append", default=[], metavar="NAME=VALUE",
@@ -70,6 +73,10 @@ def _run_script(args: argparse.Namespace, program: list[str]) -> int:
         raise MissingDependencyError.of_extra(f"a dry run needs PyTorch ({error})", "capture") from None
     options = script.output_of(args.out or Path(f"{name}.predicted.pickle"), args.force)
     device = script.DryDevice(gpu, capacity, assumed)
+    if args.world_size is not None:
+        from memtrace.estimate.dryrun import ranks
+
+        ranks.install(args.world_size, assumed)
     usual_signals(and_path=True)
     found = script.run_script(program, args.module is not None, options, device, args.steps)
     if args.json:

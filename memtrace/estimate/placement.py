@@ -25,12 +25,16 @@ DEFAULT_SETTINGS = AllocatorConfig()
 
 @dataclass(frozen=True, slots=True)
 class SegmentEvent:
-    """A segment came from the driver (or, ``freed``, went back) just before stream event ``event``."""
+    """A segment came from the driver (or, ``freed``, went back) just before stream event ``event``.
+
+    ``number``: the allocator's free list that it serves.
+    """
 
     event: int
     freed: bool
     address: int
     size: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class DriverModel:
         address = self._space.place(size, self.event)
         if address < 0:  # below the bottom of the address space
             raise UsageError("the run would need more than any device has: check the model's sizes and the options")
-        self._note(False, address, size)
+        self._note(False, address, size, number)
         return address
 
     def reserve(self, state: AllocatorState, number: int, size: int) -> tuple[int, int]:
@@ -97,15 +101,15 @@ class DriverModel:
         return self._space.reserve(length), length
 
     def map(self, number: int, address: int, size: int) -> bool:
-        self._note(False, address, size)
+        self._note(False, address, size, number)
         return True
 
     def segment_freed(self, number: int, address: int, size: int) -> None:
-        self._note(True, address, size)
+        self._note(True, address, size, number)
         self._space.give_back(address)
 
     def unmapped(self, number: int, address: int, size: int) -> None:
-        self._note(True, address, size)
+        self._note(True, address, size, number)
 
     def complete_pending(self, state: AllocatorState) -> None:
         pass
@@ -113,13 +117,13 @@ class DriverModel:
     def may_release(self, state: AllocatorState, pool: int) -> bool:
         return True
 
-    def _note(self, freed: bool, address: int, size: int) -> None:
+    def _note(self, freed: bool, address: int, size: int, number: int) -> None:
         if freed:
             self.segment_frees += 1
         else:
             self.segment_allocs += 1
         if self.log is not None:
-            self.log.append(SegmentEvent(self.event, freed, address, size))
+            self.log.append(SegmentEvent(self.event, freed, address, size, number))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,27 @@ _MOST_SEQUENCES = 1024  # of a batch, whose lengths are kept
 _DISCOVERY_CALLS = 16  # outermost calls after which discovery ends where no optimizer ever steps
 
 
+class OutermostStep:
+    """Whose step is running: an optimizer may wrap another (ZeRO's states do), and both are one step."""
+
+    def __init__(self) -> None:
+        self._running: int | None = None
+
+    def begins(self, optimizer: Any) -> None:
+        self._running = self._running or id(optimizer)
+
+    def ends(self, optimizer: Any) -> bool:
+        """Whether it was the outermost one."""
+        if self._running not in (None, id(optimizer)):
+            return False
+        self._running = None
+        return True
+
+    def forget(self) -> None:
+        """A step that an error ended is over."""
+        self._running = None
+
+
 class AutoHooks:
     """Calls ``on_model(model)``, ``after_backward()``, ``before_step(optimizer)`` and ``after_step(optimizer)``."""
 
@@ -46,6 +67,7 @@ class AutoHooks:
         self._logits: Callable[[], Any] | None = None  # of the last call, as long as anything holds them
         self._passes = 0  # backward passes since the last optimizer step
         self._tokens = 0  # of the last training call
+        self._step = OutermostStep()
 
     def install(self) -> None:
         """Begin to follow the program."""
@@ -69,6 +91,7 @@ class AutoHooks:
             if torch._C._current_graph_task_id() != -1:  # reentrant checkpointing
                 return original(*args, **kwargs)
             is_marked = self.log.name == BACKWARD  # by the program, which will say when it ends
+            self._step.forget()
             self.log.enter(BACKWARD)
             result = original(*args, **kwargs)
             self.log.completed += 1
@@ -233,6 +256,7 @@ class AutoHooks:
 
     # the optimizer
     def _optimizer_begins(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._step.begins(optimizer)
         with messages.guarded("looking at the gradients"):
             self.before_step(optimizer)
         if self._passes:
@@ -241,6 +265,8 @@ class AutoHooks:
         self.log.enter(OPTIMIZER)
 
     def _optimizer_ends(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if not self._step.ends(optimizer):
+            return
         self.log.completed += 1
         self.log.enter(BETWEEN)
         with messages.guarded("counting a step"):

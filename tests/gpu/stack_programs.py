@@ -73,6 +73,7 @@ def watch_fsdp2(stage: Stage, trained: bool) -> None:
 
     _after(_fsdp_param.FSDPParam, "init_all_gather_outputs", gathered)
     _after(_fsdp_param.FSDPParam, "alloc_all_gather_outputs", gathered)
+    _after(_fsdp_param.FSDPParam, "init_unsharded_param", gathered)  # of one rank alone, which copies instead
 
     def reduced(group: Any, *_: Any) -> None:
         for parameter in group.fsdp_params:

@@ -135,6 +135,19 @@ def test_accumulation_counts_optimizer_steps(stand_in: StandIn, tmp_path: Path) 
     assert [row["step"] for row in phases if row["name"] == "forward"] == [0, 0, 0, 1, 1, 1]
 
 
+def test_an_optimizer_around_another_steps_once(stand_in: StandIn, tmp_path: Path) -> None:
+    model = Net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    class Outer(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:
+            inner.step()
+
+    with memtrace.record(tmp_path / "run.pickle") as recording:
+        train(model, Outer(model.parameters(), {}), 3)
+    assert read(recording.file)["memtrace"]["phases"][-1]["step"] == 3
+
+
 def test_the_program_may_count_steps_itself(stand_in: StandIn, tmp_path: Path) -> None:
     model = Net()
     optimizers = [torch.optim.SGD(model.first.parameters(), lr=0.1), torch.optim.SGD(model.second.parameters(), lr=0.1)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -89,10 +90,12 @@ def _longer_than_original(frame: FrameType) -> bool:
 
 
 #: Functions of libraries whose question has one answer in training on whole sequences.
-_ANSWERS = {
+_ANSWERS: dict[str, Callable[[FrameType], bool]] = {
     "find_packed_sequence_indices": lambda _frame: True,  # "all positions follow on": one sequence a row
     "longrope_frequency_update": _longer_than_original,
     "dynamic_frequency_update": _longer_than_original,
+    "has_overflow": lambda _frame: False,  # of gradients: DeepSpeed would skip the step
+    "is_invalid_grad_norm": lambda _frame: False,
 }
 
 

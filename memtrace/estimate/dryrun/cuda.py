@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import types
 from typing import Any
@@ -43,16 +44,14 @@ def install(memory: DryMemory) -> None:
     cuda._check_capability = cuda._check_cubins = _nothing
     cuda.graphs._cuda_isCurrentStreamCapturing = cuda.is_current_stream_capturing = lambda: False
     cuda.device_count = lambda: 1
-    cuda.current_stream = cuda.default_stream = lambda _device=None: DryStream()
-    cuda.set_stream = _nothing
+    _install_streams(torch, memory)
     cuda.current_blas_handle = lambda: 0
-    cuda.Stream = cuda.streams.Stream = cuda.ExternalStream = DryStream
     cuda.Event = cuda.streams.Event = Event
     cuda.nvtx.range_push = cuda.nvtx.range_pop = cuda.nvtx.mark = _nothing
     torch.backends.cuda.is_built = lambda: True
     torch.backends.cudnn.is_available = lambda: True
     torch.backends.cudnn.version = lambda: 91501
-    _storages_on_the_device(torch)
+    _storages_on_the_device(torch, memory)
 
 
 def page_states() -> None:
@@ -111,22 +110,40 @@ def _answer_in_c(c: Any, memory: DryMemory) -> None:
         setattr(c, f"_cuda_{name}", answer)
 
 
-class DryStream:
-    """The one stream; work on it is over as soon as it was asked for."""
+def _install_streams(torch: Any, memory: DryMemory) -> None:
+    """Streams, which operators take, too: work on one is over once it was asked for, and its memory is cached apart."""
+    count = itertools.count(1)
 
-    stream_id = device_index = cuda_stream = priority = 0
-    device_type = 1
+    class DryStream(torch.Stream):  # type: ignore[misc]
+        priority = 0
+        wait_event = wait_stream = synchronize = _nothing
 
-    def __new__(cls, *_args: Any, **_kwargs: Any) -> Any:
-        """A stream that operators take, too."""
-        import torch
+        def __new__(cls, *_args: Any, number: int | None = None, **_kwargs: Any) -> Any:
+            number = next(count) if number is None else number
+            return super().__new__(cls, stream_id=number, device_index=0, device_type=1)
 
-        return torch.Stream(stream_id=0, device_index=0, device_type=1)
+        @property
+        def cuda_stream(self) -> int:
+            return int(self.stream_id)
 
-    @classmethod
-    def priority_range(cls) -> tuple[int, int]:
-        """Least and greatest."""
-        return 0, -5
+        def record_event(self, event: Any = None) -> Any:
+            return event or Event()
+
+        def query(self) -> bool:
+            return True
+
+        @staticmethod
+        def priority_range() -> tuple[int, int]:
+            return 0, -5
+
+    def choose(stream: Any) -> None:
+        if stream is not None:
+            memory.stream = stream.stream_id
+
+    torch.cuda.Stream = torch.cuda.streams.Stream = torch.cuda.ExternalStream = DryStream
+    torch.cuda.default_stream = lambda _device=None: DryStream(number=0)
+    torch.cuda.current_stream = lambda _device=None: DryStream(number=memory.stream)
+    torch.cuda.set_stream = choose
 
 
 class Event:
@@ -135,7 +152,11 @@ class Event:
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self.cuda_event = 0
 
-    record = wait = synchronize = _nothing
+    wait = synchronize = _nothing
+
+    def record(self, _stream: Any = None) -> Event:
+        """PyTorch's returns nothing, and FSDP keeps what it returns."""
+        return self
 
     def query(self) -> bool:
         """Whether it has happened."""
@@ -146,10 +167,18 @@ class Event:
         return 1.0
 
 
-def _storages_on_the_device(torch: Any) -> None:
-    """``torch.UntypedStorage(size, device="cuda")``, which a CPU build refuses."""
+def _storages_on_the_device(torch: Any, memory: DryMemory) -> None:
+    """``torch.UntypedStorage(size, device="cuda")`` and the like, which a CPU build refuses."""
     storage = torch.UntypedStorage
     original, read_file, write_file = storage.__new__, storage._set_from_file, storage._write_file
+    resize_on_host = storage.resize_
+
+    def resize(self: Any, size: int) -> Any:
+        if not self.is_cuda:
+            return resize_on_host(self, size)
+        if not memory.resize(self._cdata, size):
+            raise torch.OutOfMemoryError(memory.refusal)
+        return self
 
     def read(self: Any, *args: Any) -> Any:
         on_host = storage(self.nbytes())
@@ -161,7 +190,7 @@ def _storages_on_the_device(torch: Any) -> None:
             return original(cls, *args, **kwargs)
         return torch.empty(args[0] if args else 0, dtype=torch.uint8, device="cuda").untyped_storage()
 
-    storage.__new__ = new
+    storage.__new__, storage.resize_ = new, resize
     storage._set_from_file = lambda self, *args: (read if self.is_cuda else read_file)(self, *args)
     storage._write_file = lambda self, *args: write_file(self.cpu() if self.is_cuda else self, *args)
     storage.clone = lambda self: type(self)(self.nbytes(), device=self.device).copy_(self)

@@ -776,6 +776,17 @@ void memtrace_drain() {
   drain();
 }
 
+// A storage changes its size in place, as shards' whole copies do; 0 where memory is refused.
+int memtrace_resize(c10::StorageImpl* storage, uint64_t bytes) {
+  try {
+    storage->set_data_ptr_noswap(allocator.allocate(bytes));
+  } catch (const c10::OutOfMemoryError&) {
+    return 0;
+  }
+  storage->set_nbytes(bytes);
+  return 1;
+}
+
 void memtrace_close() {
   is_open = false;
 }

@@ -41,6 +41,7 @@ class DryMemory:
         self.fraction = 1.0 if config.memory_fraction is None else config.memory_fraction
         self.stacks = DryStacks()
         self.drain: Callable[[], None] = lambda: None  # has deaths told that wait for their time
+        self.resize: Callable[[int, int], int] = lambda _storage, _bytes: 0  # a storage's, in place; 0 if it is refused
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.follower: Any = None  # is told of births and deaths
         self.refusal = ""
@@ -50,7 +51,7 @@ class DryMemory:
         self._allocator = Allocator(self.config, self._driver)
         self._live: dict[int, tuple[int, int, int, int, int]] = {}  # address: free list, block, request, stack, pool
         self._levels: dict[str, list[int]] = {}  # current, peak, allocated, freed
-        self._trace: deque[tuple[str, int, int, int, int, str]] = deque(maxlen=0)
+        self._trace: deque[tuple[str, int, int, int, int, int, str]] = deque(maxlen=0)
         self._local = threading.local()
         self._lock = threading.RLock()
         self.is_recording = False
@@ -60,25 +61,34 @@ class DryMemory:
                 self._levels[f"{name}.{pool}"] = [0, 0, 0, 0]
         self.set_fraction(self.fraction)
 
+    @property
+    def stream(self) -> int:
+        """The calling thread's current stream."""
+        return getattr(self._local, "stream", 0)
+
+    @stream.setter
+    def stream(self, number: int) -> None:
+        self._local.stream = number
+
     # ---- requests ------------------------------------------------------------------------------------------------
     def allocate(self, size: int) -> int:
         """Address of a new block; 0 if the card has no room, with the reason in ``refusal``."""
         with self._lock:
             rounded = round_size(size, self.config)
             is_small = rounded <= SMALL_LIMIT_BYTES
-            number = self._allocator.state.list_of(0, is_small, 0)
+            number = self._allocator.state.list_of(0, is_small, self.stream)
             stack = self.stacks.here()
             served = self._allocator.malloc(number, rounded)
             self._note_segments(stack)
             if served is None:
-                self._refuse(size, segment_size(rounded, self.config), stack)
+                self._refuse(size, segment_size(rounded, self.config), stack, number)
                 return 0
             address, block = served
             self._live[address] = number, block, size, stack, int(not is_small)
             self._count(int(not is_small), allocated_bytes=block, requested_bytes=size, allocation=1)
             if self.follower is not None:
                 self.follower.born(address, size, stack)
-            self._note("alloc", address, size, stack)
+            self._note("alloc", address, size, stack, number)
             return address
 
     def release(self, address: int) -> None:
@@ -91,8 +101,8 @@ class DryMemory:
                 self.follower.gone(address)
             if self.is_recording:
                 stack = self.stacks.here()
-                self._note("free_requested", address, size, stack)
-                self._note("free_completed", address, size, stack)
+                self._note("free_requested", address, size, stack, number)
+                self._note("free_completed", address, size, stack, number)
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache()``."""
@@ -110,10 +120,11 @@ class DryMemory:
             self._count(pool, reserved_bytes=sign * change.size, segment=sign)
             expands = self.config.expandable_segments
             action = ("segment_unmap" if expands else "segment_free") if change.freed else "segment_alloc"
-            self._note("segment_map" if expands and not change.freed else action, change.address, change.size, stack)
+            action = "segment_map" if expands and not change.freed else action
+            self._note(action, change.address, change.size, stack, change.number)
         self._grown.clear()
 
-    def _refuse(self, size: int, segment: int, stack: int) -> None:
+    def _refuse(self, size: int, segment: int, stack: int, number: int) -> None:
         free, held = self.free_bytes, self._levels["reserved_bytes.all"][0]
         allocated = self._levels["allocated_bytes.all"][0]
         limit = "" if self.fraction >= 1 else f"{_text(int(self.fraction * self.total_bytes))} allowed; "
@@ -122,7 +133,7 @@ class DryMemory:
             used=_text(held + self.outside_bytes), allocated=_text(allocated), cached=_text(held - allocated),
         )  # fmt: skip
         self.refused = segment, stack
-        self._note("oom", free, size, stack)
+        self._note("oom", free, size, stack, number)
         for observer in self.observers:
             observer(0, segment, self.total_bytes, free)
 
@@ -192,10 +203,10 @@ class DryMemory:
         """Stamp the calling thread's next events."""
         self._local.metadata = text
 
-    def _note(self, action: str, address: int, size: int, stack: int) -> None:
+    def _note(self, action: str, address: int, size: int, stack: int, number: int) -> None:
         if self.is_recording:
-            now_us = time.time_ns() // 1000
-            self._trace.append((action, address, size, now_us, stack, getattr(self._local, "metadata", "")))
+            now_us, stream = time.time_ns() // 1000, self._allocator.state.ids[number].stream
+            self._trace.append((action, address, size, stream, now_us, stack, getattr(self._local, "metadata", "")))
 
     def snapshot(self) -> dict[str, Any]:
         """What ``torch.cuda.memory._snapshot()`` returns."""
@@ -203,9 +214,9 @@ class DryMemory:
         with self._lock:
             frames = self.stacks.frames()
             trace = []
-            for action, address, size, time_us, stack, metadata in self._trace:
+            for action, address, size, stream, time_us, stack, metadata in self._trace:
                 where = "device_free" if action == "oom" else "addr"
-                entry = {"action": action, where: address, "size": size, "stream": 0, "time_us": time_us}
+                entry = {"action": action, where: address, "size": size, "stream": stream, "time_us": time_us}
                 trace.append(entry | {"frames": frames[stack], "user_metadata": metadata})
             live = self._live.items()
             used = ((at, block, size, "active_allocated", frames[stack]) for at, (_, block, size, stack, _) in live)

@@ -25,6 +25,7 @@ from memtrace.estimate.dryrun.stacks import caller
 from memtrace.estimate.dryrun.weights import stand_in
 from memtrace.estimate.presets import GpuPreset
 from memtrace.record import backend, launcher, messages
+from memtrace.record.hooks import OutermostStep
 from memtrace.record.recorder import RecordOptions
 from memtrace.units import format_bytes
 
@@ -56,6 +57,8 @@ class DryDevice:
         config = parse_conf(conf_string(os.environ), (int(numbers[0]), int(numbers[1])), capacity_bytes)
         self.memory = DryMemory(gpu, capacity_bytes, config)
         self.memory.drain = library.memtrace_drain
+        library.memtrace_resize.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+        self.memory.resize = library.memtrace_resize
         with contextlib.suppress(ImportError):
             page_states()  # imports bitsandbytes while there is no GPU: else it looks for CUDA's libraries
         from memtrace.estimate.dryrun.kernels import Kernels
@@ -125,10 +128,12 @@ def run_script(
     """Run ``program`` (script or module, then its arguments) to its end, its error or its ``steps``-th step."""
     from torch.optim import optimizer
 
-    done, said_at = 0, time.monotonic()
+    done, said_at, step = 0, time.monotonic(), OutermostStep()
 
-    def count(*_: object) -> None:
+    def count(stepped: object, *_: object) -> None:
         nonlocal done, said_at
+        if not step.ends(stepped):
+            return
         done += 1
         if sys.stderr.isatty() and time.monotonic() - said_at > _TOLD_AFTER_S:
             said_at = time.monotonic()
@@ -137,6 +142,7 @@ def run_script(
             raise _Enough(0)
 
     stand_in(device.assumed)
+    optimizer.register_optimizer_step_pre_hook(lambda begun, *_: step.begins(begun))
     optimizer.register_optimizer_step_post_hook(count)
     with backend.use(DryBackend(device)):
         code = launcher.launch(program, is_module, options)

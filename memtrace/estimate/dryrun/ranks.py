@@ -1,0 +1,89 @@
+"""The other ranks of a run, which are not there: collectives return at once, and tensors keep their sizes.
+
+This process is rank 0. A process group that does nothing stands in for NCCL, Gloo and every rendezvous, so that what
+shards (FSDP, DDP, ZeRO, tensor parallelism, Trainers on top of them) runs its real code for any number of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from memtrace.estimate.dryrun.assumed import Assumptions
+
+_PLACE = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+_COLLECTIVES = (
+    "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_to_all_single", "allgather_coalesced",
+    "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier",
+    "broadcast", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce", "reduce_scatter",
+    "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "scatter", "send",
+)  # fmt: skip
+
+
+def install(ranks: int, assumed: Assumptions) -> None:
+    """Have ``torch.distributed`` be one of ``ranks``, as a launcher like torchrun would start it."""
+    from torch import distributed
+    from torch.distributed import distributed_c10d as c10d
+
+    os.environ |= _PLACE | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    group = _group_class()
+    distributed.Backend.register_backend(
+        "dry", lambda _store, rank, size, _timeout: group(rank, size), devices=["cpu", "cuda"]
+    )
+    begin, make_group = c10d.init_process_group, c10d._new_process_group_helper
+
+    def init_process_group(*_args: Any, **_options: Any) -> None:
+        others = f"{ranks - 1} other rank{'s' * (ranks > 2)} doing the same"
+        assumed.note("ranks", f"{others}; what NCCL itself takes is not counted")
+        begin("dry", store=distributed.HashStore(), rank=0, world_size=ranks)
+
+    def new_group(*args: Any, **options: Any) -> Any:
+        size, rank, members, _backend, *rest = args
+        return make_group(size, rank, members, "dry", *rest, **options | {"backend_options": None, "device_id": None})
+
+    distributed.init_process_group = c10d.init_process_group = init_process_group
+    c10d._new_process_group_helper = new_group
+    c10d._store_based_barrier = lambda *_, **__: None
+    distributed.is_nccl_available = lambda: True
+    distributed.Logger.set_runtime_stats_and_log = lambda _logger: None  # asks a clock of the card
+
+
+def _group_class() -> Any:
+    import torch
+    from torch._C import _distributed_c10d as library
+
+    def done(result: Any) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result(result)
+        return library._create_work_from_future(future)  # type: ignore[attr-defined]
+
+    def collective(_group: Any, *tensors: Any, **_: Any) -> Any:
+        return done(tensors[0] if tensors else [])
+
+    class DryGroup(torch.distributed.ProcessGroup):  # type: ignore[misc]
+        """Every collective is over when it begins."""
+
+        def __init__(self, rank: int, size: int) -> None:
+            super().__init__(rank, size)
+            self._size = size
+
+        def size(self) -> int:
+            return self._size
+
+        def getBackendName(self) -> str:
+            return "dry"
+
+        @property
+        def group_name(self) -> str:
+            return str(torch.distributed.distributed_c10d._world.pg_names[self])
+
+        def allgather(self, outputs: Any, inputs: Any, *_: Any) -> Any:
+            """Small ones are read: the sizes and bytes of objects, say."""
+            for gathered, own in zip(outputs, inputs, strict=True):
+                for output in gathered:
+                    output.detach().copy_(own)
+            return done(outputs)
+
+    for name in _COLLECTIVES:
+        setattr(DryGroup, name, collective)
+    return DryGroup
