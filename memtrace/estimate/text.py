@@ -37,7 +37,7 @@ def _head(estimate: Estimate) -> Iterator[str]:
     options = estimate.options
     size = f"{estimate.model['name']}, {estimate.model['parameters'] / 1e9:.2f} billion parameters"
     dry = ", dry run of the real code" if estimate.source.basis == "dry run" else ""
-    yield f"{size}, {options.quant} base weights{dry}"
+    yield from _wrap(f"{size}, {options.quant} base weights{dry}", "")
     setup = [
         f"{options.sequence} tokens × {options.batch}",
         f"LoRA r={options.rank} {options.adapter_dtype} on {','.join(options.targets)}",
