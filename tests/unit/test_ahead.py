@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from memtrace.estimate.presets import preset_config  # noqa: E402
 from memtrace.estimate.schedule import steps_of  # noqa: E402
 from memtrace.estimate.shapes import shape_from_config  # noqa: E402
 from memtrace.estimate.source import ShapeSource  # noqa: E402
+from memtrace.record import ahead  # noqa: E402
 from memtrace.record.ahead import forecast_line  # noqa: E402
 
 KEYS = preset_config("tiny-llama") | {"num_hidden_layers": 2, "vocab_size": 8000}
@@ -87,3 +89,72 @@ def test_a_column_of_lengths_is_enough(model: Any) -> None:
             return {"length": LENGTHS[row]}
 
     assert line(model, GIB * 2, Table()) == line(model, GIB * 2, rows_of(LENGTHS))
+
+
+def loader_of(lengths: list[int], sampled: str, seed: int) -> Any:
+    own = torch.Generator().manual_seed(seed) if sampled == "own generator" else None
+    return torch.utils.data.DataLoader(
+        rows_of(lengths), batch_size=2, shuffle=sampled != "in order", generator=own, collate_fn=list
+    )
+
+
+@pytest.mark.parametrize("sampled", ["in order", "shuffled", "own generator"])
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_the_steps_are_those_that_the_loader_will_give(sampled: str, has_begun: bool) -> None:
+    """Before the loader's pass begins and after; and looking moves neither it nor PyTorch's random numbers."""
+    lengths = list(range(10, 31))
+    loader = loader_of(lengths, sampled, 5)
+    torch.manual_seed(7)
+    state = ahead.RandomState.of(loader) if has_begun else None
+    given = iter(loader) if has_begun else None
+    first = [next(given)] if given is not None else []
+    before = torch.get_rng_state()
+    steps, order = ahead._steps(loader, 2, 2, 50, state)
+    assert torch.equal(before, torch.get_rng_state())
+    real = [
+        max(len(row["input_ids"]) for row in batch) for batch in (*first, *(given if given is not None else loader))
+    ]
+    assert [batch.length for step in steps for batch in step] == real
+    assert [len(step) for step in steps] == [2, 2, 2, 2, 2, 1]
+    assert order == "the sampler's order"
+
+
+def test_a_sampler_of_ones_own_is_not_asked() -> None:
+    class Mine(torch.utils.data.RandomSampler):  # type: ignore[misc]
+        pass
+
+    rows = rows_of([10, 20, 30])
+    loader = torch.utils.data.DataLoader(rows, sampler=Mine(rows), collate_fn=list)
+    steps, order = ahead._steps(loader, 1, 1, 2, None)
+    assert [batch.length for step in steps for batch in step] == [10, 20] and order == "the data set's order"
+
+
+def answer() -> Any:
+    return ahead._keeps_result(*ahead_of_call())
+
+
+def ahead_of_call() -> tuple[Any, int]:
+    frame = sys._getframe(2)
+    return frame.f_code, frame.f_lasti
+
+
+def test_what_the_loop_does_with_the_answer() -> None:
+    """Held logits outlive the backward pass where a name holds the answer in the function that calls backward."""
+
+    def keeps() -> Any:
+        kept = answer()
+        kept.backward if kept is None else None  # noqa: B018
+        return kept
+
+    def lets_go() -> bool:
+        found: Any = answer()
+        result = bool(found)
+        del found
+        result.backward if result is None else None  # type: ignore[attr-defined] # noqa: B018
+        return result
+
+    def helper() -> Any:
+        kept = answer()
+        return bool(kept)
+
+    assert (keeps(), lets_go(), helper()) == (True, False, False)
