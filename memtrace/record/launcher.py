@@ -165,13 +165,18 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         if fullname != self.name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            sys.meta_path.insert(0, self)  # whoever only looked for the module has not imported it
         if spec is not None and spec.loader is not None:
             loader = spec.loader
             execute = loader.exec_module
 
             def exec_module(module: types.ModuleType) -> None:
                 loader.__dict__.pop("exec_module", None)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 execute(module)
                 self.call()
 

@@ -4,7 +4,7 @@
 
 Each run trains in a process of its own (full width, few layers, zeros for weights, lengths that vary, shuffled), first
 with room to spare and then under a limit that is a share of what it reserved. ``DIR/run_forecast.json`` has one row a
-process: what was said and what became of it.
+process: what was said and what became of it. ``--limits NAME=MiB…``: those runs alone, once each, under these limits.
 """
 
 from __future__ import annotations
@@ -164,16 +164,22 @@ def main() -> int:
     parser.add_argument("--train", help="(the script itself) one run")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--only", nargs="*")
+    parser.add_argument("--limits", nargs="*", default=[], metavar="NAME=MiB")
     args = parser.parse_args()
     if args.train:
         train(json.loads(args.train))
         return 0
-    names = args.only or list(RUNS)
+    limits = {name: int(size) << 20 for name, _, size in (word.partition("=") for word in args.limits)}
+    names = list(limits) or args.only or list(RUNS)
     for model in {RUNS[name]["model"] for name in names}:
         write_zeros(MODELS[model], WEIGHTS / model)
     args.out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(args.workers) as pool:
-        rows = [row for found in pool.map(lambda name: both(name, args.out), names) for row in found]
+
+        def made(name: str) -> list[Row]:
+            return [one(name, limits[name], args.out)] if name in limits else both(name, args.out)
+
+        rows = [row for found in pool.map(made, names) for row in found]
     (args.out / "run_forecast.json").write_text(json.dumps(rows, indent=1))
     right = 0
     for row in rows:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +25,7 @@ from memtrace.estimate.shapes import shape_from_config  # noqa: E402
 from memtrace.estimate.source import ShapeSource  # noqa: E402
 from memtrace.record import ahead  # noqa: E402
 from memtrace.record.ahead import forecast_line  # noqa: E402
+from memtrace.record.launcher import after_import  # noqa: E402
 
 KEYS = preset_config("tiny-llama") | {"num_hidden_layers": 2, "vocab_size": 8000}
 LENGTHS = [300, 900, 1500, 200, 1800, 400]
@@ -158,3 +162,16 @@ def test_what_the_loop_does_with_the_answer() -> None:
         return bool(kept)
 
     assert (keeps(), lets_go(), helper()) == (True, False, False)
+
+
+def test_who_waits_for_an_import_waits_through_mere_look_ups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``memtrace run`` looks PyTorch's version up before the program imports it."""
+    (tmp_path / "awaited_module.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[str] = []
+    for name in ("first", "second"):
+        after_import("awaited_module", lambda name=name: seen.append(name))  # type: ignore[misc]
+    assert importlib.util.find_spec("awaited_module") is not None and not seen
+    importlib.import_module("awaited_module")
+    assert sorted(seen) == ["first", "second"]
+    assert not [finder for finder in sys.meta_path if type(finder).__name__ == "_AfterImport"]
