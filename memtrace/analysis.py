@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
+from memtrace.arrays import among
 from memtrace.attribution.classify import Attribution, attribute
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.stack_facts import Kind
@@ -119,7 +118,7 @@ def warnings_of(timeline: Timeline, attribution: Attribution) -> tuple[str, ...]
         kinds = attribution.facts.stacks.kind[trace.stack[trace.action == Action.ALLOC]]
         if len(kinds) and bool((kinds == Kind.NONE).all()):
             lines.append("no stacks were recorded: categories rest on lifetimes and sizes alone")
-        elif not np.isin(
+        elif not among(
             attribution.facts.phases.phase, [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.EVALUATION]
         ).any():
             lines.append("no training step was recognised in the recording")

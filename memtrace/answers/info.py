@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from memtrace.analysis import PREDICTED, is_predicted, is_truncated
+from memtrace.arrays import distinct
 from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.model import Action, BlockState, Device, Snapshot
 
@@ -69,7 +70,7 @@ def describe(snapshot: Snapshot, timeline_of: Callable[[Device], Timeline] | Non
         trace, times = device.trace, device.trace.time_us
         counts = np.bincount(trace.action, minlength=len(Action))
         allocated = device.blocks.state == BlockState.ALLOCATED
-        pools = {str(device.segments.pools[number]) for number in np.unique(device.segments.pool).tolist()}
+        pools = {str(device.segments.pools[number]) for number in distinct(device.segments.pool).tolist()}
         devices.append(
             DeviceInfo(
                 device=device.device,
@@ -84,7 +85,7 @@ def describe(snapshot: Snapshot, timeline_of: Callable[[Device], Timeline] | Non
                 truncated=is_truncated(timeline),
                 streams=len(set(trace.streams) | set(device.segments.stream.tolist())),
                 pools=tuple(sorted(pools)),
-                stacks=len(np.unique(trace.stack)) if len(trace) else 0,
+                stacks=len(distinct(trace.stack)) if len(trace) else 0,
                 duration_us=int(times[-1]) - int(times[0]) if times is not None and len(times) else None,
                 replay_exact=timeline.replay.exact,
                 replay_why=timeline.replay.why,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memtrace.analysis import Analysis
+from memtrace.arrays import among
 from memtrace.attribution.categories import Category
 
 _VECTOR_BYTES, _LEAST_VECTORS = (512, 64 << 10), 4
@@ -16,7 +17,7 @@ def vector_bytes(analysis: Analysis, first_pass: int) -> list[int]:
     left."""
     facts, size = analysis.attribution.facts, analysis.timeline.allocations.requested_bytes
     small = (size >= _VECTOR_BYTES[0]) & (size <= _VECTOR_BYTES[1]) & facts.stays & (facts.born < first_pass)
-    frozen = small & ~np.isin(size, np.unique(size[analysis.attribution.rows_of(Category.LORA)]))
+    frozen = small & ~among(size, size[analysis.attribution.rows_of(Category.LORA)])
     vectors, counts = np.unique(size[frozen if frozen.any() else small], return_counts=True)
     vectors, counts = vectors[counts >= _LEAST_VECTORS], counts[counts >= _LEAST_VECTORS]
     return [int(vectors[i]) for i in np.argsort(-vectors * counts, kind="stable")]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.allocator.replay.replay import Allocations
+from memtrace.arrays import among
 from memtrace.attribution.blind_phases import Lives
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase, Phases, frees_share_stacks, infer_phases, with_recorded_steps
@@ -71,16 +72,16 @@ class Facts:
 
     def is_kind(self, *kinds: Kind) -> Bool:
         """Rows whose stack is of one of the kinds."""
-        return np.isin(self.kind, [int(kind) for kind in kinds])
+        return among(self.kind, kinds)
 
     def in_phase(self, *phases: Phase) -> Bool:
         """Rows born in one of the phases."""
-        return np.isin(self.phase, [int(phase) for phase in phases])
+        return among(self.phase, phases)
 
     @property
     def may_train(self) -> bool:
         """Whether something is trained, or the recording stops before it could tell: in the middle of its passes."""
-        if not np.isin(self.phases.phase, [Phase.FORWARD, Phase.EVALUATION]).any() or (self.phases.step >= 0).any():
+        if not among(self.phases.phase, [Phase.FORWARD, Phase.EVALUATION]).any() or (self.phases.step >= 0).any():
             return True
         refused = (self.timeline.trace.action == Action.OOM).any()
         return bool(refused) and not self.stacks.has(Tag.GENERATE).any()
@@ -200,7 +201,7 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         followed=_next_pass(phases, born) < NEVER,
         lives_on=(ended == NEVER) | (ended > _next_pass(phases, _next_pass(phases, born))),
         free_stack=free_stack,
-        freed_by_program=np.isin(freed_by, [int(Kind.OTHER), int(Kind.OPTIMIZER), int(Kind.LOAD)]),
+        freed_by_program=among(freed_by, [Kind.OTHER, Kind.OPTIMIZER, Kind.LOAD]),
     )
 
 
@@ -242,8 +243,8 @@ def _unwound(timeline: Timeline, phases: Phases, freed_by: I8, born: I8, died: I
     forward = np.flatnonzero(phases.phase == Phase.FORWARD)
     older = born < (phases.start[forward[-1]] if len(forward) else -1)
     # Gradients and states of the last pass, too: nothing else of it is the program's to free.
-    older |= (born >= 0) & np.isin(phases.phase, [Phase.BACKWARD, Phase.OPTIMIZER])[phases.span_of(born)]
-    return behind & older & np.isin(freed_by, [int(Kind.OTHER), int(Kind.LOAD)])
+    older |= (born >= 0) & among(phases.phase, [Phase.BACKWARD, Phase.OPTIMIZER])[phases.span_of(born)]
+    return behind & older & among(freed_by, [Kind.OTHER, Kind.LOAD])
 
 
 def _recomputation_ends(timeline: Timeline, stacks: StackFacts, born: I8) -> I8:
@@ -272,9 +273,7 @@ def _call_ends(trace: DeviceTrace, stacks: StackFacts, born: I8) -> I8:
     """First allocation after each row's that no module makes; the last event if none follows."""
     allocs = np.flatnonzero(trace.action == Action.ALLOC)
     stack = trace.stack[allocs]
-    outside = allocs[
-        (stacks.depth[stack] == 0) & ~np.isin(stacks.kind[stack], [int(Kind.FORWARD), int(Kind.RECOMPUTE)])
-    ]
+    outside = allocs[(stacks.depth[stack] == 0) & ~among(stacks.kind[stack], [Kind.FORWARD, Kind.RECOMPUTE])]
     return np.append(outside, len(trace))[np.searchsorted(outside, born, side="right")]
 
 
@@ -286,7 +285,7 @@ def _next_refusal(trace: DeviceTrace, events: I8) -> I8:
 
 def _next_pass(phases: Phases, events: I8) -> I8:
     """Start of the first forward pass after each event; ``NEVER`` if none follows."""
-    forward = np.isin(phases.phase, [Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION])
+    forward = among(phases.phase, [Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION])
     starts = np.append(phases.start[:-1][forward], NEVER)
     return starts[np.searchsorted(starts[:-1], events, side="right")]
 
@@ -297,7 +296,7 @@ def _pass_ends(timeline: Timeline, stacks: StackFacts, phases: Phases, born: I8,
     if not len(phases):
         return ends
     # A forward pass ends where the next phase begins.
-    forward = np.isin(phases.phase, [Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION])
+    forward = among(phases.phase, [Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION])
     forward_end = np.where(cut, NEVER, np.append(phases.start[1:-1], NEVER))
     in_forward = (span >= 0) & forward[span] & (kind != Kind.RECOMPUTE)
     ends[in_forward] = forward_end[span[in_forward]]

@@ -145,17 +145,25 @@ FRAME_RULES: tuple[FrameRule, ...] = (
     FrameRule(Tag.INT8, r"^bitsandbytes/", r"^(int8_\w+|matmul|get_cxB|init_8bit_state)$"),
 )  # fmt: skip
 
-_COMPILED = tuple(
-    (rule.tag, re.compile(rule.file) if rule.file else None, re.compile(rule.name) if rule.name else None)
-    for rule in FRAME_RULES
-)
+# Compiling all of them takes longer than reading a small recording, and few of them meet their library in one.
+_compiled = lru_cache(maxsize=None)(re.compile)
+
+
+def _beginning(pattern: str) -> str:
+    """Literal text that whatever matches begins with."""
+    found = re.match(r"\^([\w/]*)(?![?*{])", pattern)
+    return found[1] if found and "|" not in pattern else ""
+
+
+_RULES = [(rule, _beginning(rule.file or "")) for rule in FRAME_RULES]
 
 
 @lru_cache(maxsize=1 << 17)
 def frame_tags(path: str, name: str) -> Tag:
     """All tags of one frame."""
     tags = Tag(0)
-    for tag, file_pattern, name_pattern in _COMPILED:
-        if (file_pattern is None or file_pattern.search(path)) and (name_pattern is None or name_pattern.search(name)):
-            tags |= tag
+    for (tag, file, function), beginning in _RULES:
+        if path.startswith(beginning) and (file is None or _compiled(file).search(path)):
+            if function is None or _compiled(function).search(name):
+                tags |= tag
     return tags

@@ -14,6 +14,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.arrays import among, distinct
 from memtrace.attribution.blind_phases import Cycle, Lives, training_cycles
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.stack_facts import Kind, StackFacts
@@ -66,6 +67,7 @@ class Phases:
 
 _KIND_OF = {int(kind): kind for kind in Kind}
 _AUTOGRAD = (Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
+_ERROR = -1
 Mark = tuple[int, Kind | None]  # from that event on, this kind of code allocates; None: an error ended the pass
 
 
@@ -115,9 +117,22 @@ class _Cutter:
             self.enter(event, Phase.BETWEEN)
 
 
-def _runs(values: U1) -> list[int]:
+def _runs(values: U1) -> I8:
     """First positions of runs of equal values."""
-    return [] if not len(values) else [0, *(np.flatnonzero(np.diff(values)) + 1).tolist()]
+    return np.flatnonzero(np.append(True, values[1:] != values[:-1]))[: len(values)]
+
+
+def _marks(events: I8, kinds: NDArray[np.int8]) -> list[Mark]:
+    """Marks in order, without those that tell nothing new: in a backward pass, stacks of autograd's thread and of its
+    Python functions alternate ten thousands of times."""
+    order = np.lexsort((kinds, events))
+    events, kinds = events[order], kinds[order]
+    place = np.arange(len(kinds))
+    is_autograd = among(kinds, _AUTOGRAD)
+    last_other = np.maximum.accumulate(np.where(is_autograd, -1, place))
+    last_told = np.maximum.accumulate(np.where(is_autograd & (kinds != Kind.NONE), place, -1))
+    known = is_autograd & (np.append(-1, last_told[:-1]) > last_other)
+    return list(zip(events[~known].tolist(), map(_KIND_OF.get, kinds[~known].tolist()), strict=True))
 
 
 def infer_phases(trace: DeviceTrace, stacks: StackFacts, annotations: Sequence[Annotation], lives: Lives) -> Phases:
@@ -141,12 +156,11 @@ def infer_phases(trace: DeviceTrace, stacks: StackFacts, annotations: Sequence[A
     # the trace begins in the middle of a backward pass, which recomputation gives away.
     starts_late = bool((kinds[: _first(kinds, Kind.FORWARD)] == Kind.RECOMPUTE).any())
     errors = _errors(trace, allocs)
-    runs = sorted({*_runs(kinds), *np.searchsorted(allocs, errors).tolist()})
-    marks: list[Mark] = list(zip(allocs[runs].tolist(), map(_KIND_OF.__getitem__, kinds[runs].tolist()), strict=True))
-    marks += [(error, None) for error in errors]
-    marks += [(first, Kind.OPTIMIZER) for first, _ in ranges]
-    marks += [(last, Kind.OTHER) for _, last in ranges if last < count]
-    marks.sort(key=lambda mark: (mark[0], mark[1] is not None, mark[1] or 0))
+    runs = distinct(np.concatenate([_runs(kinds), np.searchsorted(allocs, errors)]))
+    begins, ends = ([first for first, _ in ranges], [last for _, last in ranges if last < count])
+    events = np.concatenate([allocs[runs], np.array([*errors, *begins, *ends], dtype=np.int64)])
+    codes = [_ERROR] * len(errors) + [int(Kind.OPTIMIZER)] * len(begins) + [int(Kind.OTHER)] * len(ends)
+    marks = _marks(events, np.concatenate([kinds[runs].astype(np.int8), np.array(codes, dtype=np.int8)]))
     cutter = _Cutter(starts_late)
     for event, kind in _updates(_whole_backward(marks), trace, stacks, lives):
         cutter.allocated_by(kind, event)
@@ -164,9 +178,9 @@ def _own_part(first: int, last: int, allocs: I8, kinds: U1) -> tuple[int, int]:
     """The optimizer's own part of a recorded step: what lies behind the closure that it called, if it called one."""
     low, high = np.searchsorted(allocs, [first, last]).tolist()
     inside = kinds[low:high]
-    if not np.isin(inside, [Kind.FORWARD, Kind.RECOMPUTE]).any():
+    if not among(inside, [Kind.FORWARD, Kind.RECOMPUTE]).any():
         return first, last
-    closure = np.flatnonzero(~np.isin(inside, [Kind.OPTIMIZER, Kind.OTHER, Kind.LOAD]))
+    closure = np.flatnonzero(~among(inside, [Kind.OPTIMIZER, Kind.OTHER, Kind.LOAD]))
     return int(allocs[low + closure[-1]]) + 1, last
 
 
@@ -205,7 +219,6 @@ def _one_backward(stretch: list[Mark]) -> list[Mark]:
 def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: Lives) -> Iterator[Mark]:
     """The marks, with the program's own code behind a backward pass as an optimizer step where it makes something for
     (at least half of, or the sum of) the gradients that the pass left: an optimizer written by hand."""
-    by_autograd = np.isin(stacks.kind[trace.stack[np.maximum(lives.born, 0)]], [int(kind) for kind in _AUTOGRAD])
     begun = -1
     for i, (event, kind) in enumerate(marks):
         if kind in _AUTOGRAD and begun < 0:
@@ -215,12 +228,13 @@ def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: L
         elif kind is Kind.OTHER and begun >= 0:
             end = next((e for e, k in marks[i + 1 :] if k is not Kind.OTHER), len(trace))
             low, mid, high = np.searchsorted(lives.born, [begun, event, end]).tolist()
-            left = by_autograd[low:mid] & (lives.died[low:mid] > event) & (lives.size[low:mid] >= _SMALLEST_BYTES)
+            left = among(stacks.kind[trace.stack[lives.born[low:mid]]], _AUTOGRAD)
+            left &= (lives.died[low:mid] > event) & (lives.size[low:mid] >= _SMALLEST_BYTES)
             gradients = lives.size[low:mid][left]
             sizes, total = lives.size[mid:high], int(gradients.sum())
             flat = (np.abs(sizes - total) * 64 <= total) | (np.abs(sizes - total * 2) * 64 <= total)
             is_flat = len(gradients) > 1 and flat.any()
-            made = flat if is_flat else np.isin(sizes, np.concatenate([gradients, gradients * 2]))
+            made = flat if is_flat else among(sizes, np.concatenate([gradients, gradients * 2]))
             if made.any() and (is_flat or made.sum() * 2 >= len(gradients)):
                 yield int(lives.born[mid:high][made][0]), Kind.OPTIMIZER
                 if end < len(trace):
@@ -294,9 +308,10 @@ def _backdate_backward(
 
 def frees_share_stacks(trace: DeviceTrace) -> bool:
     """Whether frees were recorded with the stack of the allocation (``context="alloc"``): no stack is free-only."""
-    alloc_stacks = np.unique(trace.stack[trace.action == Action.ALLOC])
-    free_stacks = np.unique(trace.stack[trace.action == Action.FREE_REQUESTED])
-    return len(free_stacks) > 1 and bool(np.isin(free_stacks, alloc_stacks).all())
+    allocates, frees = np.zeros((2, int(trace.stack.max(initial=-1)) + 2), dtype=np.bool_)  # by stack; -1 is the last
+    allocates[trace.stack[trace.action == Action.ALLOC]] = True
+    frees[trace.stack[trace.action == Action.FREE_REQUESTED]] = True
+    return int(frees.sum()) > 1 and not (frees & ~allocates).any()
 
 
 def with_recorded_steps(phases: Phases, trace: DeviceTrace, marks: object) -> Phases:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.arrays import among, distinct
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag, frame_tags
 
@@ -40,11 +41,11 @@ def quantized_sizes(facts: Facts) -> tuple[I8, I8]:
     made = facts.has(Tag.QUANTIZE) & (facts.stays | facts.stacks.has(Tag.GATHER).any())
     stayed = facts.before_trace & facts.persistent
     eight_bits = facts.has(Tag.INT8).any()
-    stored = np.unique(facts.size[made])
+    stored = distinct(facts.size[made])
     if not len(stored):
-        stored = np.unique(facts.size[stayed]) if eight_bits else _with_scales(facts.size[stayed])
+        stored = distinct(facts.size[stayed]) if eight_bits else _with_scales(facts.size[stayed])
     wide = [stored * 2, stored * 4] if eight_bits else [stored * 4, stored * 8]
-    return stored, np.unique(np.concatenate([*wide, stored // 8]))
+    return stored, distinct(np.concatenate([*wide, stored // 8]))
 
 
 def _with_scales(sizes: I8) -> I8:
@@ -70,13 +71,13 @@ def is_weight_copy(facts: Facts) -> Bool:
     inside = facts.has(Tag.QUANT_MATMUL) & ~facts.has(Tag.QUANTIZE | Tag.DEQUANT)
     if not len(copies) or not inside.any():
         return np.zeros(len(facts.size), dtype=np.bool_)
-    fits = np.isin(facts.size, copies)
+    fits = among(facts.size, copies)
     stack = facts.timeline.allocations.stack
     largest = np.zeros(len(facts.stacks.tags), dtype=np.int64)
     np.maximum.at(largest, stack[inside], facts.size[inside])
     contradicts = inside & ~fits & (facts.size * _SCALE_SHARE > largest[stack])
-    site = inside & fits & ~np.isin(stack, np.unique(stack[contradicts]))
-    return site & ~np.isin(stack, _later_sites(facts, site)) & ~np.isin(stack, _beside_dequantising(facts, site))
+    site = inside & fits & ~among(stack, stack[contradicts])
+    return site & ~among(stack, _later_sites(facts, site)) & ~among(stack, _beside_dequantising(facts, site))
 
 
 def _beside_dequantising(facts: Facts, rows: Bool) -> NDArray[np.int32]:
@@ -96,7 +97,7 @@ def _beside_dequantising(facts: Facts, rows: Bool) -> NDArray[np.int32]:
             inner += 1
     beside = [
         number
-        for number in np.unique(stack[rows]).tolist()
+        for number in distinct(stack[rows]).tolist()
         if (frames := table.stack(number)) and (frames[0].filename, frames[0].name, frames[1:]) in callers
     ]
     return np.array(beside, dtype=np.int32)
@@ -162,8 +163,8 @@ def adapter_sizes(candidates: I8, packed: I8) -> I8:
     Empty unless one c explains at least two different weights, or one weight that is not square: a square weight alone
     fits too many numbers.
     """
-    sizes = np.unique(candidates)
-    stored = np.unique(packed)
+    sizes = distinct(candidates)
+    stored = distinct(packed)
     if not 0 < len(sizes) <= _MAX_SIZES * 4 or not 0 < len(stored) <= _MAX_SIZES:
         return sizes[:0]
     there = set(sizes.tolist())

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.arrays import among, distinct
 from memtrace.attribution.attention import outgrown
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
@@ -60,7 +61,7 @@ class Signals:
         stack = f.timeline.allocations.stack
         count = np.bincount(stack[alive] + 1, minlength=len(f.stacks.kind))[stack + 1]
         if kept.any():
-            return kept | (alive & np.isin(stack, np.unique(stack[kept])))
+            return kept | (alive & among(stack, stack[kept]))
         makes_states = f.has(Tag.OPTIMIZER_STATE)
         return alive & makes_states if (self.in_optimizer & makes_states).any() else alive & (count > 1)
 
@@ -71,13 +72,13 @@ class Signals:
         following = np.append(steps, -1)[np.searchsorted(steps, f.born, side="right")]
         gone = self.in_optimizer & f.outlives_span & (f.ended < following)
         stack = f.timeline.allocations.stack  # behind the last step, what the same call left in earlier ones tells
-        return gone | (self.in_optimizer & ~f.persistent & (following < 0) & np.isin(stack, np.unique(stack[gone])))
+        return gone | (self.in_optimizer & ~f.persistent & (following < 0) & among(stack, stack[gone]))
 
     @cached_property
     def step_gradients(self) -> Bool:
         """As large as a state, and gone before the next step begins."""
-        sizes = np.unique(self.facts.size[self.step_leaves])
-        return self._gone_before_next_step & np.isin(self.facts.size, sizes[sizes >= _LARGE_BYTES])
+        sizes = distinct(self.facts.size[self.step_leaves])
+        return self._gone_before_next_step & among(self.facts.size, sizes[sizes >= _LARGE_BYTES])
 
     @cached_property
     def _frameless(self) -> Bool:
@@ -95,7 +96,7 @@ class Signals:
 
     @cached_property
     def _trained_sizes(self) -> I8:
-        return np.unique(self.facts.size[self.trained.gradients | self.trained.weights])
+        return distinct(self.facts.size[self.trained.gradients | self.trained.weights])
 
     @cached_property
     def bucket_frames(self) -> Bool:
@@ -109,8 +110,9 @@ class Signals:
         f = self.facts
         made = (self.loss_frames | self.head_frames) & (f.size >= _LARGE_BYTES)
         others = self.in_forward & ~made & ~self.head_copies & ~self.cublas_once
-        sizes = np.setdiff1d(f.size[made], f.size[others])
-        return self.in_backward & np.isin(f.size, sizes)
+        sizes = distinct(f.size[made])
+        elsewhere = f.size[others & among(f.size, sizes)]
+        return self.in_backward & among(f.size, sizes[~among(sizes, elsewhere)])
 
     # -- loading --------------------------------------------------------------------------------------------------
 
@@ -135,10 +137,10 @@ class Signals:
         """Packed weights: all that quantisation leaves, less the sites that only leave scales (1/32 or 1/8 of one)."""
         f = self.facts
         stack = f.timeline.allocations.stack
-        sizes = np.unique(f.size[f.has(Tag.QUANTIZE) & f.is_kind(Kind.LOAD)])  # sharding may replace what was packed
-        as_scales = np.isin(f.size * 32, sizes) | np.isin(f.size * 8, sizes)
-        packing = np.unique(stack[self.quantizing & ~as_scales & (f.size > 2048)])
-        return self.quantizing & np.isin(stack, packing) & (f.size > 2048)
+        sizes = distinct(f.size[f.has(Tag.QUANTIZE) & f.is_kind(Kind.LOAD)])  # sharding may replace what was packed
+        as_scales = among(f.size * 32, sizes) | among(f.size * 8, sizes)
+        packing = stack[self.quantizing & ~as_scales & (f.size > 2048)]
+        return self.quantizing & among(stack, packing) & (f.size > 2048)
 
     @cached_property
     def in_load(self) -> Bool:
@@ -221,12 +223,12 @@ class Signals:
         f = self.facts
         if not self.head_frames.any():
             return self.head_frames
-        largest = np.unique(f.size[self.head_frames & (f.size > _LARGE_BYTES)])
+        largest = distinct(f.size[self.head_frames & (f.size > _LARGE_BYTES)])
         depth = f.stacks.depth[f.timeline.allocations.stack]
         outside = (depth < np.min(depth[self.head_frames])) & self.in_trace & f.is_kind(Kind.FORWARD, Kind.OTHER)
         outside &= f.in_phase(Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION)
         rows = np.flatnonzero(outside)  # a few of millions
-        alike = np.isin(f.size[rows], np.concatenate([largest, largest * 2, largest // 2]))
+        alike = among(f.size[rows], np.concatenate([largest, largest * 2, largest // 2]))
         outside[rows] = alike | self._as_large_as_loss[rows]
         return outside
 
@@ -251,11 +253,11 @@ class Signals:
         kept = f.is_kind(Kind.FORWARD, Kind.OTHER) & (f.ended > f.call_end) & (f.death_phase != Phase.BACKWARD)
         site = f.stacks.site[f.timeline.allocations.stack]
         # Of a call that the recording does not see end, what such calls' tensors became decides.
-        saved = np.unique(site[f.has(Tag.KV_CACHE) & (f.death_phase == Phase.BACKWARD)])
-        kept &= (f.call_end < len(f.timeline.trace)) | ~np.isin(site, saved)
+        saved = site[f.has(Tag.KV_CACHE) & (f.death_phase == Phase.BACKWARD)]
+        kept &= (f.call_end < len(f.timeline.trace)) | ~among(site, saved)
         by_model = f.stacks.kind[f.free_stack] == Kind.FORWARD
         replaced = kept & f.is_kind(Kind.FORWARD) & by_model & (f.free_stack >= 0) & ~f.persistent
-        return kept & (f.has(Tag.KV_CACHE) | np.isin(site, np.unique(site[replaced])))
+        return kept & (f.has(Tag.KV_CACHE) | among(site, site[replaced]))
 
     @cached_property
     def _untrained(self) -> Bool:
@@ -270,7 +272,7 @@ class Signals:
         made_once &= f.span >= 0
         # The recording goes on past the pass, and no later pass makes this size at this call site.
         stack = f.timeline.allocations.stack
-        alike = np.flatnonzero(np.isin(stack, stack[made_once]))
+        alike = np.flatnonzero(among(stack, stack[made_once]))
         key = stack[alike].astype(np.int64) * (1 << 42) + np.minimum(f.size[alike], (1 << 42) - 1)
         _, inverse = np.unique(key, return_inverse=True)
         last_span = np.full(inverse.max(initial=-1) + 1, -1, dtype=np.int64)
@@ -297,7 +299,7 @@ class Signals:
     def cublas_once(self) -> Bool:
         """A known workspace size that stays, from code that also allocates something else right beside it."""
         f = self.facts
-        sized = np.isin(f.size, CUBLAS_WORKSPACE_BYTES) & f.persistent & self.in_trace
+        sized = among(f.size, CUBLAS_WORKSPACE_BYTES) & f.persistent & self.in_trace
         stack = f.timeline.allocations.stack
         # Outside passes (an adapter's first product, say): what a line leaves once, the first time, of all it makes.
         kept = np.bincount(stack[f.persistent] + 1, minlength=len(f.stacks.kind))[stack + 1]
@@ -361,21 +363,21 @@ class Signals:
     @cached_property
     def _first_pass(self) -> int:
         phases = self.facts.phases
-        passes = np.flatnonzero(np.isin(phases.phase, [Phase.FORWARD, Phase.BACKWARD, Phase.EVALUATION]))
+        passes = np.flatnonzero(among(phases.phase, [Phase.FORWARD, Phase.BACKWARD, Phase.EVALUATION]))
         return int(phases.start[passes[0]]) if len(passes) else -1
 
     @cached_property
     def _trains(self) -> Bool:
         phases = self.facts.phases.phase
-        worked = bool(np.isin(phases, [Phase.FORWARD, Phase.BACKWARD, Phase.EVALUATION]).any())
+        worked = bool(among(phases, [Phase.FORWARD, Phase.BACKWARD, Phase.EVALUATION]).any())
         return np.full(len(self.facts.size), worked)
 
     @cached_property
     def early_trained(self) -> Bool:
         """Of a trained weight's size, and freed where gradients and replaced states are: after a backward pass."""
         f = self.facts
-        fits = np.isin(f.size, self._trained_sizes)
-        after_backward = np.isin(f.death_phase, [Phase.OPTIMIZER, Phase.BETWEEN, Phase.FORWARD])
+        fits = among(f.size, self._trained_sizes)
+        after_backward = among(f.death_phase, [Phase.OPTIMIZER, Phase.BETWEEN, Phase.FORWARD])
         return self.early & fits & ~f.persistent & after_backward
 
     @cached_property
@@ -410,7 +412,7 @@ class Signals:
 
     @cached_property
     def early_held(self) -> Bool:
-        return self.early & ~self.persistent & np.isin(self.facts.death_phase, [Phase.BETWEEN, Phase.FORWARD])
+        return self.early & ~self.persistent & among(self.facts.death_phase, [Phase.BETWEEN, Phase.FORWARD])
 
     @cached_property
     def early_persistent(self) -> Bool:
@@ -418,7 +420,7 @@ class Signals:
 
     @cached_property
     def early_sharded(self) -> Bool:
-        workspaces = np.isin(self.facts.size, CUBLAS_WORKSPACE_BYTES)
+        workspaces = among(self.facts.size, CUBLAS_WORKSPACE_BYTES)
         sharded = self.facts.stacks.has(Tag.REDUCE).any()
         return self.early_persistent & self.trains_whole & sharded & ~workspaces
 
@@ -432,23 +434,23 @@ class Signals:
         rest = self.early_persistent & ~self.early_scales & ~self.early_quantized
         if (self.early_persistent & self.trained.weights).any() or not f.has(Tag.LORA).any():
             return np.zeros(len(f.size), dtype=np.bool_)
-        return rest & np.isin(f.size, adapter_sizes(f.size[rest], f.size[self.early_quantized]))
+        return rest & among(f.size, adapter_sizes(f.size[rest], f.size[self.early_quantized]))
 
     @cached_property
     def early_workspaces(self) -> Bool:
         f = self.facts
-        sized = self.early_persistent & np.isin(f.size, CUBLAS_WORKSPACE_BYTES[:2])
+        sized = self.early_persistent & among(f.size, CUBLAS_WORKSPACE_BYTES[:2])
         by_model = sized & f.is_kind(Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)  # the final state has its stack
-        unlike_weights = sized & np.isin(f.size, [size for size in CUBLAS_WORKSPACE_BYTES if size % (1 << 20)])
+        unlike_weights = sized & among(f.size, [size for size in CUBLAS_WORKSPACE_BYTES if size % (1 << 20)])
         return sized if sized.sum() <= 2 else by_model | unlike_weights
 
     @cached_property
     def early_quantized(self) -> Bool:
         f = self.facts
-        copies = np.unique(f.size[(self.dequant_frames | self.weight_copies) & self.in_trace])
-        copies = copies[~np.isin(copies * 32, copies)]  # fp32 scales: 1/8 of a packed weight, 1/32 of its copy
+        copies = distinct(f.size[(self.dequant_frames | self.weight_copies) & self.in_trace])
+        copies = copies[~among(copies * 32, copies)]  # fp32 scales: 1/8 of a packed weight, 1/32 of its copy
         stored, _ = quantized_sizes(f)
-        return self.early_persistent & np.isin(f.size * 4, copies) & np.isin(f.size, stored)
+        return self.early_persistent & among(f.size * 4, copies) & among(f.size, stored)
 
     @cached_property
     def early_scales(self) -> Bool:
@@ -481,9 +483,9 @@ class Signals:
         if f.size[unknown].sum() > f.size[self._known_weights].sum():
             return unknown
         loaded = f.born[self.load_frames & f.stays]
-        among = (f.born > loaded.min(initial=NEVER)) & (f.born < loaded.max(initial=-1))
-        copies = np.isin(f.size, np.unique(f.size[self._known_weights]))
-        return ready & (f.size >= _LARGE_BYTES) & f.persistent & (copies | among)
+        between = (f.born > loaded.min(initial=NEVER)) & (f.born < loaded.max(initial=-1))
+        copies = among(f.size, f.size[self._known_weights])
+        return ready & (f.size >= _LARGE_BYTES) & f.persistent & (copies | between)
 
     @cached_property
     def other_frames(self) -> Bool:

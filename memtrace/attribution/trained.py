@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.arrays import among, distinct
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
@@ -41,9 +42,9 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
     kept = _kept_gradients(facts, by_autograd & ~others)
     adapters = facts.has(Tag.ADAPTER_INIT) & facts.stays & facts.is_kind(Kind.LOAD)
     if adapters.any():
-        sizes = np.unique(facts.size[adapters])
-        sizes = np.unique(np.concatenate([sizes, sizes * 2, sizes // 2]))
-        return Trained(none, _survivors(facts, by_autograd & ~others) & np.isin(facts.size, sizes), none)
+        sizes = distinct(facts.size[adapters])
+        sizes = distinct(np.concatenate([sizes, sizes * 2, sizes // 2]))
+        return Trained(none, _survivors(facts, by_autograd & ~others) & among(facts.size, sizes), none)
     gradients = _most_in_one_pass(facts, kept)
     weights = _made_before_training(facts) & ~others & ~facts.has(Tag.QUANTIZE)
     if facts.stacks.has(Tag.REDUCE).any():  # gradients of shards are reduced many at once: here, states tell
@@ -74,7 +75,7 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
             rest = rest[np.argsort(facts.kind[rest] == Kind.LOAD, kind="stable")]
             states[rest[: min(len(rows) // count - 1, 2) * count]] = True
     trained |= _replacements(facts, trained, step_leaves)
-    return Trained(trained, kept & np.isin(facts.size, list(found)), states)
+    return Trained(trained, kept & among(facts.size, list(found)), states)
 
 
 def _replacements(facts: Facts, weights: Bool, made: Bool) -> Bool:
@@ -118,7 +119,7 @@ def _kept_gradients(facts: Facts, by_autograd: Bool) -> Bool:
         | (facts.stacks.kind[facts.free_stack] == Kind.OPTIMIZER)
     )
     if as_gradient.sum() * 2 > freed.sum():
-        kept &= as_gradient | (~freed & np.isin(facts.size, np.unique(facts.size[as_gradient])))
+        kept &= as_gradient | (~freed & among(facts.size, facts.size[as_gradient]))
     return kept
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from memtrace.analysis import Analysis
 from memtrace.answers.report import category_bytes, moment_of
+from memtrace.arrays import among
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
@@ -95,7 +96,7 @@ class Case:
     def event_tags(self) -> Tag:
         """Tags of the stack that asked for memory at the event, or last before it."""
         trace, event = self.timeline.trace, self.at.event
-        asks = np.flatnonzero(np.isin(trace.action[: event + 1], (Action.ALLOC, Action.OOM)))
+        asks = np.flatnonzero(among(trace.action[: event + 1], (Action.ALLOC, Action.OOM)))
         return Tag(int(self.facts.stacks.tags[trace.stack[asks[-1]]])) if len(asks) else Tag(0)
 
     @cached_property

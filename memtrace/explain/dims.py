@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memtrace.analysis import Analysis
+from memtrace.arrays import distinct
 from memtrace.attribution.categories import Purpose
 from memtrace.explain.process_facts import layers_by_name
 from memtrace.snapshot.model import I8, Snapshot
@@ -65,7 +66,7 @@ def dims_of(analysis: Analysis, low: int, high: int) -> Dims | None:
 def _element(logits_bytes: int, hidden_bytes: int, tokens: int, weights: I8) -> tuple[int | None, int | None]:
     """(bytes an element, bytes of the head's weight): tokens^2 = logits x stream / (head x element)."""
     fits = set()
-    for head in np.unique(weights[weights > _VECTOR_BYTES]).tolist():
+    for head in distinct(weights[weights > _VECTOR_BYTES]).tolist():
         for element in (2, 4):
             square, rest = divmod(logits_bytes * hidden_bytes, head * element)
             if rest == 0 and square == tokens * tokens:
@@ -118,7 +119,7 @@ def _repeats(sizes: I8) -> int | None:
             continue
         longest = int(runs.argmax())
         start, covered = int(edges[2 * longest]), int(runs[longest]) + length
-        is_pattern = len(np.unique(sizes[start : start + length])) > 1
+        is_pattern = len(distinct(sizes[start : start + length])) > 1
         if is_pattern and covered > best and covered // length >= _LEAST_LAYERS:
             best, times = covered, covered // length
     return times

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
+from memtrace.arrays import distinct
 from memtrace.attribution.categories import Purpose
 from memtrace.estimate.presets import model_names, model_preset
 from memtrace.explain.case import Case
@@ -51,7 +50,7 @@ def possibilities(case: Case) -> tuple[str, ...]:
     rounded = -(-case.size // 512) * 512 == asked
     counts = {name: int((rounded & case.kind(purpose)).sum()) for purpose, name in _KINDS}
     alike = [f"{name} ({count} before)" for name, count in counts.items() if count][:2]
-    packed = np.unique(case.size[case.kind(Purpose.QUANTIZED) & case.facts.stays])
+    packed = distinct(case.size[case.kind(Purpose.QUANTIZED) & case.facts.stays])
     bits = next((bits for bits in (16, 32) if (packed * (bits // 4) == asked).any()), None)
     if alike:
         found.append(f"{asked:,} bytes is the size of {' or '.join(alike)}, so it may be one more.")

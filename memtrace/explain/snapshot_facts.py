@@ -14,6 +14,7 @@ import numpy as np
 
 from memtrace.allocator.config import conf_string, from_snapshot
 from memtrace.analysis import Analysis, is_truncated
+from memtrace.arrays import among, distinct
 from memtrace.attribution.categories import Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Capacity, Pieces
@@ -135,7 +136,7 @@ def course_of(analysis: Analysis, event: int) -> Course:
     span = span_at(phases, event)
     first = int(phases.start[span]) if span >= 0 else event
     begun = trace.stack[first:event][trace.action[first:event] == Action.ALLOC]
-    begins = any(analysis.attribution.sites.module[stack] == "embedding" for stack in np.unique(begun).tolist())
+    begins = any(analysis.attribution.sites.module[stack] == "embedding" for stack in distinct(begun).tolist())
     return Course(
         is_alloc=trace.action == Action.ALLOC,
         site=trace.stack.astype(np.int64),
@@ -158,7 +159,7 @@ def _missing_states(analysis: Analysis, event: int) -> int | None:
     live[timeline.live_rows(event)] = True
     size = timeline.allocations.requested_bytes
     params, states = live & attribution.rows_of(Purpose.PARAMS), live & attribution.rows_of(Purpose.OPTIMIZER_STATE)
-    full = states & np.isin(size, np.unique(size[params]))
+    full = states & among(size, size[params])
     if not params.any() or size[full].sum() < 0.5 * size[states].sum():
         return None
     return max(0, 2 * int(size[params].sum()) - int(size[full].sum()))

@@ -12,6 +12,7 @@ from memtrace.analysis import Analysis
 from memtrace.answers.diff.comparison import RunEnd
 from memtrace.answers.gate import died
 from memtrace.answers.tokens import tokens_of, vector_bytes
+from memtrace.arrays import among, distinct
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.explain.case import Case
@@ -48,8 +49,8 @@ class RunSide:
     def of_attention(self) -> Bool:
         """Attention matrices, their gradients and copies: what has the size of one, in whatever type."""
         matrices = self.case.kind(Purpose.ATTENTION_MATRIX)
-        sizes = np.unique(self.case.size[matrices & (self.case.size >= 1 << 20)])
-        alike = np.isin(self.case.size, np.concatenate([sizes, sizes * 2, sizes // 2]))
+        sizes = distinct(self.case.size[matrices & (self.case.size >= 1 << 20)])
+        alike = among(self.case.size, np.concatenate([sizes, sizes * 2, sizes // 2]))
         return matrices | (alike & self.case.kind(*_PASSING))
 
     def stored(self, *purposes: Category | Purpose) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from memtrace.arrays import among
 from memtrace.attribution.categories import Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
@@ -34,7 +35,7 @@ def checkpointing_inactive(case: Case) -> Seen | None:
     # One tensor a layer is what checkpointing itself keeps: several different sites must repeat.
     if len(sites) < _LEAST_LAYERS:
         return None
-    kept = inside & np.isin(case.table.stack, sites)
+    kept = inside & among(case.table.stack, sites)
     total, layers = case.total(kept), int(np.median(counts[counts >= _LEAST_LAYERS]))
     evidence = (
         f"{len(sites)} call sites inside the layers each hold tensors of about {layers} layers "
@@ -50,7 +51,7 @@ def checkpointing_inactive(case: Case) -> Seen | None:
         evidence += "no checkpointing frame is on any stack of the forward pass."
         change = "checkpointing"
     # Every pass keeps as much: the peak may move to another one. What checkpointing keeps is left in.
-    everywhere = case.kind(Purpose.SAVED) & np.isin(case.table.stack, sites)
+    everywhere = case.kind(Purpose.SAVED) & among(case.table.stack, sites)
     kept_inputs = case.dims.hidden_bytes * layers if case.dims is not None else 0
     stays = min(1.0, kept_inputs / max(total, 1) + 1 / layers)
     return Seen(kept, evidence, (formula(change, everywhere, 1 - stays, checkpointing=True),))
@@ -62,7 +63,7 @@ def attention_matrices(case: Case) -> Seen | None:
     matrices = case.kind(Purpose.ATTENTION_MATRIX)
     if not matrices.any():
         return None
-    rows = matrices | (case.kind(Purpose.BACKWARD) & np.isin(case.size, np.unique(case.size[matrices])))
+    rows = matrices | (case.kind(Purpose.BACKWARD) & among(case.size, case.size[matrices]))
     live, largest = case.live_total(rows), int(case.size[matrices].max())
     asked = case.refusal.asked_bytes if case.refusal is not None else 0
     is_next = bool(asked) and bool(case.event_tags & Tag.ATTENTION) and asked >= largest
@@ -117,7 +118,7 @@ def _logits_rows(case: Case) -> Bool:
         mine = np.flatnonzero(loss[first:stop]) + first
         if len(mine):
             near[mine[0] : min(stop, int(np.searchsorted(born, died[mine].max(), side="right")))] = True
-    gradients = case.kind(Purpose.BACKWARD) & np.isin(case.size, np.unique(case.size[logits | loss]))
+    gradients = case.kind(Purpose.BACKWARD) & among(case.size, case.size[logits | loss])
     return logits | loss | (gradients & near)
 
 

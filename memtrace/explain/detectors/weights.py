@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from memtrace.arrays import among, distinct
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
@@ -46,7 +47,7 @@ def _layer_matrices(case: Case) -> Bool:
     sizes, counts = np.unique(case.size[rows], return_counts=True)
     layers = layer_count(case.analysis)
     least = _REPEATS if layers is None else max(_REPEATS, layers // 2)  # two models have four embeddings
-    return rows & np.isin(case.size, sizes[counts >= least])
+    return rows & among(case.size, sizes[counts >= least])
 
 
 @detector("The base model is not quantised", least=0)
@@ -133,9 +134,9 @@ def load_time_copies(case: Case) -> Seen | None:
 
 def _sources(case: Case) -> Bool:
     """Unquantised matrices of four or two times the size of quantised ones made in this load: still to be packed."""
-    packed = np.unique(case.size[case.kind(Purpose.QUANTIZED) & (case.facts.born >= 0)])
+    packed = distinct(case.size[case.kind(Purpose.QUANTIZED) & (case.facts.born >= 0)])
     weights = case.kind(Purpose.UNQUANTIZED) & (case.facts.born >= 0)
-    return weights & np.isin(case.size, np.concatenate([packed * 4, packed * 2])) & (case.size >= _MATRIX_BYTES)
+    return weights & among(case.size, np.concatenate([packed * 4, packed * 2])) & (case.size >= _MATRIX_BYTES)
 
 
 @detector("Weights are brought from the CPU or disk again in every pass", is_context=True)
@@ -260,7 +261,7 @@ Root = tuple[Frame, ...]
 def _calls(case: Case, rows: Bool) -> dict[Root, list[int]]:
     """Rows grouped by the call that loaded them: the frames from the program's root down to the loading function."""
     groups: dict[Root, list[int]] = {}
-    for stack in np.unique(case.table.stack[rows]).tolist():
+    for stack in distinct(case.table.stack[rows]).tolist():
         root = case.timeline.snapshot.stacks.stack(stack)[::-1]
         at = next((i for i, frame in enumerate(root) if frame.name in _LOADERS), None)
         if at is not None:
