@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -79,6 +78,8 @@ def printable_in(value: Any, key: object = "") -> Any:
 
 def json_text(text: str) -> str:
     """JSON in which characters that are not printable stand as JSON's own escapes; it means the same."""
+    import json
+
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 

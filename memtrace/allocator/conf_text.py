@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
 from memtrace.allocator.config import INTERVALS, NEWEST, AllocatorConfig, Version, fraction_limit
@@ -283,6 +282,8 @@ def conf_hint(text: str) -> str:
 
     One clause that repairs the usual slips, with the separator before it; empty where none is recognised.
     """
+    from difflib import get_close_matches
+
     if "=" in text:
         return f"; a setting is written KEY:VALUE, as in {text.split(',')[0].replace('=', ':', 1)}"
     for item in re.sub(r"\s", "", text).split(","):

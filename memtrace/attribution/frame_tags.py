@@ -163,7 +163,7 @@ def frame_tags(path: str, name: str) -> Tag:
     """All tags of one frame."""
     tags = Tag(0)
     for (tag, file, function), beginning in _RULES:
-        if path.startswith(beginning) and (file is None or _compiled(file).search(path)):
-            if function is None or _compiled(function).search(name):
-                tags |= tag
+        fits = path.startswith(beginning) and (file is None or _compiled(file).search(path))
+        if fits and (function is None or _compiled(function).search(name)):
+            tags |= tag
     return tags

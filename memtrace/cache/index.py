@@ -28,7 +28,8 @@ from memtrace.snapshot.stacks import Frame, StackTable
 if TYPE_CHECKING:
     from memtrace.attribution.user_rules import UserRule
 
-MIN_EVENTS = 1_000_000  # smaller recordings open in a second; no event takes less than a byte, however packed
+MIN_EVENTS = 1_000_000  # smaller recordings open in a second
+_EVENT_BYTES = {b"\x80": 24, b"{": 48}  # at the least: in a pickle, in JSON; packed, one byte
 Progress = Callable[[float], None]
 
 
@@ -131,10 +132,14 @@ def identified(source: str | os.PathLike[str]) -> tuple[Path | None, str]:
         return None, ""
     path = Path(source)
     try:
-        is_large = path.is_file() and path.stat().st_size >= MIN_EVENTS
-        return (path, folder.name_of(path)) if is_large else (None, "")
+        if path.is_file() and (size := path.stat().st_size) >= MIN_EVENTS:
+            with path.open("rb") as file:
+                event_bytes = _EVENT_BYTES.get(file.read(1), 1)
+            if size >= event_bytes * MIN_EVENTS:
+                return path, folder.name_of(path)
     except (OSError, ValueError):
-        return None, ""
+        pass
+    return None, ""
 
 
 def find(name: str) -> Kept | None:

@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _answer(args: argparse.Namespace) -> Explanation:
     from memtrace.explain.explain import explain_log, explain_snapshot
     from memtrace.explain.inputs import Logs, is_snapshot, refuse_foreign
-    from memtrace.explain.log_answer import principal
     from memtrace.units import parse_capacity
 
     capacity = parse_capacity(args.capacity) if args.capacity is not None else None
@@ -46,6 +45,8 @@ def _answer(args: argparse.Namespace) -> Explanation:
         if not reading.messages:
             refuse_foreign(logs)
             raise NoAnswerError(f"{', '.join(logs)}: nothing here says that memory ran out")
+        from memtrace.explain.log_answer import principal
+
         return explain_log(reading, logs, *read.around(principal(reading.messages)))
     args.file = snapshots[0]
     analysis, at = open_analysis(args)

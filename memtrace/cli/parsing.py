@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
@@ -50,10 +51,11 @@ def verb_module(verb: str) -> ModuleType:
 
 def verb_parser(verb: str, module: ModuleType) -> Parser:
     """The parser of one verb, as ``memtrace VERB`` uses it."""
-    parser = Parser(
-        prog=f"memtrace {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    # argparse makes a formatter for every argument that is added, and each one would ask the terminal for its width.
+    parser = Parser(prog=f"memtrace {verb}", description=module.__doc__, formatter_class=partial(form, width=80))
     module.add_arguments(parser)
+    parser.formatter_class = form
     return parser
 
 

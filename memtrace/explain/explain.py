@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from memtrace.analysis import Analysis, is_truncated
 from memtrace.answers.pins import pins
@@ -16,17 +17,18 @@ from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Explanation, When
 from memtrace.explain.case import Case
 from memtrace.explain.detectors import detect, ranked
-from memtrace.explain.log_answer import TextAnswer, facts_of_text, findings_of_log, principal, verdict_from_log
 from memtrace.explain.setting import setting_of_log
 from memtrace.explain.sizes import asked_at, possibilities, possible_models
 from memtrace.explain.snapshot_facts import device_total_bytes, verdict_at
-from memtrace.explain.traceback import frames_in_log, moment_in_log
 from memtrace.history.layout import layout_at
 from memtrace.history.refusals import Refusal, refusals
 from memtrace.history.timeline import At, choose_event
-from memtrace.oomlog import LogReading, OomMessage
 from memtrace.units import counted, format_delta
 from memtrace.units import format_bytes as size
+
+if TYPE_CHECKING:  # here and below: what reads logs is not needed for a snapshot alone
+    from memtrace.explain.log_answer import TextAnswer
+    from memtrace.oomlog import LogReading, OomMessage
 
 _GREW_SHARE = 0.01
 _RECORD_IT = "A text does not say what held the memory; memtrace run SCRIPT records it, and explain reads that too."
@@ -38,6 +40,9 @@ def explain_log(
 ) -> Explanation:
     """The answer from a log alone. ``before``, ``after``: lines up to the message that :func:`principal` picks, that
     one included, and behind it, if at hand."""
+    from memtrace.explain.log_answer import findings_of_log
+    from memtrace.explain.traceback import moment_in_log
+
     log = _judged(reading, reading.messages, before, after)
     more, findings = log.worth_saying, findings_of_log(log)
     if log.oom is not None and log.oom.is_gpu_oom and log.verdict in ("budget", "fragmentation", "unknown"):
@@ -62,6 +67,9 @@ def _judged(
     reading: LogReading, messages: Sequence[OomMessage], before: Sequence[str] = (), after: Sequence[str] = ()
 ) -> TextAnswer:
     """The verdict on a log's messages, with what the lines around the principal one and its settings say."""
+    from memtrace.explain.log_answer import principal, verdict_from_log
+    from memtrace.explain.traceback import frames_in_log
+
     message = principal(messages) if messages else None
     frames = frames_in_log(before, after) if message is not None else ()
     setting = setting_of_log(reading, message, before, [frame.filename for frame in frames])
@@ -85,13 +93,15 @@ def explain_snapshot(
     at = at or choose_event(timeline, None)
     refusal = next((r for r in refusals(timeline) if r.event == at.event), None)
     warnings = list(analysis.caveats)
-    message = None
+    message = printed = None
     if reading is not None:
+        from memtrace.explain.log_answer import facts_of_text
+
         warnings += _log_warnings(reading)
         message = _matching(reading.messages, refusal, timeline.curve_at(at.event)[1])
         if message is None and refusal is not None and any(m.is_gpu_oom for m in reading.messages):
             warnings.append("no message of the log has this refusal's figures: its limit and card are not used")
-    printed = facts_of_text(message) if message is not None else None
+        printed = facts_of_text(message) if message is not None else None
     verdict, refused = verdict_at(analysis, at.event, capacity_bytes, printed)
     case = Case(analysis, at, verdict, refused)
     findings, all_changes = detect(case)
@@ -118,6 +128,8 @@ def _with_log(
     explanation: Explanation, reading: LogReading, message: OomMessage | None, refusal: Refusal | None
 ) -> Explanation:
     """Add what the log knows; where the snapshot saw no refusal, the log's verdict stands."""
+    from memtrace.explain.log_answer import findings_of_log
+
     judged = reading.messages if message is None else (message,)
     log = _judged(reading, judged)
     if refusal is None and log.oom is not None:

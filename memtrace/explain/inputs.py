@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from memtrace.errors import MemtraceError, SnapshotError
-from memtrace.explain.traceback import lines_around
-from memtrace.oomlog import LogReading, OomMessage, read_log
 from memtrace.snapshot.container import open_stream
+
+if TYPE_CHECKING:  # here and below: what reads logs is not needed for a snapshot alone
+    from memtrace.oomlog import LogReading, OomMessage
 
 _PACKED = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
 _OLD_PICKLE = re.compile(rb"^(\(dp|\(lp|\}q|\]q|\(d|\(l)[\x00-\xff]")
@@ -55,6 +56,8 @@ def beginning(source: str) -> bytes:
 def is_log(path: Path) -> bool:
     """Whether a file that is no snapshot is a log with an out-of-memory message; False where it can't be read, or is
     larger than 64 MiB."""
+    from memtrace.oomlog import read_log
+
     try:
         if not path.is_file() or path.stat().st_size > _TWICE_BYTES:
             return False
@@ -103,6 +106,8 @@ class Logs:
         )
 
     def _read(self, source: str) -> LogReading:
+        from memtrace.oomlog import read_log
+
         if source == "-":
             return read_log(self)
         with _unpacked(source) as stream:
@@ -118,6 +123,8 @@ class Logs:
     def around(self, message: OomMessage) -> tuple[list[str], list[str]]:
         """Lines up to a message's, in its log, and behind it; none for a pipe and a very large log, which are not read
         twice."""
+        from memtrace.explain.traceback import lines_around
+
         own = (any(one is message for one in reading.messages) for reading in self._readings)
         source = self.sources[[*own].index(True)]
         if source == "-":

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,9 +22,11 @@ from memtrace.allocator.whatif.whatif import Simulation, simulate
 from memtrace.attribution.categories import Category
 from memtrace.explain.answer import Advice, Basis, Finding, Together
 from memtrace.explain.case import Case
-from memtrace.explain.forecaster import Forecaster, forecaster_of
 from memtrace.snapshot.model import Bool
 from memtrace.units import format_bytes as size
+
+if TYPE_CHECKING:
+    from memtrace.explain.forecaster import Forecaster
 
 LEAST_SHARE = 0.01
 """Of the capacity: what saves less is not advice."""
@@ -53,8 +55,11 @@ class Bench:
     @cached_property
     def _forecaster(self) -> Forecaster | None:
         case = self.case
-        held = case.reserved_bytes if case.is_oom else None
-        return forecaster_of(case.analysis, held)
+        if not case.timeline.snapshot.memtrace.get("config"):
+            return None
+        from memtrace.explain.forecaster import forecaster_of  # brings all of the estimate
+
+        return forecaster_of(case.analysis, case.reserved_bytes if case.is_oom else None)
 
     @property
     def can_replay(self) -> bool:

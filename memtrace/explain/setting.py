@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from memtrace.oomlog import LogReading, OomMessage
 from memtrace.snapshot.model import Snapshot
 from memtrace.snapshot.version import other_backend
+
+if TYPE_CHECKING:
+    from memtrace.oomlog import LogReading, OomMessage
 
 _VARIABLE = r"PYTORCH_(?:CUDA_|HIP_|NPU_|XPU_|MUSA_|MLU_|GCU_)?ALLOC_CONF"
 _SET = re.compile(rf"({_VARIABLE})[\"']?\]?\s*[=:,]\s*[\"']?([a-z_0-9]+:[\w:.,\[\]>;-]+)")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from memtrace.arrays import distinct
 from memtrace.attribution.categories import Purpose
-from memtrace.estimate.presets import model_names, model_preset
 from memtrace.explain.case import Case
-from memtrace.oomlog import OomMessage
 from memtrace.units import format_bytes as size
+
+if TYPE_CHECKING:
+    from memtrace.oomlog import OomMessage
 
 _KINDS: tuple[tuple[Purpose, str], ...] = (
     (Purpose.LOGITS, "the logits"),
@@ -76,6 +78,8 @@ def possible_models(message: OomMessage | None) -> tuple[str, ...]:
 def published_model(low_bytes: float, high_bytes: float) -> tuple[str, int] | None:
     """(preset, bits) of a model whose weights have a size in that range: 16 or 32 bits throughout, or 4 bits an element
     of the linear layers and 16 of the rest, as a loader counts them. None if no model or several do."""
+    from memtrace.estimate.presets import model_names, model_preset
+
     found = set()
     for name in model_names():
         shape = model_preset(name)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from memtrace._version import __version__
 from memtrace.attribution.categories import category_name
 from memtrace.explain.answer import Advice, Explanation, Finding, When
-from memtrace.explain.overheads import Overheads
 from memtrace.render.words import moment_name, verdict_meaning, verdict_name
 from memtrace.units import format_bytes, format_delta
+
+if TYPE_CHECKING:
+    from memtrace.explain.overheads import Overheads
 
 WIDTH = 80
 LINES = 20

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memtrace.answers.report import Report
-from memtrace.answers.why import Why
 from memtrace.attribution.categories import Category, category_name
 from memtrace.attribution.sites import NO_STACK
 from memtrace.render.text import Text, heading, more_line, warning_lines
 from memtrace.render.words import STYLE, bar, clip, moment_line, moment_name
 from memtrace.units import counted, format_bytes, format_count
+
+if TYPE_CHECKING:
+    from memtrace.answers.why import Why
 
 _STACK_LINES = 6
 _SMALL_SHARE = 0.001

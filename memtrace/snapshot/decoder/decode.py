@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,6 +106,8 @@ def _decode_pickle(stream: BinaryIO, name: str) -> Any:
 
 
 def _decode_json(stream: BinaryIO, name: str) -> Any:
+    import json
+
     import orjson
 
     try:
