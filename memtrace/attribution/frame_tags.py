@@ -8,8 +8,9 @@ like ``torch::autograd::Engine::…``.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import IntFlag, auto
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 
@@ -145,8 +146,16 @@ FRAME_RULES: tuple[FrameRule, ...] = (
     FrameRule(Tag.INT8, r"^bitsandbytes/", r"^(int8_\w+|matmul|get_cxB|init_8bit_state)$"),
 )  # fmt: skip
 
-# Compiling all of them takes longer than reading a small recording, and few of them meet their library in one.
-_compiled = lru_cache(maxsize=None)(re.compile)
+# Compiling all of them takes longer than reading a small recording: few meet their library in one, and many are words.
+_WORDS = re.compile(r"\^(?:\((?:[\w/|]|\\\.)+\)|(?:[\w/]|\\\.)+)\$")
+
+
+@cache
+def _test(pattern: str) -> Callable[[str], object]:
+    """Tells whether the pattern is found in a text."""
+    if _WORDS.fullmatch(pattern):
+        return frozenset(pattern.strip("^()$").replace("\\.", ".").split("|")).__contains__
+    return re.compile(pattern).search
 
 
 def _beginning(pattern: str) -> str:
@@ -163,7 +172,7 @@ def frame_tags(path: str, name: str) -> Tag:
     """All tags of one frame."""
     tags = Tag(0)
     for (tag, file, function), beginning in _RULES:
-        fits = path.startswith(beginning) and (file is None or _compiled(file).search(path))
-        if fits and (function is None or _compiled(function).search(name)):
+        fits = path.startswith(beginning) and (file is None or _test(file)(path))
+        if fits and (function is None or _test(function)(name)):
             tags |= tag
     return tags
