@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Ask = Callable[[str, Sequence[str], str, Callable[[str], str]], dict[str, Any]]
 """(verb, arguments, text on stdin, what a model's name leads to) to what the verb answers as JSON."""
 Options = dict[str, str | int | float | bool]
-Texts = Sequence[str]
+Texts = str | Sequence[str]  # one, or several
 
 LONGEST_ANSWER, _LONGEST_TEXT = 24_000, 1_500  # characters: an answer is some 8,000 tokens at most
 _LONGEST_ERROR, _LARGEST_PASTE, _MOST_KEYS = 400, 4 << 20, 100

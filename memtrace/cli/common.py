@@ -92,6 +92,12 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def settings(text: str) -> str:
+    """An argparse type: allocator settings, also as advice and shells write them, with the variable's name."""
+    name, _, value = text.partition("=")
+    return value if name.startswith("PYTORCH_") and name.endswith("ALLOC_CONF") else text
+
+
 def print_json(answer: Any, **more: Any) -> int:
     """One JSON object and a newline on stdout: an answer, and ``more`` keys; returns the exit code 0."""
     sys.stdout.buffer.write(to_json(answer, **more))

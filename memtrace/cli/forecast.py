@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_shared, print_json, progress, say_written, whole_number
+from memtrace.cli.common import add_shared, print_json, progress, say_written, settings, whole_number
 from memtrace.cli.estimate import add_setup, analysed, options_from
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.units import counted
@@ -64,7 +64,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add("--eval-lengths", metavar="FILE|N,N,…", help="sequences of the evaluation, which runs without gradients")
     add("--eval-batch", type=whole_number, default=1, metavar="B", help="sequences an evaluation batch (default 1)")
     add("--eval-every", type=whole_number, metavar="N", help="steps between evaluations (default: one at the end)")
-    add("--conf", metavar="SETTINGS", help='allocator settings, such as "expandable_segments:True"')
+    add("--conf", type=settings, metavar="SETTINGS", help='allocator settings, such as "expandable_segments:True"')
     add("--limit", metavar="SIZE", help="the most the process may reserve, as a memory fraction sets it")
     add("--dry-run", action="store_true", help="re-enact with the real code even where the shapes are known")
 

@@ -18,6 +18,7 @@ from memtrace.cli.common import (
     print_text,
     progress,
     say_written,
+    settings,
     whole_number,
 )
 from memtrace.errors import UsageError
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "file device no-index")
     option(
-        parser, "--conf SETTINGS…", 'as in PYTORCH_CUDA_ALLOC_CONF, such as "expandable_segments:True"; may be repeated'
+        parser,
+        "--conf SETTINGS…",
+        'as in PYTORCH_CUDA_ALLOC_CONF, such as "expandable_segments:True"; may be repeated',
+        type=settings,
     )
     option(parser, "--capacity SIZE", "the most the process may reserve (24GiB), as a memory fraction sets it")
     option(parser, "--search", "try the sensible settings and rank them")

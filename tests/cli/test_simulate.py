@@ -31,7 +31,7 @@ def answer(capsysbinary: pytest.CaptureFixture[bytes], *args: str) -> dict[str, 
 
 
 def test_keys_of_the_contract(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    result = answer(capsysbinary, TINY, "--conf", "expandable_segments:True")
+    result = answer(capsysbinary, TINY, "--conf", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     assert result["self_check"]["exact"] is True
     assert result["self_check"]["diverged_at"] is None
     assert result["self_check"]["why"] is None

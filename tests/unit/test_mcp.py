@@ -67,7 +67,7 @@ def test_from_a_pasted_thread_to_a_verified_change_in_two_calls_over_stdio() -> 
             found = json.loads(first.content[0].text)
             changes = [advice["change"] for finding in found["findings"] for advice in finding["advice"]]
             conf = next(match[0] for text in changes if (match := re.search(r"expandable_segments:True", text)))
-            second = await client.call_tool("simulate", {"file": DIED.name, "conf": [conf]})
+            second = await client.call_tool("simulate", {"file": DIED.name, "conf": conf})
             return names, found, json.loads(second.content[0].text)
 
     names, found, proof = asyncio.run(session())
