@@ -82,13 +82,15 @@ def _shared(source: str) -> _Shared:
 
 
 @contextmanager
-def shared_recordings() -> Iterator[None]:
-    """Commands that run in this process read, replay and attribute each of the repository's recordings once."""
+def shared_recordings(*folders: Path) -> Iterator[None]:
+    """Commands that run in this process read, replay and attribute each of the repository's recordings (and of those in
+    ``folders``) once.
+    """
     original = index.open_recording
 
     def remembered(source: Any, *args: Any, **options: Any) -> index.OpenRecording:
         path = Path(source)
-        ours = path.is_file() and path.resolve().parent in (TRACES, TRUTH / "recordings")
+        ours = path.is_file() and path.resolve().parent in (TRACES, TRUTH / "recordings", *folders)
         return _shared(str(source)) if ours else original(source, *args, **options)
 
     index.open_recording = remembered

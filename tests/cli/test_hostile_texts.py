@@ -5,15 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import shutil
-import subprocess
 import sys
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import ROOT
+from support import ROOT, shared_recordings
+
+from memtrace.cli import main
 
 HOSTILE = ROOT / "tests" / "hostile"
 NAME = "a\x1b]0;x\x07b\x9b2J\u202ec\nd<img src=x onerror=alert(1)>[red]e\udcff.pickle.xz"
@@ -39,43 +40,39 @@ def obeyed(text: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
-    """What each verb printed: its exit code, stdout, stderr."""
-    folder = tmp_path_factory.mktemp("hostile")
-    file = folder / NAME
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A recording in which every text is hostile, its name included; it is replayed once."""
+    file = tmp_path_factory.mktemp("hostile") / NAME
     shutil.copy(HOSTILE / "terminal_escapes.pickle.xz", file)
-    script = """
-import io, json, os, sys
-from memtrace.cli import main
-found = {}
-for verb in json.loads(sys.argv[1]):
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
-    sys.stdout, sys.stderr = out, err
-    words = [word.replace("{file}", sys.argv[2]).replace("{out}", sys.argv[3] + str(len(found))) for word in verb]
-    try:
-        code = main([words[0], sys.argv[2], *words[1:]])
-    except SystemExit as error:
-        code = error.code
-    except BaseException as error:
-        code = repr(error)
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    with shared_recordings(file.parent):
+        yield file
+
+
+def printed(verb: str, file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
+    """What a verb says: its exit code, stdout, stderr."""
+    monkeypatch.setenv("MEMTRACE_NO_INDEX", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    first, *words = (word.replace("{file}", str(file)).replace("{out}", str(out)) for word in verb.split())
+    said = {name: io.TextIOWrapper(io.BytesIO(), "utf-8") for name in ("stdout", "stderr")}
+    with monkeypatch.context() as patched:
+        for name, stream in said.items():
+            patched.setattr(sys, name, stream)
+        try:
+            code = main([first, str(file), *words])
+        except SystemExit as error:
+            code = int(error.code or 0)
     texts = []
-    for stream in (out, err):
+    for stream in said.values():
         stream.flush()
-        texts.append(stream.buffer.getvalue().decode("utf-8", "surrogateescape"))
-    found[" ".join(verb)] = [code, *texts]
-print(json.dumps(found))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script, json.dumps(VERBS), str(file), str(folder / "out")],
-        capture_output=True, check=True, env=os.environ | {"MEMTRACE_NO_INDEX": "1", "COLUMNS": "100"},
-    )  # fmt: skip
-    return {verb: tuple(found) for verb, found in json.loads(done.stdout).items()}
+        texts.append(stream.buffer.getvalue().decode("utf-8", "surrogateescape"))  # type: ignore[attr-defined]
+    return code, texts[0], texts[1]
 
 
 @pytest.mark.parametrize("verb", [" ".join(verb) for verb in VERBS])
-def test_nothing_that_is_obeyed_gets_through(verb: str, outputs: dict[str, tuple[int, str, str]]) -> None:
-    code, out, err = outputs[verb]
+def test_nothing_that_is_obeyed_gets_through(
+    verb: str, hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = printed(verb, hostile, tmp_path / "out", monkeypatch)
     assert code in (0, 1, 2, 4), code
     assert obeyed(out) == set() and obeyed(err) == set()
     assert "Traceback" not in err
@@ -85,14 +82,12 @@ def test_nothing_that_is_obeyed_gets_through(verb: str, outputs: dict[str, tuple
         json.loads(out)
 
 
-def test_a_name_in_json_means_the_same(outputs: dict[str, tuple[int, str, str]]) -> None:
-    named = json.loads(outputs["report --json"][1])["file"]
+def test_a_name_in_json_means_the_same(hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = json.loads(printed("report --json", hostile, tmp_path, monkeypatch)[1])["file"]
     assert Path(named).name.startswith("a\x1b]0;x\x07b\x9b2J\u202ec\nd<img")
 
 
 def test_no_cell_is_a_formula(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    from memtrace.cli import main
-
     assert main(["allocations", str(HOSTILE / "csv_formula.pickle"), "--all"]) == 0
     rows = list(csv.reader(io.StringIO(capfdbinary.readouterr()[0].decode())))
     cells = [cell for row in rows for cell in row if cell and not cell.lstrip("-").replace(".", "").isdecimal()]
@@ -101,8 +96,6 @@ def test_no_cell_is_a_formula(capfdbinary: pytest.CaptureFixture[bytes]) -> None
 
 
 def test_logs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from memtrace.cli import main
-
     log = tmp_path / NAME.replace(".pickle.xz", ".log")
     log.write_bytes(
         b"\x1b[31m[rank1]\x07 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. \xc2\x9b2J GPU 0 "

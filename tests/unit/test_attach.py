@@ -36,7 +36,7 @@ for step in range(100000):
     model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-    time.sleep(0.01)
+    time.sleep(0.05)
     {remote}
     if __import__("os").path.exists({end!r}):
         break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from memtrace.analysis import PREDICTED
 from memtrace.cli import main
-from memtrace.estimate.estimate import RESERVED_MARGIN_PERCENT, verdict
+from memtrace.estimate.estimate import RESERVED_MARGIN_PERCENT, estimate, verdict
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.presets import gpu_preset, model_preset
 from memtrace.estimate.source import ShapeSource
@@ -147,9 +148,13 @@ def test_every_verb_says_that_a_predicted_run_was_not_recorded(
     ],
 )
 def test_an_advice_says_what_the_command_says_when_it_is_followed(
-    asked: list[str], capsys: pytest.CaptureFixture[str]
+    asked: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    once = functools.cache(estimate)
+    monkeypatch.setattr("memtrace.estimate.estimate.estimate", once)
+
     def answer(*more: str) -> tuple[dict[str, Any], str]:
+        once.cache_clear()
         assert main(["estimate", *asked, *more, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert main(["estimate", *asked, *more]) == 0
@@ -157,6 +162,7 @@ def test_an_advice_says_what_the_command_says_when_it_is_followed(
 
     found, text = answer()
     assert not found["fits"]["fits"] and found["changes"]
+    monkeypatch.setattr("memtrace.estimate.advice.advise", lambda found: ())  # the followed runs need no advice
     for change in found["changes"]:
         followed, said = answer(*change["flag"].split())
         assert change["fit"] == followed["fits"]

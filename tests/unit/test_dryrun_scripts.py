@@ -10,6 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 if sys.platform != "linux":
     pytest.skip("the dry device needs Linux", allow_module_level=True)
+
+from dry_runs import DryRuns
 
 from memtrace.cli import main
 from tests.gpu.check_dryrun_scripts import LIMITS, OUTSIDE_BYTES, command, environment, model_folder
@@ -36,13 +39,25 @@ RESERVED = {"masks": 0.15, "recommender": 0.07, "resnet": 0.05, "unet": 0.05, "v
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all, with the helper in it."""
-    folder = tmp_path_factory.mktemp("cache")
-    train = folder / "nothing.py"
-    train.touch()
-    dry(folder, "-o", str(folder / "nothing.pickle"), str(train))
-    return folder
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DryRuns]:
+    """Dry runs with one cache, in which a first run, a process of its own, has left the helper."""
+    folder = tmp_path_factory.mktemp("runs")
+    known = environment() | {"MEMTRACE_CACHE": str(folder / "cache")}
+    (folder / "nothing.py").touch()
+    first = [
+        sys.executable,
+        "-m",
+        "memtrace",
+        "dryrun",
+        "-o",
+        str(folder / "nothing.pickle"),
+        str(folder / "nothing.py"),
+    ]
+    done = subprocess.run(first, env=known, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "compiling the helper" in done.stderr, done.stderr[-2000:]
+    made = DryRuns(folder, known)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -50,25 +65,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"), weights=False)
 
 
-def dry(cache: Path, *words: str) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "memtrace", "dryrun", "--json", *words],
-        env=environment() | {"MEMTRACE_CACHE": str(cache)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def dry(runs: DryRuns, *words: str) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
+    done = runs("--json", *words)
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"exit_code"')]
     assert lines, done.stderr[-2000:]
     return json.loads(lines[-1]), done
 
 
 @pytest.mark.parametrize("name", TRUTH if os.environ.get("MEMTRACE_ALL_ROWS") else EACH_KIND)
-def test_a_script_takes_what_it_took_on_a_gpu(name: str, cache: Path, model: Path, tmp_path: Path) -> None:
+def test_a_script_takes_what_it_took_on_a_gpu(name: str, runs: DryRuns, model: Path, tmp_path: Path) -> None:
     if name.startswith("lightning"):
         pytest.importorskip("lightning")
     if name == "sft":
         pytest.importorskip("trl")
     real, out = TRUTH[name], tmp_path / "run.pickle"
     limit = ["--capacity", str(LIMITS[name] + OUTSIDE_BYTES)] if name in LIMITS else []
-    mine, done = dry(cache, *limit, "-o", str(out), *command(name, model))
+    mine, done = dry(runs, *limit, "-o", str(out), *command(name, model))
     assert mine["exit_code"] == real["exit_code"], done.stderr[-2000:]
     share = mine["peak_requested_bytes"] / real["requested_bytes"]
     assert abs(share - 1) <= LOOSE.get(name, 0.001)
@@ -90,7 +102,7 @@ def script(folder: Path, text: str) -> str:
 
 
 def test_it_dies_as_the_run_would_and_the_file_is_read(
-    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: DryRuns, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = script(
         tmp_path,
@@ -103,7 +115,7 @@ def test_it_dies_as_the_run_would_and_the_file_is_read(
         "    raise\n",
     )
     out = tmp_path / "run.pickle"
-    mine, done = dry(cache, "--capacity", "8GiB", "-o", str(out), train)
+    mine, done = dry(runs, "--capacity", "8GiB", "-o", str(out), train)
     held = (mine["capacity_bytes"] - OUTSIDE_BYTES) // (1 << 30)
     text = "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a "
     assert done.stdout.splitlines()[0] == f"{held} {held << 30} {text}"
@@ -117,7 +129,7 @@ def test_it_dies_as_the_run_would_and_the_file_is_read(
     assert "predicted by memtrace" in capsys.readouterr().out
 
 
-def test_values_that_nobody_knows_are_assumed_and_listed_once(cache: Path, tmp_path: Path) -> None:
+def test_values_that_nobody_knows_are_assumed_and_listed_once(runs: DryRuns, tmp_path: Path) -> None:
     train = script(
         tmp_path,
         "x = torch.randn(4096, 4096, device='cuda')\n"
@@ -125,18 +137,18 @@ def test_values_that_nobody_knows_are_assumed_and_listed_once(cache: Path, tmp_p
         "print((mine > 2).sum().item(), mine[mine > 2].tolist(), torch.isnan(x).any().item())\n"
         "print([x.sum().item() for _ in range(3)], len(x[x > 0]), bool((x > 0).all()))\n",
     )
-    mine, done = dry(cache, "-o", str(tmp_path / "a.pickle"), train)
+    mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train)
     assert done.stdout.splitlines()[:2] == ["3 [3, 4, 5] False", f"[1.0, 1.0, 1.0] {1 << 24} True"]
     found = {one["name"]: (one["count"], one["first"].rpartition(":")[2]) for one in mine["assumptions"]}
     assert found == {"float": (3, "5"), "share": (1, "5"), "boolean": (1, "5")}
     mine, done = dry(
-        cache, "--assume", "share=0.25", "--assume", "train.py:5=7", "--assume", "boolean=false",
+        runs, "--assume", "share=0.25", "--assume", "train.py:5=7", "--assume", "boolean=false",
         "-o", str(tmp_path / "b.pickle"), train,
     )  # fmt: skip
     assert done.stdout.splitlines()[1].startswith("[7.0, 7.0, 7.0]")
 
 
-def test_steps_end_the_run_and_what_can_not_be_done_is_named(cache: Path, tmp_path: Path) -> None:
+def test_steps_end_the_run_and_what_can_not_be_done_is_named(runs: DryRuns, tmp_path: Path) -> None:
     train = script(
         tmp_path,
         "layer = torch.nn.Linear(8, 8).cuda()\n"
@@ -147,9 +159,9 @@ def test_steps_end_the_run_and_what_can_not_be_done_is_named(cache: Path, tmp_pa
         "    print('step', step)\n"
         "torch.nn.LSTM(8, 8).cuda()(torch.ones(3, 2, 8, device='cuda'))\n",
     )
-    mine, done = dry(cache, "--steps", "2", "-o", str(tmp_path / "a.pickle"), train)
+    mine, done = dry(runs, "--steps", "2", "-o", str(tmp_path / "a.pickle"), train)
     assert (mine["exit_code"], mine["steps"], done.stdout.count("step ")) == (0, 2, 1)
-    mine, done = dry(cache, "-o", str(tmp_path / "b.pickle"), train)
+    mine, done = dry(runs, "-o", str(tmp_path / "b.pickle"), train)
     assert mine["steps"] == 5 and mine["exit_code"] == 1
     assert mine["impossible"].startswith("cuDNN's recurrent layer can't run without data, at ")
     assert mine["impossible"].endswith("train.py:8")

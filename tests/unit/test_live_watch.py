@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,47 +36,55 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _PROGRAM = """
-import sys, time
+import os, sys, time
 sys.path[:0] = [{tests!r}]
 import torch
 from capture_standin import StandIn
 import memtrace
 from memtrace.record import backend
+mib, *others = sys.argv[1:]
+if others:
+    os.environ.update(RANK="0", WORLD_SIZE=str(len(others) + 1))
+for rank, each in enumerate(others, 1):  # one import of PyTorch for all
+    if not os.fork():
+        os.environ["RANK"], mib = str(rank), each
+        break
 kept = []
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with StandIn(64 << 20) as found, backend.use(found):
     with memtrace.record({out!r}, live=True, stacks="none", model=model, optimizer=optimizer):
-        extra = torch.zeros(int(sys.argv[1]) << 18)
-        print("ready", flush=True)
+        extra = torch.zeros(int(mib) << 18)
+        os.write(1, f"{{os.environ.get('RANK', 0)}} {{os.getpid()}}\\n".encode())
         for step in range(100000):
             model(torch.randn(8, 64)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             kept.append(torch.zeros(1 << 12))
-            time.sleep(0.02)
+            time.sleep(0.1)
 """
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Any]:
-    """Starts programs that train on the stand-in; with a number of MiB that each holds."""
+def programs(tmp_path: Path) -> Iterator[Callable[..., list[int]]]:
+    """Starts a job that trains on the stand-in: a rank for each number of MiB to hold; says their process ids."""
     pytest.importorskip("torch")
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(mib: int = 1, rank: int = 0, world: int = 1) -> subprocess.Popen[bytes]:
-        code = _PROGRAM.format(tests=str(ROOT / "tests"), out=str(tmp_path / f"p{len(started)}.pickle"))
-        env = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(world)}
-        env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tui")])
-        program = subprocess.Popen([sys.executable, "-c", code, str(mib)], stdout=subprocess.PIPE, env=env)
-        started.append(program)
-        assert program.stdout is not None and program.stdout.readline() == b"ready\n"
-        return program
+    def start(*mib: int) -> list[int]:
+        code = _PROGRAM.format(tests=str(ROOT / "tests"), out=str(tmp_path / "p.pickle"))
+        env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tui")])}
+        job = subprocess.Popen([sys.executable, "-c", code, *map(str, mib)], stdout=subprocess.PIPE, env=env,
+                               start_new_session=True)  # fmt: skip
+        started.append(job)
+        assert job.stdout is not None
+        return [int(line.split()[1]) for line in sorted(job.stdout.readline() for _ in mib)]
 
     yield start
-    for program in started:
-        program.kill()
-        program.wait()
+    for job in started:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
 
 
 def answer(capsys: pytest.CaptureFixture[str]) -> Any:
@@ -82,22 +92,22 @@ def answer(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def test_json_and_text_of_a_running_program(programs: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    program = programs()
+    (pid,) = programs(1)
     assert main(["live", "--json", "--once"]) == 0
     said = answer(capsys)
-    assert said["pid"] == program.pid and said["looked_at"] == "now"
+    assert said["pid"] == pid and said["looked_at"] == "now"
     assert sum(said["categories"].values()) == said["reserved_bytes"] > 0
     assert said["categories"]["lora"] >= 64 * 64 * 4
     assert {"step", "rate_bytes_per_step", "headroom_bytes", "forecast_oom_step", "file", "top", "peaks"} <= set(said)
-    assert main(["live", str(program.pid), "--once"]) == 0
+    assert main(["live", str(pid), "--once"]) == 0
     text = capsys.readouterr().out
     assert "fragmentation" in text and "headroom" in text and "stacks off" in text
     assert main(["live", "--json", "--count", "2", "--every", "0.3"]) == 0
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert sum(first["categories"].values()) == first["reserved_bytes"]
     assert second["step"] >= first["step"]
-    program.kill()
-    program.wait()
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert main(["live", "--once"]) == 4
     assert "no program of yours" in capsys.readouterr().err
 
@@ -105,7 +115,7 @@ def test_json_and_text_of_a_running_program(programs: Any, capsys: pytest.Captur
 def test_several_programs_need_a_name_and_the_odd_rank_is_marked(
     programs: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pids = [programs(mib, rank, 3).pid for rank, mib in enumerate((2, 2, 12))]
+    pids = programs(2, 2, 12)
     assert main(["live", "--once"]) == 2
     listed = capsys.readouterr().err
     assert all(str(pid) in listed for pid in pids) and "name one by its pid" in listed
