@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Purpose
 from memtrace.attribution.classify import Attribution
@@ -53,33 +54,31 @@ class Score:
 def score(timeline: Timeline, attribution: Attribution, truth: dict[str, Any]) -> Score:
     """Compare byte by byte. ``truth`` is a recording's ``labels.json``."""
     table, peak = timeline.allocations, truth["peak_event"]
-    said = [attribution.rules[number].purpose for number in attribution.rule.tolist()]
-    size, born, freed = table.requested_bytes, table.alloc_event, table.free_completed_event
+    said = [rule.purpose for rule in attribution.rules]
+    by, size = attribution.rule.astype(np.int64), table.requested_bytes
+    born, freed = table.alloc_event, table.free_completed_event
     at_peak = (born <= peak) & ((freed < 0) | (freed > peak))
-    wanted = dict(zip(truth["event_index"], truth["label"], strict=True))
+    words, wanted = _labels_of(born, truth)
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
     wrong: Counter[tuple[str, str]] = Counter()
-    for row in range(len(table)):
-        label = wanted.get(int(born[row]))
-        if label is None:
-            continue
-        meant, count = meant_by(label), int(size[row])
-        hit, same = said[row].category is meant[0].category, said[row] in meant
-        for where in ("all", "peak") if at_peak[row] else ("all",):
+    for where, rows in (("all", wanted >= 0), ("peak", (wanted >= 0) & at_peak)):
+        for pair, count in _sums(wanted[rows] * len(said) + by[rows], size[rows]):
+            label, purpose = words[pair // len(said)], said[pair % len(said)]
+            meant = meant_by(label)
             total[where] += count
-            right[where] += count * hit
-            right[where + " purpose"] += count * same
-        if not same:
-            wrong[label, str(said[row])] += count
+            right[where] += count * (purpose.category is meant[0].category)
+            right[where + " purpose"] += count * (purpose in meant)
+            if where == "all" and purpose not in meant:
+                wrong[label, str(purpose)] += count
     # Memory from before the recording has no events: there, the truth is a total for each label, of what is left of it
     # at the peak.
     early: Counter[Purpose] = Counter()
-    for row in np.flatnonzero(at_peak & (born < 0)).tolist():
-        early[said[row]] += int(size[row])
+    for number, count in _sums(by[at_peak & (born < 0)], size[at_peak & (born < 0)]):
+        early[said[number]] += count
     left = Counter(truth["peak_breakdown"])
-    for row in np.flatnonzero(at_peak & (born >= 0)).tolist():
-        left[wanted.get(int(born[row])) or "unlabelled"] -= int(size[row])
+    for number, count in _sums(wanted[at_peak & (born >= 0)], size[at_peak & (born >= 0)]):
+        left[words[number] if number >= 0 else "unlabelled"] -= count
     categories: Counter[str] = Counter()
     purposes: Counter[tuple[Purpose, ...]] = Counter()
     for label in truth["before_recording"]:
@@ -103,3 +102,21 @@ def score(timeline: Timeline, attribution: Attribution, truth: dict[str, Any]) -
         unattributed_at_peak=lost / total["peak"],
         wrong=wrong,
     )
+
+
+def _labels_of(born: NDArray[np.int64], truth: dict[str, Any]) -> tuple[list[str], NDArray[np.int64]]:
+    """The truth's words, and for each allocation which of them it has; -1 for none."""
+    numbers: dict[str, int] = {}
+    label = np.array([-1 if word is None else numbers.setdefault(word, len(numbers)) for word in truth["label"]])
+    events = np.asarray(truth["event_index"])
+    order = np.argsort(events)
+    place = order[np.searchsorted(events, born, sorter=order).clip(max=len(events) - 1)]
+    return list(numbers), np.where(events[place] == born, label[place], -1)
+
+
+def _sums(keys: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Each key and its bytes."""
+    found, place = np.unique(keys, return_inverse=True)
+    sums = np.zeros(len(found), np.int64)
+    np.add.at(sums, place, sizes)
+    return list(zip(found.tolist(), sums.tolist(), strict=True))
