@@ -151,14 +151,13 @@ class Comparable:
 def conditions_of(timeline: Timeline) -> dict[str, Any]:
     """Under what a recording was made, as a baseline carries it; None where the recording does not tell."""
     snapshot, extra = timeline.snapshot, timeline.snapshot.memtrace
-    config = extra.get("config")
-    settings = {key: value for key, value in config.items() if key != "argv"} if isinstance(config, dict) else None
+    settings = {key: value for key, value in snapshot.config.items() if key != "argv"}
     return {
         "gpu": extra.get("gpu"),
         "limit": extra.get("limit_bytes"),
         "torch": extra.get("torch") or f"{snapshot.torch_at_least or '?'} to {snapshot.torch_below or '?'}",
         "packages": extra.get("packages"),
-        "configuration": settings,
+        "configuration": settings or None,
     }
 
 

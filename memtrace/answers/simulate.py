@@ -125,8 +125,7 @@ class Answer:
 
 def device_total(snapshot: Snapshot) -> int | None:
     """Memory of the card in bytes, where memtrace's own recorder noted it."""
-    value = snapshot.memtrace.get("device_total_bytes")
-    return value if isinstance(value, int) and value > 0 else None
+    return snapshot.noted_bytes("device_total_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +305,7 @@ def _config(conf: str, version: Version, total_bytes: int | None) -> AllocatorCo
 
 def _limit(snapshot: Snapshot, timeline: Timeline, version: Version) -> Limit:
     """The limit the recorded run had: noted by a recorder, set by a recorded fraction, or shown by the trace."""
-    noted = snapshot.memtrace.get("limit_bytes")
-    if isinstance(noted, int) and noted > 0:
+    if (noted := snapshot.noted_bytes("limit_bytes")) is not None:
         return recorded_limit(timeline.replay, noted)
     fraction, total = from_snapshot(snapshot.settings, version).memory_fraction, device_total(snapshot)
     if fraction is not None and total is not None:

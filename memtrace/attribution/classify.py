@@ -47,8 +47,7 @@ class Attribution:
         facts = self.facts
         if facts.stacks.has(Tag.ADAPTER_INIT | Tag.LORA).any():
             return True
-        labels = facts.timeline.snapshot.memtrace.get("labels")
-        names = [row.get("name") for row in labels if isinstance(row, dict)] if isinstance(labels, list) else []
+        names = [row.get("name") for row in facts.timeline.snapshot.labels]
         adapted = any(isinstance(name, str) and "lora_" in name for name in names)
         found = np.array([rule.id == "early-adapter" for rule in self.rules], dtype=np.bool_)[self.rule]
         return adapted or bool(found.any())

@@ -35,11 +35,10 @@ def label_rules(timeline: Timeline, trains: bool) -> list[tuple[Rule, Bool]]:
 
 def labelled_rows(timeline: Timeline) -> Iterator[tuple[Mapping[str, Any], Purpose, I8]]:
     """Each recorded label that fits, with its purpose and the allocations it fits."""
-    labels = timeline.snapshot.memtrace.get("labels")
     table = timeline.allocations
     order = np.argsort(table.address, kind="stable")
     address = table.address[order]
-    for label in labels if isinstance(labels, list) and len(table) else ():
+    for label in timeline.snapshot.labels if len(table) else ():
         parsed = _parse(label)
         if parsed is None:
             continue
@@ -61,9 +60,7 @@ def label_rule(purpose: Purpose) -> Rule:
 _WHY = "the recorder found this tensor among the model's parameters, gradients or optimizer states"
 
 
-def _parse(label: Any) -> tuple[Purpose, int, int | None, int | None] | None:
-    if not isinstance(label, Mapping):
-        return None
+def _parse(label: Mapping[str, Any]) -> tuple[Purpose, int, int | None, int | None] | None:
     address, name = label.get("address"), f"{label.get('category')}/{label.get('subcategory')}"
     if not isinstance(address, int) or not 0 <= address < 1 << 62 or name not in list(Purpose):
         return None

@@ -194,19 +194,9 @@ def _like(args: argparse.Namespace, lengths: list[int] | None) -> Asked:
             raise NoAnswerError(f"{args.like}: the lengths of its batches can't be told; give --lengths")
         notes.append(f"{len(found):,} micro-batches with the lengths that were recorded")
     snapshot = analysis.timeline.snapshot
-    extra = snapshot.memtrace
-    gpu = gpu_preset(args.gpu) if args.gpu is not None else recorded_gpu(extra)
-    settings = from_snapshot(snapshot.settings, release_of(snapshot))
-    limit = extra.get("limit_bytes")
-    return Asked(
-        ShapeSource(setup.shape),
-        options,
-        lengths,
-        gpu,
-        tuple(notes),
-        settings,
-        limit if isinstance(limit, int) else None,
-    )
+    gpu = gpu_preset(args.gpu) if args.gpu is not None else recorded_gpu(snapshot.memtrace)
+    settings, limit = from_snapshot(snapshot.settings, release_of(snapshot)), snapshot.noted_bytes("limit_bytes")
+    return Asked(ShapeSource(setup.shape), options, lengths, gpu, tuple(notes), settings, limit)
 
 
 _DECISIVE = (

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _own_estimate(analysis: Analysis, at: At, budget: Report) -> tuple[Against, Setup] | None:
     """The estimate of the configuration that the recording carries, at its peak; None where it carries none."""
-    if not analysis.timeline.snapshot.memtrace.get("config"):
+    if not analysis.timeline.snapshot.config:
         return None
     from memtrace.answers.report import report
     from memtrace.estimate.recorded import against_own_estimate

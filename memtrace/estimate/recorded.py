@@ -48,14 +48,14 @@ def against_own_estimate(analysis: Analysis, at_peak: Report) -> tuple[Against, 
 
     Also None for a model that the estimate doesn't cover, and for a run that was itself only predicted.
     """
-    extra = analysis.timeline.snapshot.memtrace
-    if extra.get("predicted") and not _mapping(extra.get("config")).get("dry_run"):
+    snapshot = analysis.timeline.snapshot
+    if snapshot.memtrace.get("predicted") and not snapshot.config.get("dry_run"):
         return None
     try:
         setup = setup_of(analysis)
         if setup is None:
             return None
-        found = estimate(setup.shape, setup.options, recorded_gpu(extra))
+        found = estimate(setup.shape, setup.options, recorded_gpu(snapshot.memtrace))
     except (MemtraceError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
         return None  # not covered, or not a configuration as memtrace writes it
     return compare(found, at_peak), setup
@@ -63,7 +63,7 @@ def against_own_estimate(analysis: Analysis, at_peak: Report) -> tuple[Against, 
 
 def setup_of(analysis: Analysis) -> Setup | None:
     """The setup in the recording's configuration. Raises UsageError for a model or option that isn't covered."""
-    config = _mapping(analysis.timeline.snapshot.memtrace.get("config"))
+    config = analysis.timeline.snapshot.config
     if isinstance(config.get("options"), Mapping):
         return _of_prediction(config)
     models = [entry for entry in config.get("models") or [] if isinstance(entry, Mapping)]
@@ -154,8 +154,7 @@ def _quant(config: Mapping[str, Any]) -> str:
 
 def _widths(analysis: Analysis, shape: ModelShape, rank: int) -> dict[str, Any]:
     """Precision of the embedding and of the adapters, by the labels that the recorder wrote."""
-    labels = [entry for entry in analysis.timeline.snapshot.memtrace.get("labels") or [] if isinstance(entry, Mapping)]
-    named = [(str(entry.get("name", "")), entry.get("bytes")) for entry in labels]
+    named = [(str(entry.get("name", "")), entry.get("bytes")) for entry in analysis.timeline.snapshot.labels]
     embedding = {size for name, size in named if name.endswith("embed_tokens.weight")}
     queries = {size for name, size in named if ".q_proj.lora_A." in name and name.endswith(".weight")}
     return {

@@ -165,8 +165,7 @@ def _setting(before: RunSide, after: RunSide) -> tuple[Cause | None, int]:
     was, now, timeline = settings_text(config), settings_text(other), before.analysis.timeline
     size, rounded, evidence = 0, 0, "BEFORE can't be replayed, so what they change is not known"
     if 0 < len(timeline) <= _REPLAY_EVENTS and timeline.replay.exact:
-        limit = timeline.snapshot.memtrace.get("limit_bytes")
-        limited = other.with_limit(limit if isinstance(limit, int) and limit > 0 else None)
+        limited = other.with_limit(timeline.snapshot.noted_bytes("limit_bytes"))
         run = simulate(extract(gather(timeline.device, config)).to_run(), limited)
         size = run.peak_reserved_bytes - timeline.peaks()[2].size_bytes
         if not run.spared and run.stopped_at is None:

@@ -90,8 +90,7 @@ def layer_count(analysis: Analysis) -> int | None:
 
 def _recorded_layers(snapshot: Snapshot) -> int | None:
     """The number that the recorded configuration or labels give."""
-    config = snapshot.memtrace.get("config")
-    models = config.get("models") if isinstance(config, Mapping) else None
+    models = snapshot.config.get("models")
     for model in models if isinstance(models, list) else []:
         settings = model.get("config") if isinstance(model, Mapping) else None
         if isinstance(settings, Mapping):
@@ -100,9 +99,7 @@ def _recorded_layers(snapshot: Snapshot) -> int | None:
                 for key in _LAYER_KEYS:
                     if isinstance(source.get(key), int) and source[key] > 0:
                         return int(source[key])
-    labels = snapshot.memtrace.get("labels")
-    rows = labels if isinstance(labels, list) else []
-    return layers_by_name([str(row.get("name") or "") for row in rows if isinstance(row, Mapping)])
+    return layers_by_name([str(row.get("name") or "") for row in snapshot.labels])
 
 
 def _repeats(sizes: I8) -> int | None:

@@ -168,11 +168,10 @@ def _missing_states(analysis: Analysis, event: int) -> int | None:
 def _recorded_limit_bytes(timeline: Timeline) -> int | None:
     """A limit that the file itself states: memtrace's recorder does, or a fraction in the settings string with the
     card's size beside it."""
-    extra = timeline.snapshot.memtrace
-    limit, total = extra.get("limit_bytes"), extra.get("device_total_bytes")
-    if isinstance(limit, int) and limit > 0:
+    limit, total = (timeline.snapshot.noted_bytes(key) for key in ("limit_bytes", "device_total_bytes"))
+    if limit is not None:
         return limit
-    if "per_process_memory_fraction" in conf_string(timeline.snapshot.settings) and isinstance(total, int):
+    if "per_process_memory_fraction" in conf_string(timeline.snapshot.settings) and total is not None:
         fraction = from_snapshot(timeline.snapshot.settings).memory_fraction
         return int(fraction * total) if fraction is not None and fraction < 1 else None
     return None
@@ -180,8 +179,7 @@ def _recorded_limit_bytes(timeline: Timeline) -> int | None:
 
 def device_total_bytes(timeline: Timeline) -> int | None:
     """The card's memory, where the file says it."""
-    total = timeline.snapshot.memtrace.get("device_total_bytes")
-    return total if isinstance(total, int) and total > 0 else None
+    return timeline.snapshot.noted_bytes("device_total_bytes")
 
 
 def _limit(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -133,13 +132,13 @@ class RunSide:
 
     def traits(self) -> dict[str, str]:
         """Everything known of the run, in words; what is not known is left out."""
-        extra = self.analysis.timeline.snapshot.memtrace
-        limit, config = extra.get("limit_bytes"), extra.get("config")
+        snapshot = self.analysis.timeline.snapshot
+        limit = snapshot.noted_bytes("limit_bytes")
         found: dict[str, str | None] = {
             "allocator settings": settings_text(self.case.config),
-            "PyTorch": _text(extra.get("torch")),
-            "GPU": _text(extra.get("gpu")),
-            "limit": format_bytes(limit) if isinstance(limit, int) and limit > 0 else None,
+            "PyTorch": _text(snapshot.memtrace.get("torch")),
+            "GPU": _text(snapshot.memtrace.get("gpu")),
+            "limit": format_bytes(limit) if limit is not None else None,
             "checkpointing": _word(self.checkpoints, "on", "off"),
             "attention matrices": _word(self.matrices, "made", "not made"),
             "tokens of the peak's pass": f"{self.tokens:,}" if self.tokens is not None else None,
@@ -149,8 +148,7 @@ class RunSide:
             "quantised weights": _word(self.quantized, "yes", "no"),
             "second model": _word(self.second_model, "yes", "no"),
         }
-        if isinstance(config, Mapping):
-            found |= {f"config {key}": _text(value) for key, value in config.items() if isinstance(key, str)}
+        found |= {f"config {key}": _text(value) for key, value in snapshot.config.items() if isinstance(key, str)}
         return {name: value for name, value in found.items() if value is not None}
 
 

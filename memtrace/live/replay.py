@@ -79,10 +79,10 @@ class PlayedRun:
     def _of_recording(self) -> Iterator[Message]:
         assert self.analysis is not None
         timeline, phases = self.analysis.timeline, self.analysis.attribution.facts.phases
-        extra = timeline.snapshot.memtrace
-        yield self._hello({**extra, "device": timeline.device.device})
-        limits = [extra.get(name) for name in ("limit_bytes", "device_total_bytes")]
-        capacity = self._capacity or min((size for size in limits if type(size) is int), default=None)
+        snapshot = timeline.snapshot
+        yield self._hello({**snapshot.memtrace, "device": timeline.device.device})
+        limits = [snapshot.noted_bytes(name) for name in ("limit_bytes", "device_total_bytes")]
+        capacity = self._capacity or min((size for size in limits if size is not None), default=None)
         numbers, stop = sorted({int(step) for step in phases.step if step >= 0}), len(timeline)
         if timeline.oom_events:
             stop = timeline.oom_events[-1] + 1

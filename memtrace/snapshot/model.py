@@ -164,6 +164,23 @@ class Snapshot:
     host_reserved_bytes: int
     warnings: tuple[str, ...]
 
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """How the program was run, as memtrace's own recorder noted it; {} where it noted nothing."""
+        found = self.memtrace.get("config")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def labels(self) -> list[Mapping[str, Any]]:
+        """What memtrace's own recorder knew of tensors, one entry a tensor."""
+        found = self.memtrace.get("labels")
+        return [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
+
+    def noted_bytes(self, key: str) -> int | None:
+        """A size that memtrace's own recorder noted (``limit_bytes``, ``device_total_bytes``); None without one."""
+        found = self.memtrace.get(key)
+        return found if type(found) is int and 0 < found < 1 << 60 else None
+
     def device(self, ordinal: int) -> Device:
         """The device with that ordinal. Raises KeyError."""
         for dev in self.devices:

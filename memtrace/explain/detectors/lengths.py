@@ -103,8 +103,7 @@ def padding_or_packing(case: Case) -> Seen | None:
 @detector("One long sequence pads the others of its batch", least=0.05)
 def padding_by_one_outlier(case: Case) -> Seen | None:
     """The recorder's lengths of the largest batch: without its longest sequence all would be clearly shorter."""
-    config = case.timeline.snapshot.memtrace.get("config")
-    run = config.get("run") if isinstance(config, Mapping) else None
+    run = case.timeline.snapshot.config.get("run")
     lengths = run.get("lengths") if isinstance(run, Mapping) else None
     sizes = pass_sizes(case)
     if not isinstance(lengths, list) or len(lengths) < 2 or case.here is None or len(sizes) != len(case.passes):

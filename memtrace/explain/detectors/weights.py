@@ -4,7 +4,6 @@ GPU again and again."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -245,9 +244,8 @@ def fp32_lora_branch(case: Case) -> Seen | None:
 
 def _uses_autocast(case: Case) -> bool:
     """Whether the forward pass ran under autocast: as the recorder saw it, or by the decorator that trainers use."""
-    config = case.timeline.snapshot.memtrace.get("config")
-    seen = isinstance(config, Mapping) and bool(config.get("autocast"))
-    return seen or case.timeline.snapshot.stacks.called("amp/autocast_mode.py", "decorate_autocast")
+    snapshot = case.timeline.snapshot
+    return bool(snapshot.config.get("autocast")) or snapshot.stacks.called("amp/autocast_mode.py", "decorate_autocast")
 
 
 _LOADERS = frozenset({"from_pretrained", "from_config", "load_checkpoint_and_dispatch", "deepcopy", "load_state_dict"})
