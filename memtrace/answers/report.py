@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
 from memtrace.answers.fragmentation import Fragmentation, measure
+from memtrace.answers.outside import outside_allocator
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.reasons import unattributed_reason
 from memtrace.attribution.rules import Rule
-from memtrace.history.timeline import At, Timeline, choose_event
+from memtrace.history.timeline import At, choose_event
 
 I8 = NDArray[np.int64]
 LEVELS = ("requested", "allocated", "reserved")
@@ -83,7 +84,7 @@ class Report:
     categories: Mapping[str, int]
     subcategories: Mapping[str, int]
     lora: Mapping[str, str]
-    outside_allocator: Mapping[str, int | None] | None
+    outside_allocator: Mapping[str, Any] | None
     peaks: Mapping[str, int]
     window: tuple[int, int] | None
     attribution: Unattributed
@@ -141,7 +142,7 @@ def report(analysis: Analysis, at: At | None = None) -> Report:
         categories=categories,
         subcategories=dict(sorted(by_sub.items(), key=_definition_order)),
         lora={"meaning": attribution.lora_meaning},
-        outside_allocator=outside_allocator(timeline, reserved),
+        outside_allocator=outside_allocator(timeline),
         peaks={f"{peak_of}_bytes": peak.size_bytes for peak_of, peak in zip(LEVELS, timeline.peaks(), strict=True)},
         window=timeline.window and (timeline.window.first, timeline.window.stop),
         attribution=_unattributed(analysis, lost, live_bytes),
@@ -214,33 +215,3 @@ def top_sites(analysis: Analysis, rows: I8) -> tuple[Site, ...]:
     ]
     # Ties in a fixed order: stacks are numbered as they are met, which differs from run to run.
     return tuple(sorted(sites, key=lambda s: (-s.bytes, s.category, s.subcategory, s.frame, s.module, s.rule)))
-
-
-def outside_allocator(timeline: Timeline, reserved_bytes: int) -> dict[str, int | None] | None:
-    """What the file tells of device memory that the allocator does not hold; None if it tells nothing.
-
-    memtrace's own recorder stores device totals; an OOM event stores the free bytes of the device at that moment.
-    """
-    extra: Mapping[str, Any] = timeline.snapshot.memtrace
-    total, free = extra.get("device_total_bytes"), extra.get("device_free_bytes")
-    ooms = timeline.trace.oom_device_free_bytes
-    if ooms:
-        seen = ooms[max(ooms)]
-        free = seen if seen >= 0 else free
-    total, free, limit = (_size(value) for value in (total, free, extra.get("limit_bytes")))
-    if total is None and free is None:
-        return None
-    used = total - free if total is not None and free is not None else None
-    return {
-        "device_total_bytes": total,
-        "device_free_bytes": free,
-        "device_used_bytes": used,
-        "limit_bytes": limit,
-        "this_process_bytes": None,
-        "not_this_allocator_bytes": used - reserved_bytes if used is not None else None,
-    }
-
-
-def _size(value: Any) -> int | None:
-    """A stored byte count that can be one; None for anything else."""
-    return value if type(value) is int and 0 <= value < 1 << 60 else None

@@ -21,6 +21,7 @@ from memtrace.record.deep import DeepNames
 from memtrace.record.hooks import AutoHooks
 from memtrace.record.labels import Contents, LabelBook, optimizer_parameters
 from memtrace.record.ooms import OomBook, SavedOom, is_oom, verdict_on
+from memtrace.record.outside import Readings
 from memtrace.record.phases import PhaseLog, now_us
 from memtrace.record.steplog import StepLog
 from memtrace.writing import draft
@@ -70,6 +71,7 @@ class Recorder:
         self.log = PhaseLog()
         self.labels = LabelBook(self.backend.device_type)
         self.ooms = OomBook()
+        self.outside = Readings(self.backend)
         self.steps = StepLog(self.backend, options.step_log) if options.step_log or options.live else None
         self.live: Any = None  # a memtrace.record.live.LiveServer, which lets watchers in
         self.device = 0  # the one in use when the recording began
@@ -114,6 +116,7 @@ class Recorder:
                 messages.say(f"{problem}; recordings go to {self._folder}")
             _observe(self.backend, self)
             self.device = self.backend.current_device()
+            self.outside.read("start", self.device)
             self._move_window()
         if self.live is not None:
             self.live.start()
@@ -194,6 +197,8 @@ class Recorder:
     # steps and phases
     def _know_model(self, model: Any) -> None:
         self.labels.add_model(model)
+        if self.started_us is not None:
+            self.outside.read("model", self.device)
         if self.steps is not None:
             self.steps.follow(model)
 
@@ -222,11 +227,13 @@ class Recorder:
         Whether it has one shows at the second pass, before which PyTorch's would have stepped.
         """
         self._backward_passes += 1
+        self.outside.read("backward", self.device)
         if self.recording and self._backward_passes > 1 and not self.labels.knows_optimizers:
             models, _ = self.labels.alive()
             self.labels.note_gradients([p for model in models for _, p in model.parameters], now_us())
 
     def _after_step(self, optimizer: Any) -> None:
+        self.outside.read("step", self.device)
         if self.recording and id(optimizer) not in self._remembered:
             self._remembered.add(id(optimizer))
             self._remember()
@@ -328,6 +335,7 @@ class Recorder:
             "phases": self.log.rows(since),
             "labels": labels,
             "oom": oom,
+            "outside": self.outside.rows(device),
             "config": config,
             "recording": {
                 "stacks": self.stacks if self.recording else None,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from memtrace.answers.outside import OWNERS
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category, category_name
 from memtrace.attribution.sites import NO_STACK
@@ -104,6 +105,16 @@ def _outside(report: Report) -> Iterator[Text]:
     }
     known = [f"{label} {format_bytes(size)}" for key, label in names.items() if (size := outside.get(key)) is not None]
     yield Text(" · ".join(known))
+    rows = [row for row in outside.get("rows", ()) if row["bytes"]]
+    if rows:
+        yield Text(
+            f"outside this allocator when the file was written, {format_bytes(sum(row['bytes'] for row in rows))}:"
+        )
+        for row in rows:
+            yield Text(f"  {format_bytes(row['bytes']):>10}  {OWNERS[row['owner']]}")
+    if outside.get("managed_bytes"):
+        managed = format_bytes(outside["managed_bytes"])
+        yield Text(f"  {managed:>10}  of optimizer states in managed memory, which moves between card and host")
     asked, free = report.fragmentation.asked_bytes, outside.get("device_free_bytes")
     if asked is not None and free is not None and free > asked and outside.get("limit_bytes") is None:
         yield Text("the card had room, so a limit of this process refused the request, or the driver did")

@@ -3,8 +3,9 @@
     python3 tests/gpu/record_pools.py --out DIR [--only NAME …]
 
 Every run is a fresh process. ``DIR/pools.tar`` holds ``NAME.pickle.xz`` and ``NAME.info.json`` (settings, what PyTorch
-counted, the refused request if there was one); ``DIR/outside.json`` what the card's memory outside the allocator does
-at known points (context, cuBLAS, cuDNN, NCCL, managed memory, another process), by the driver and by NVML.
+counted, the refused request if there was one); ``DIR/outside.jsonl`` what the card's memory outside the allocator does
+at known points (context, cuBLAS, cuDNN, NCCL, managed memory, another process), by the driver and by NVML, and
+``one_rank.pickle`` what memtrace's own recorder makes of it.
 """
 
 from __future__ import annotations
@@ -267,61 +268,21 @@ def work(name: str, out: Path) -> None:
 
 
 # outside the allocator
-class Nvml:
-    """The few calls of NVML that tell of a card's memory."""
-
-    def __init__(self) -> None:
-        self.library = ctypes.CDLL("libnvidia-ml.so.1")
-        self.said = self.library.nvmlInit_v2()
-        self.handle = ctypes.c_void_p()
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        self.library.nvmlDeviceGetHandleByIndex_v2(int(first) if first.isdigit() else 0, ctypes.byref(self.handle))
-
-    def memory(self) -> dict[str, int]:
-        """Total, reserved by the driver, free, used; then which processes NVML names."""
-        version = ctypes.c_uint(40 | 2 << 24)
-        found = (ctypes.c_ulonglong * 5)()
-        ctypes.memmove(found, ctypes.byref(version), 4)
-        code = self.library.nvmlDeviceGetMemoryInfo_v2(self.handle, found)
-        result = dict(zip(("total", "reserved", "free", "used"), list(found)[1:], strict=True))
-        return result | {"code": code}
-
-    def processes(self) -> list[tuple[int, int]]:
-        """(process, bytes) by NVML's own numbers; 2^64 - 1 where it does not tell."""
-
-        class Info(ctypes.Structure):
-            _fields_ = (
-                ("pid", ctypes.c_uint),
-                ("used", ctypes.c_ulonglong),
-                ("gi", ctypes.c_uint),
-                ("ci", ctypes.c_uint),
-            )
-
-        count, rows = ctypes.c_uint(64), (Info * 64)()
-        code = self.library.nvmlDeviceGetComputeRunningProcesses_v3(self.handle, ctypes.byref(count), rows)
-        return [(row.pid, row.used) for row in rows[: count.value]] if code == 0 else [(-1, code)]
-
-
 def outside(out: Path) -> None:
     """What the card's memory does when the owners of what lies outside the allocator come, one after the other."""
-    readings: list[dict[str, Any]] = []
-    nvml = Nvml()
+    from memtrace.record.outside import by_process
 
-    def read(after: str, ask_cuda: bool = True) -> None:
-        row: dict[str, Any] = {"after": after, "nvml": nvml.memory(), "processes": nvml.processes(), "pid": os.getpid()}
-        if ask_cuda:
-            torch.cuda.synchronize()
-            free, total = torch.cuda.mem_get_info()
-            row |= {"free": free, "total": total, "reserved": torch.cuda.memory_reserved()}
-        readings.append(row)
+    def read(after: str) -> None:
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        row = {"after": after, "used": total - free, "reserved": torch.cuda.memory_reserved(), "pid": os.getpid()}
+        row |= {"processes": by_process(0)}
+        with (out / "outside.jsonl").open("a") as lines:
+            print(json.dumps(row), file=lines)
 
-    read("nothing", ask_cuda=False)
     torch.cuda.init()
-    read("init, before CUDA is asked", ask_cuda=False)
     read("init")
-    x = torch.zeros(1 << 20, device="cuda")
-    read("first tensor")
-    x = x.add(1).mul(2)
+    x = torch.zeros(1 << 20, device="cuda").add(1).mul(2)
     read("first kernels")
     a = torch.zeros(1024, 1024, device="cuda", dtype=torch.bfloat16)
     torch.cuda.current_blas_handle()
@@ -339,26 +300,11 @@ def outside(out: Path) -> None:
     read("process group")
     torch.distributed.all_reduce(x)
     read("first collective")
-    torch.distributed.all_reduce(x)
-    read("second collective")
     group = torch.distributed.new_group([0])
     torch.distributed.all_reduce(x, group=group)
     read("second communicator")
     back_end = torch.distributed.group.WORLD._get_backend(torch.device("cuda"))
-    names = [name for name in dir(back_end) if "mem" in name.lower() or "stat" in name.lower()]
-    said = {}
-    for name in names:
-        try:
-            found = getattr(back_end, name)
-            said[name] = str(found() if callable(found) and "stat" in name else found)[:300]
-        except Exception as error:
-            said[name] = f"{type(error).__name__}: {error}"[:300]
-    import bitsandbytes.functional as paged
-
-    managed = paged.get_paged(256, 1024, 1024, dtype=torch.uint8, device=torch.device("cuda:0"))
-    read("256 MiB managed, untouched")
-    paged.prefetch_tensor(managed)
-    read("256 MiB managed, on the card")
+    print([name for name in dir(back_end) if "mem" in name.lower() or "stat" in name.lower()], flush=True)
     code = "import torch, sys; x = torch.zeros(1 << 28, device='cuda'); torch.cuda.synchronize()"
     code += "; print('up', flush=True); sys.stdin.read()"
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -366,23 +312,13 @@ def outside(out: Path) -> None:
     other.stdout.readline()
     read(f"another process ({other.pid}) with 1 GiB")
     other.communicate("")
-    read("the other process ended")
-    del x, a, q
-    torch.cuda.empty_cache()
-    read("cache emptied")
-    document = {
-        "readings": readings,
-        "back_end": said,
-        "nvml_init": nvml.said,
-    }
-    (out / "outside.json").write_text(json.dumps(document, indent=1))
-    before = None
-    for row in readings:
-        own = row["nvml"]["used"]
-        print(row["after"], own // MIB, f"{(own - (before or own)) / MIB:+.1f}", row["processes"], flush=True)
-        before = own
-    print(said, flush=True)
-    os._exit(0)
+    import bitsandbytes.functional as paged
+
+    managed = paged.get_paged(256, 1024, 1024, dtype=torch.uint8, device=torch.device("cuda:0"))
+    read("256 MiB managed, untouched")
+    managed.page_deviceid = 0
+    paged.prefetch_tensor(managed)
+    read("256 MiB managed, on the card")
 
 
 def main() -> None:
@@ -401,29 +337,44 @@ def main() -> None:
         environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": conf}
         command = [sys.executable, __file__, "--out", str(args.out), "--one", name]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        said = done.stdout if name == "outside" else ""
-        return f"{name}: exit {done.returncode} {done.stderr[-600:] if done.returncode else ''}{said}"
+        return f"{name}: exit {done.returncode} {done.stderr[-600:] if done.returncode else ''}{done.stdout}"
 
     if "outside" in args.only:  # alone on the card
         print(start("outside"), flush=True)
+        print((args.out / "outside.jsonl").read_text(), flush=True)
+        tool, script = [sys.executable, "-m", "memtrace"], ROOT / "tests/gpu/scripts/one_rank.py"
+        for words in (
+            ["run", "--force", "--out", str(args.out), str(script)],
+            ["report", str(args.out / "one_rank.pickle")],
+        ):
+            done = subprocess.run([*tool, *words], capture_output=True, text=True, cwd=ROOT, check=False)
+            print(done.stdout[:3000], done.stderr[-1500:], flush=True)
     with ThreadPoolExecutor(6) as workers:
         for line in workers.map(start, [name for name in args.only if name in RUNS]):
             print(line, flush=True)
+    if "async" in args.only:
+        command = [
+            sys.executable,
+            "-m",
+            "memtrace",
+            "run",
+            "--out",
+            str(args.out),
+            str(ROOT / "tests/gpu/scripts/one_rank.py"),
+        ]
+        done = subprocess.run(
+            command,
+            env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": ASYNC},
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+        print("cudaMallocAsync:", done.returncode, done.stderr[-600:], flush=True)
     with tarfile.open(args.out / "pools.tar", "w") as archive:
         for path in sorted(args.out.glob("*.xz")) + sorted(args.out.glob("*.info.json")):
             archive.add(path, path.name)
             path.unlink()
-    script = "import torch; torch.zeros(9, device='cuda'); torch.cuda.memory._record_memory_history()"
-    script += "; torch.cuda.memory._snapshot()"
-    command = [sys.executable, "-m", "memtrace", "run", "--out", str(args.out), "-m", "memtrace_none"]
-    environment = {
-        **os.environ,
-        "PYTORCH_CUDA_ALLOC_CONF": ASYNC,
-        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
-    }
-    for words in (command, [sys.executable, "-c", script]):
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-        print("cudaMallocAsync:", done.returncode, done.stderr[-600:], flush=True)
     print(f"done after {time.time() - began:.0f} s", flush=True)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from memtrace.allocator.conf_text import ConfError, parse_conf
 from memtrace.allocator.config import CONF_VARIABLES
 from memtrace.analysis import is_truncated
-from memtrace.answers.report import outside_allocator as outside_of
+from memtrace.answers.outside import OWNERS
+from memtrace.answers.outside import outside_allocator as outside_of
 from memtrace.attribution.categories import Category
 from memtrace.explain.advice import rule
 from memtrace.explain.case import Case
@@ -51,14 +52,14 @@ def process_limit(case: Case) -> Seen | None:
 @detector("Memory in use outside PyTorch's allocator", least=0)
 def outside_allocator(case: Case) -> Seen | None:
     """Memory in use on the card that this allocator does not hold, where the file has the card's totals."""
-    facts = outside_of(case.timeline, case.reserved_bytes) or {}
+    facts = outside_of(case.timeline) or {}
     total, other = facts.get("device_total_bytes"), facts.get("not_this_allocator_bytes")
     if total is None or other is None or other < max(_OUTSIDE_SHARE * total, 2 * _CONTEXT_BYTES):
         return None
-    evidence = (
-        f"{size(other)} of the {size(total)} card is neither free nor PyTorch's: context, NCCL, paged optimizer "
-        "states, other libraries or other processes."
-    )
+    rows = sorted((row for row in facts["rows"] if row["bytes"] > 0), key=lambda row: -row["bytes"])
+    who = "; ".join(f"{size(row['bytes'])} {OWNERS[row['owner']]}" for row in rows[:3])
+    who = who or "context, NCCL, paged optimizer states, other libraries or other processes"
+    evidence = f"{size(other)} of the {size(total)} card is neither free nor PyTorch's: {who}."
     look = f"{case.setting.card_tool} names the processes; "
     change = rule(look + "paged optimizers and vLLM in the same process don't show in a snapshot")
     return Seen(None, evidence, (change,), size_bytes=other)
