@@ -71,9 +71,10 @@ def around_training(*inner: str) -> Fix:
 
 
 def around_program(*outer: str) -> Fix:
-    """Frames outside everything: what called the script. Nothing calls a function that autograd's thread applies."""
-    called = frames_of(outer)
-    return lambda frames: (*frames, *called) if _in_python(frames) and frames[-1].name != "apply" else frames
+    """Frames outside everything: what called the script. Nothing calls a function that autograd's thread applies, nor
+    the hooks of saved tensors there."""
+    called, hooks = frames_of(outer), ("apply", "unpack_from_cpu")
+    return lambda frames: (*frames, *called) if _in_python(frames) and frames[-1].name not in hooks else frames
 
 
 def around_modules(*hooks: str) -> Fix:

@@ -218,18 +218,23 @@ def _one_backward(stretch: list[Mark]) -> list[Mark]:
 
 def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: Lives) -> Iterator[Mark]:
     """The marks, with the program's own code behind a backward pass as an optimizer step where it makes something for
-    (at least half of, or the sum of) the gradients that the pass left: an optimizer written by hand."""
-    begun = -1
+    (at least half of, or the sum of) the gradients that the passes since the last step left: an optimizer written by
+    hand, or what prepares one's work."""
+    begun, is_behind = -1, False
     for i, (event, kind) in enumerate(marks):
-        if kind in _AUTOGRAD and begun < 0:
-            begun = event
-        elif kind in (Kind.FORWARD, Kind.OPTIMIZER, None):
-            begun = -1
-        elif kind is Kind.OTHER and begun >= 0:
-            end = next((e for e, k in marks[i + 1 :] if k is not Kind.OTHER), len(trace))
+        if kind in _AUTOGRAD:
+            begun, is_behind = event if begun < 0 else begun, True
+        elif kind is Kind.FORWARD:
+            is_behind = False
+        elif kind in (Kind.OPTIMIZER, None):
+            begun, is_behind = -1, False
+        elif kind is Kind.OTHER and is_behind:
+            end, following = next((mark for mark in marks[i + 1 :] if mark[1] is not Kind.OTHER), (len(trace), None))
             low, mid, high = np.searchsorted(lives.born, [begun, event, end]).tolist()
             left = among(stacks.kind[trace.stack[lives.born[low:mid]]], _AUTOGRAD)
             left &= (lives.died[low:mid] > event) & (lives.size[low:mid] >= _SMALLEST_BYTES)
+            if (freed := left & (lives.died[low:mid] < NEVER)).any():
+                left = freed  # a workspace stays
             gradients = lives.size[low:mid][left]
             sizes, total = lives.size[mid:high], int(gradients.sum())
             flat = (np.abs(sizes - total) * 64 <= total) | (np.abs(sizes - total * 2) * 64 <= total)
@@ -237,7 +242,7 @@ def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: L
             made = flat if is_flat else among(sizes, np.concatenate([gradients, gradients * 2]))
             if made.any() and (is_flat or made.sum() * 2 >= len(gradients)):
                 yield int(lives.born[mid:high][made][0]), Kind.OPTIMIZER
-                if end < len(trace):
+                if end < len(trace) and following is not Kind.OPTIMIZER:  # which goes on with the step
                     yield end, Kind.OTHER
                 continue
         yield event, kind

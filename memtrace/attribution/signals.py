@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 
 import numpy as np
@@ -24,6 +25,7 @@ from memtrace.attribution.stack_facts import Kind
 from memtrace.attribution.trained import Trained, find_trained
 from memtrace.attribution.unfinished import would_be_held
 from memtrace.history.timeline import NEVER
+from memtrace.snapshot.model import Action
 
 _LARGE_BYTES = 1 << 20  # below this, sizes coincide too easily to mean anything
 
@@ -62,6 +64,7 @@ class Signals:
         count = np.bincount(stack[alive] + 1, minlength=len(f.stacks.kind))[stack + 1]
         if kept.any():
             return kept | (alive & among(stack, stack[kept]))
+        alive &= ~among(stack, stack[self.in_optimizer & ~alive & (f.span >= 0)])  # left nothing before
         makes_states = f.has(Tag.OPTIMIZER_STATE)
         return alive & makes_states if (self.in_optimizer & makes_states).any() else alive & (count > 1)
 
@@ -76,9 +79,10 @@ class Signals:
 
     @cached_property
     def step_gradients(self) -> Bool:
-        """As large as a state, and gone before the next step begins."""
-        sizes = distinct(self.facts.size[self.step_leaves])
-        return self._gone_before_next_step & among(self.facts.size, sizes[sizes >= _LARGE_BYTES])
+        """As large as a state, or twice as large as a gradient, and gone before the next step begins."""
+        f = self.facts
+        sizes = np.concatenate([f.size[self.step_leaves], 2 * f.size[self.trained.gradients]])
+        return self._gone_before_next_step & among(f.size, sizes[sizes >= _LARGE_BYTES])
 
     @cached_property
     def _frameless(self) -> Bool:
@@ -88,6 +92,21 @@ class Signals:
     def in_backward(self) -> Bool:
         f = self.facts
         return f.is_kind(Kind.BACKWARD) | (self._frameless & f.in_phase(Phase.BACKWARD))
+
+    @cached_property
+    def differentiated(self) -> Bool:
+        """Made by autograd, and given up by autograd after the program had gone on and called it again: gradients of
+        gradients need it."""
+        f = self.facts
+        outermost, stack, trace = f.stacks.ends()[1], f.timeline.allocations.stack, f.timeline.trace
+        # Hooks that run on autograd's thread are not called by the program.
+        callers = outermost[stack[f.is_kind(Kind.FORWARD) & (stack >= 0)]]
+        by_program = among(f.stacks.kind, [int(Kind.OTHER), int(Kind.FORWARD), int(Kind.OPTIMIZER)])
+        by_program &= among(outermost, callers)
+        calls = np.flatnonzero((trace.action == Action.ALLOC) & by_program[trace.stack])
+        went_on = np.append(calls, NEVER)[np.searchsorted(calls, f.born)]
+        ended = self.in_backward & (f.death_phase == Phase.BACKWARD) & ~f.freed_by_program & (f.ended > went_on)
+        return ended & ~among(f.size, self._trained_sizes)
 
     @cached_property
     def trained(self) -> Trained:
@@ -167,6 +186,17 @@ class Signals:
         return (f.is_kind(Kind.FORWARD) | (inside & f.is_kind(Kind.OTHER, Kind.NONE))) & self.in_trace
 
     @cached_property
+    def saved_inputs(self) -> Bool:
+        """Made by the program before a pass (or before the pass's first module ran), and given up by autograd in the
+        pass's backward; where the recording doesn't see that, as its call site's were before."""
+        f = self.facts
+        made = self.in_trace & f.is_kind(Kind.OTHER) & ~f.in_phase(Phase.FORWARD)
+        by_autograd = (f.death_phase == Phase.BACKWARD) & ~f.freed_by_program
+        saved = made & by_autograd & (f.phases.span_of(np.minimum(f.ended, len(f.timeline.trace))) > f.span)
+        stack = f.timeline.allocations.stack
+        return saved | (made & f.persistent & among(stack, stack[saved]))
+
+    @cached_property
     def recomputed(self) -> Bool:
         return self.facts.is_kind(Kind.RECOMPUTE) & self.in_trace
 
@@ -189,9 +219,9 @@ class Signals:
         stack = f.timeline.allocations.stack
         made = f.is_kind(Kind.FORWARD) & ~self.cublas_once & ~self.cublas_frames
         head = head_stacks(f.stacks)[stack] & made
-        if not head.any():
-            shallow = head_stacks(f.stacks, 2)[stack] & made
-            head = shallow & self._as_large_as_loss
+        for linear in (head_stacks(f.stacks, 2)[stack], f.has(Tag.LINEAR)):  # of a small model, or outside any
+            if not head.any():
+                head = linear & made & self._as_large_as_loss
         followed = np.append(head[1:] & (stack[1:] == stack[:-1]), False)
         return head & ~followed
 
@@ -378,7 +408,7 @@ class Signals:
         f = self.facts
         fits = among(f.size, self._trained_sizes)
         after_backward = among(f.death_phase, [Phase.OPTIMIZER, Phase.BETWEEN, Phase.FORWARD])
-        return self.early & fits & ~f.persistent & after_backward
+        return self.early & fits & ~f.persistent & after_backward & ~self.trained.weights
 
     @cached_property
     def early_replaced_states(self) -> Bool:
@@ -395,14 +425,31 @@ class Signals:
         return replaced
 
     @cached_property
-    def early_masters(self) -> Bool:
-        """As many of a size as a step makes gradients of that size for itself: an optimizer's own copies of weights."""
+    def early_other_states(self) -> Bool:
+        """Freed by a step that leaves another of its size, and no gradient; and of that size what stays, if it is no
+        more than that: states that steps replace now and then, and those that they update in place."""
+        f = self.facts
+        given_up = self.early & (f.size >= _LARGE_BYTES) & (f.death_phase == Phase.OPTIMIZER)
+        result = given_up & among(f.size, f.size[self.step_leaves])
+        result &= ~self.early_trained | self.early_replaced_states
+        for size, count in Counter(f.size[result].tolist()).items():
+            beside = self.early_persistent & (f.size == size) & ~self.trained.weights & ~self.trained.states
+            result |= beside & (beside.sum() <= count)
+        return result
+
+    @cached_property
+    def masters(self) -> Bool:
+        """As many of a size as a step makes gradients of that size for itself, or two or three times as many: an
+        optimizer's own copies of weights, and states of them."""
         f = self.facts
         result = np.zeros(len(f.size), dtype=np.bool_)
         made = np.flatnonzero(self.step_gradients)
+        ready = self.early_persistent | (self.in_trace & f.is_kind(Kind.OTHER) & (f.born < self._first_pass) & f.stays)
         for size, step in {*zip(f.size[made].tolist(), f.span[made].tolist(), strict=True)}:
             count = int((self.step_gradients & (f.size == size) & (f.span == step)).sum())
-            result[np.flatnonzero(self.early_persistent & (f.size == size))[-count:]] = True
+            rows = np.flatnonzero(ready & (f.size == size))
+            others = rows[~self.trained.weights[rows]]
+            result[others if len(others) in (2 * count, 3 * count) else rows[-count:]] = True
         return result
 
     @cached_property

@@ -58,6 +58,15 @@ class StackFacts:
         """Stacks with any of the tags."""
         return (self.tags & int(tag)) != 0
 
+    def ends(self) -> tuple[I8, I8]:
+        """Per stack (and "none"), the numbers of its innermost and its outermost Python frame; -1: it has none."""
+        table = self.python
+        filled = np.append(np.diff(table.start) > 0, False)
+        frame, last = np.append(table.frame, -1), len(table.frame)
+        ends = np.append(table.start[:-1], last), np.append(table.start[1:] - 1, last)
+        innermost, outermost = (np.where(filled, frame[end], -1).astype(np.int64) for end in ends)
+        return innermost, outermost
+
 
 def python_only(table: StackTable) -> StackTable:
     """The same stacks with Python frames only; stacks of C++ frames alone become empty."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from memtrace.arrays import among, distinct
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
+from memtrace.attribution.origin import LIBRARIES, package_of
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.stack_facts import Kind
 from memtrace.history.timeline import NEVER
@@ -23,6 +24,7 @@ from memtrace.history.timeline import NEVER
 I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 _SMALLEST_PARAMETER_BYTES = 64  # scalars that outlive a backward pass are losses and norms
+_SMALL_SHARE = 64  # sizes below this part of the largest gradient coincide with buffers' too easily
 _MOST_OF_A_SIZE = 4  # a weight, two states and a frozen copy: beyond that, gradients of that size are another thing's
 
 
@@ -39,7 +41,7 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
     """``by_autograd``: made in a backward pass; ``step_leaves``: made in an optimizer step and kept; ``others``: rows
     known to be something else (workspaces, quantised weights)."""
     none = np.zeros(len(facts.size), dtype=np.bool_)
-    kept = _kept_gradients(facts, by_autograd & ~others)
+    kept, is_sure = _kept_gradients(facts, by_autograd & ~others)
     adapters = facts.has(Tag.ADAPTER_INIT) & facts.stays & facts.is_kind(Kind.LOAD)
     if adapters.any():
         sizes = distinct(facts.size[adapters])
@@ -52,46 +54,105 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
             count = int((weights & (facts.size == size)).sum())
             if size >= _SMALLEST_PARAMETER_BYTES and 0 < count <= states:
                 gradients[int(size)] = count
+    swapped, one_model = _swapped(facts, weights, step_leaves), _one_model(facts, weights, gradients)
     found: dict[int, I8] = {}
     for size, count in gradients.items():
         rows = np.flatnonzero(weights & (facts.size == size))
-        # Of a size, what modules or loading code made are weights rather than states, and what stays.
-        rows = rows[np.lexsort((~facts.persistent[rows], facts.kind[rows] != Kind.LOAD))]
-        if 0.8 * count <= len(rows) <= _MOST_OF_A_SIZE * count or (not weights.any() and count > 1):
+        # Of a size, what steps swap, what modules or loading code made, and what stays are weights rather than states.
+        as_weights = facts.kind[rows] == Kind.LOAD
+        rows = rows[np.lexsort((~facts.persistent[rows], ~as_weights, ~one_model[rows], ~swapped[rows]))]
+        most = len(rows) if is_sure else _MOST_OF_A_SIZE * count
+        if 0.8 * count <= len(rows) <= most or (not weights.any() and count > 1):
             found[size] = rows
     trained, states = none.copy(), none.copy()
+    for size, rows in found.items():
+        trained[rows[: gradients[size]]] = True
+    trained |= _replacements(facts, trained, step_leaves)
     steps = facts.phases.start[:-1][facts.phases.phase == Phase.OPTIMIZER]
     enough = sum(gradients[size] for size in found) / 2
-    no_states_made = len(steps) > 0 and np.bincount(facts.span[step_leaves] + 1).max(initial=0) < enough
+    no_states_made = len(steps) > 0 and _new_states(facts, weights, step_leaves & ~trained, steps) < enough
     # Of two steps, one gives up what the other left: states that steps replace, or something they forget to free.
     none_lasts = len(steps) > 1 and (step_leaves & facts.persistent & (facts.born < steps[-1])).sum() < enough
+    total = sum(gradients[size] * size for size in found)
     for size, rows in found.items():
         count = gradients[size]
-        trained[rows[:count]] = True
         rest = rows[count:]
         by_program = rest[(facts.kind[rest] == Kind.OTHER) & ~facts.before_trace[rest]]
         states[by_program] = none_lasts and len(by_program) in (count, 2 * count)
         if no_states_made:
             rest = rest[np.argsort(facts.kind[rest] == Kind.LOAD, kind="stable")]
             states[rest[: min(len(rows) // count - 1, 2) * count]] = True
-    trained |= _replacements(facts, trained, step_leaves)
+    if no_states_made and len(found) > 1:  # flat ones
+        states |= weights & (np.abs(facts.size - total) * 64 <= total)
     return Trained(trained, kept & among(facts.size, list(found)), states)
+
+
+def _one_model(facts: Facts, weights: Bool, gradients: dict[int, int]) -> Bool:
+    """Weights that one place of the program had made, if there is one with just as many of each size as gradients: a
+    student beside its teacher."""
+    result = np.zeros(len(weights), dtype=np.bool_)
+    large = {size: count for size, count in gradients.items() if size * _SMALL_SHARE >= max(gradients)}
+    table, stack = facts.stacks.python, facts.timeline.allocations.stack
+    own = [package_of(frame.filename) not in LIBRARIES for frame in table.frames]
+    places: dict[tuple[int, ...], list[int]] = {}
+    for row in np.flatnonzero(weights & (stack >= 0) & among(facts.size, list(large))).tolist():
+        place = tuple(frame for frame in table.frame_ids(int(stack[row])).tolist() if own[frame])
+        places.setdefault(place, []).append(row)
+    fitting = [rows for rows in places.values() if Counter(facts.size[rows].tolist()) == large]
+    if len(fitting) == 1:
+        result[fitting[0]] = True
+    return result
+
+
+def _swapped(facts: Facts, weights: Bool, made: Bool) -> Bool:
+    """Weights that the program gives up for others, which an optimizer step made before a further pass: SAM, say."""
+    result = np.zeros(len(weights), dtype=np.bool_)
+    passes = facts.phases.start[:-1][facts.phases.phase == Phase.FORWARD]
+    born: dict[int, I8] = {}
+    for row in np.flatnonzero(weights & facts.freed_by_program & (facts.ended < NEVER)).tolist():
+        size, ended = int(facts.size[row]), int(facts.ended[row])
+        others = born.setdefault(size, facts.born[made & (facts.size == size)])
+        last = int(np.searchsorted(others, ended)) - 1
+        result[row] = last >= 0 and np.searchsorted(passes, others[last]) < np.searchsorted(passes, ended)
+    return result
+
+
+def _new_states(facts: Facts, weights: Bool, leaves: Bool, steps: I8) -> int:
+    """The most that a step left, beyond what it, or the program before the next step, gave up of the same sizes."""
+    stack = facts.timeline.allocations.stack
+    # Of what the last step left the end is not known: if its call sites left something before, that tells.
+    known = leaves & ((facts.born < steps[-1]) | ~among(stack, stack[leaves & (facts.born < steps[-1])]))
+    older = (weights | leaves) & ((facts.death_phase == Phase.OPTIMIZER) | facts.freed_by_program)
+    made, gone = (
+        Counter(
+            zip(np.searchsorted(steps, events[rows], side="right").tolist(), facts.size[rows].tolist(), strict=True)
+        )
+        for events, rows in ((facts.born, known), (facts.ended, older))
+    )
+    most: Counter[int] = Counter()
+    for (step, _), count in (made - gone).items():
+        most[step] += count
+    return max(most.values(), default=0)
 
 
 def _replacements(facts: Facts, weights: Bool, made: Bool) -> Bool:
     """Weights that an optimizer step puts in the place of others: the last of their size made before those end."""
     result = np.zeros(len(weights), dtype=np.bool_)
     by_size: dict[int, I8] = {}
+    innermost = facts.stacks.ends()[0][facts.timeline.allocations.stack]
     given_up = (facts.death_phase == Phase.OPTIMIZER) | (facts.freed_by_program & (facts.death_phase == Phase.BACKWARD))
     for row in np.flatnonzero(weights & given_up).tolist():
-        size = int(facts.size[row])
+        size, end = int(facts.size[row]), int(facts.ended[row])
         rows = by_size.setdefault(size, np.flatnonzero(made & (facts.size == size)))
-        while facts.ended[row] < NEVER:
-            before = int(np.searchsorted(facts.born[rows], facts.ended[row])) - 1
-            if before < 0 or int(rows[before]) <= row or result[rows[before]]:
+        while end < NEVER:
+            before = int(np.searchsorted(facts.born[rows], end)) - 1
+            while before >= 0 and result[rows[before]]:  # taken by another that was freed with it
+                before -= 1
+            if before < 0 or int(rows[before]) <= row or (result[row] and innermost[rows[before]] != innermost[row]):
                 break
             row = int(rows[before])
             result[row] = True
+            end = int(facts.died[row])  # the last ones may be freed when nothing more is asked for
     return result
 
 
@@ -100,8 +161,9 @@ def _survivors(facts: Facts, by_autograd: Bool) -> Bool:
     return by_autograd & (facts.outlives_span | facts.persistent | facts.freed_by_program)
 
 
-def _kept_gradients(facts: Facts, by_autograd: Bool) -> Bool:
-    """What a backward pass left as gradients are left: until an optimizer step begins, or until the program frees it.
+def _kept_gradients(facts: Facts, by_autograd: Bool) -> tuple[Bool, bool]:
+    """What a backward pass left as gradients are left: until an optimizer step begins, or until the program frees it;
+    and whether the code that freed them says so.
 
     Gradients of leaf tensors that are not weights (an embedding's output, say) go with those tensors, not where the
     others are freed.
@@ -118,9 +180,10 @@ def _kept_gradients(facts: Facts, by_autograd: Bool) -> Bool:
         ((facts.stacks.tags[facts.free_stack] & int(Tag.ZERO_GRAD)) != 0)
         | (facts.stacks.kind[facts.free_stack] == Kind.OPTIMIZER)
     )
-    if as_gradient.sum() * 2 > freed.sum():
+    is_sure = bool(as_gradient.sum() * 2 > freed.sum())
+    if is_sure:
         kept &= as_gradient | (~freed & among(facts.size, facts.size[as_gradient]))
-    return kept
+    return kept, is_sure
 
 
 def _most_in_one_pass(facts: Facts, rows: Bool) -> dict[int, int]:

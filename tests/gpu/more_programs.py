@@ -274,7 +274,7 @@ def distillation(stage: Stage) -> Iterator[None]:
     teacher = copy.deepcopy(student).requires_grad_(False).eval().to(stage.device)
     del student.blocks[len(student.blocks) // 2 :]
     student.to(stage.device)
-    both = nn.ModuleList([student, teacher])
+    both = nn.ModuleDict({"student": student, "teacher": teacher, "head": student.head})
     stage.mark("adapters")
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-4)
     stage.know(both, optimizer)
@@ -300,6 +300,7 @@ def averaged_vision(stage: Stage) -> Iterator[None]:
     model = ViTForImageClassification(config).to(stage.device)
     stage.mark("adapters")
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    average.requires_grad_(False)
     optimizer = torch.optim.NAdam(model.parameters(), lr=1e-4)
     stage.know(nn.ModuleList([model, average.module]), optimizer)
     yield

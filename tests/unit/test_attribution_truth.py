@@ -41,9 +41,15 @@ AT_PEAK = {
     "fsdp2-qlora_oom": 0.998,  # gathered adapters count with the base
     "liger_late": 0.994,
     "liger_oom": 0.994,
+    "graph_late": 0.957,  # a data set that lies on the GPU, like weights
+    "graph_oom": 0.957,
+    "penalty_late": 0.998,
+    "recurrent_late": 0.973,  # cuDNN's weights and their gradients are flat, the optimizer's states are not
     "dora_late": 0.992,  # a workspace from before the recording, among weights of its very size
 }
 OVERALL = {
+    "graph_oom": 0.978,  # the pass that died began outside any module
+    "translation_late": 0.994,
     "diffusion_late": 0.9965,
     "own-labels_caught": 0.99,
     "dumped-in-except_late": 0.99,
@@ -66,6 +72,13 @@ PURPOSE_AT_PEAK = {
     "own-labels_own-adamw": 0.995,
 }
 PURPOSE_OVERALL = {
+    "graph_late": 0.91,  # what is computed ahead of a pass's first module counts as "other"
+    "graph_oom": 0.78,
+    "penalty_late": 0.93,  # what autograd makes within a forward pass counts as backward
+    "prompts_late": 0.965,
+    "prompts_oom": 0.93,
+    "translation_late": 0.92,
+    "translation_oom": 0.91,
     "deepspeed-2_late": 0.85,
     "deepspeed-2_oom": 0.87,
     "deepspeed-3_late": 0.87,

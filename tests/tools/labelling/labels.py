@@ -61,10 +61,13 @@ def identity_labels(run: Run, rows: Sequence[Allocation]) -> tuple[dict[int, str
         by_address[row.address].append(row)
     labels: dict[int, str] = {}
     before: dict[int, str] = {}
+    begun_us = run.trace[0].get("time_us", 0) if run.trace else 0
     for time_us, named in run.identity:
         for address, label in named:
             at = [r for r in by_address.get(address, ()) if r.time_us <= time_us]
             if not at:
+                if time_us < begun_us:  # an optimizer may have put others there since
+                    before[address] = label
                 before.setdefault(address, label)
                 continue
             row = at[-1]
