@@ -240,6 +240,7 @@ class GpuMeter:
             self._backend.stop()
         from memtrace.analysis import analyse
         from memtrace.answers.report import report
+        from memtrace.attribution.categories import category_name
         from memtrace.history.timeline import build
         from memtrace.render.report_text import render_report
         from memtrace.snapshot.load import from_raw
@@ -255,7 +256,7 @@ class GpuMeter:
             peak_bytes=timeline.peaks()[1].size_bytes,
             start_bytes=timeline.curve_at(-1)[1],
             device=timeline.device.device,
-            largest=f"{largest} {format_bytes(size)}" if size else "",
+            largest=f"{category_name(largest, budget.lora['meaning'])} {format_bytes(size)}" if size else "",
             budget="\n".join(line.plain for line in render_report(budget)),
             is_oom=bool(timeline.oom_events),
         )

@@ -184,13 +184,24 @@ def differences(
 
 
 def _told(before: Any, now: Any) -> tuple[str, str]:
-    """Two values as short texts: of dictionaries the parts that differ."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-        before, now = ({key: each[key] for key in keys if key in each} for each in (before, now))
-    texts = ["not recorded" if value is None else printable(str(value)) for value in (before, now)]
+    """Two values as short texts: of dictionaries and lists the parts that differ."""
+    texts = ["not recorded" if value is None else printable(str(value)) for value in _apart(before, now)]
     first, second = (text if len(text) <= _LONGEST else text[:_LONGEST] + "…" for text in texts)
     return first, second
+
+
+def _apart(before: Any, now: Any) -> tuple[Any, Any]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        pairs = {key: _apart(before.get(key), now.get(key)) for key in {**before, **now}}
+        pairs = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+        first, second = (
+            {key: pair[i] for key, pair in pairs.items() if key in each} for i, each in enumerate((before, now))
+        )
+        return first, second
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        apart = [_apart(*pair) for pair in zip(before, now, strict=True) if pair[0] != pair[1]]
+        return [pair[0] for pair in apart], [pair[1] for pair in apart]
+    return before, now
 
 
 def read_baseline(data: bytes, name: str) -> Baseline:

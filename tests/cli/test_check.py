@@ -135,7 +135,10 @@ CONDITION: dict[str, tuple[Any, Any]] = {  # what a recording of memtrace's says
     "limit": (24 << 30, None),
     "torch": ("2.10.0", "2.11.0"),
     "packages": ({"peft": "0.17", "trl": "0.2"}, {"peft": "0.18", "trl": "0.2"}),
-    "configuration": ({"models": [{"parameters": 5}], "argv": ["a"]}, {"models": [{"parameters": 6}], "argv": ["a"]}),
+    "configuration": (
+        {"models": [{"class": "A", "parameters": 5}], "argv": ["a"]},
+        {"models": [{"class": "A", "parameters": 6}], "argv": ["a"]},
+    ),
 }
 KEYS = {"limit": "limit_bytes", "configuration": "config"}
 
@@ -161,6 +164,8 @@ def test_what_cannot_be_compared_fails_unless_it_is_allowed(
     assert main(["check", other, "--baseline", base, "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert [entry["what"] for entry in answer["unlike"]] == [what] and not answer["passed"]
+    if what == "configuration":
+        assert answer["unlike"][0]["baseline"] == "{'models': [{'parameters': 5}]}"
     assert main(["check", other, "--baseline", base, "--allow", what]) == 0
     wrong = next(each for each in CONDITIONS if each != what)
     assert main(["check", other, "--baseline", base, "--allow", wrong]) == 1

@@ -221,19 +221,22 @@ def test_a_dry_run_checks_limits_without_a_gpu(pytester: pytest.Pytester, monkey
 
         @pytest.mark.limit_gpu_memory("10 MiB")
         def test_large():
-            torch.nn.Linear(4096, 4096).cuda()
+            loss = torch.nn.Linear(4096, 4096).cuda()(torch.ones(4, 4096, device="cuda")).sum()
+            loss.backward()
 
         def test_more_than_the_card_has():
             torch.empty(25 << 30, dtype=torch.uint8, device="cuda")
         """
     )
-    result = pytester.runpytest_subprocess(*ALONE, "--memtrace-dryrun", "--memtrace-gpu", "rtx4090", timeout=300)
+    args = ("--memtrace", "--memtrace-dryrun", "--memtrace-gpu", "rtx4090")
+    result = pytester.runpytest_subprocess(*ALONE, *args, timeout=300)
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(
         [
-            "peak of GPU memory 64.0 MiB on GPU 0; the limit is 10.0 MiB. *",
+            "peak of GPU memory 1*.? MiB on GPU 0; the limit is 10.0 MiB. *",
             "*OutOfMemoryError: CUDA out of memory. Tried to allocate 25.00 GiB. *",
             "memtrace: assumed: a number is 1 (a loss, a norm, a metric) (1 time, first at *",
+            "*test_large  (trained 128.0 MiB)",
         ]
     )
 
