@@ -47,6 +47,7 @@ def test_models_have_the_layers_they_have(name: str, layers: int) -> None:
     provider = recording(name).provider()
     told = layer_of_rows(provider)
     assert int(told.max()) + 1 == layers
+    assert (told[AllocationTable(provider).fitting(parse("category:runtime"))] == -1).all()  # workspaces serve all
     rows = provider.live(provider.start.event)
     kept = [
         int(provider.timeline.allocations.requested_bytes[rows][told[rows] == n].sum()) for n in range(1, layers - 1)

@@ -10,6 +10,8 @@ import numpy as np
 import orjson
 import pytest
 from browser_cases import CASES, TINY, recording
+from memtrace_tui.data.lines import Goto
+from memtrace_tui.data.overview import budget_lines
 from memtrace_tui.provider import BrowsedRecording, Provider
 from support import trace_path
 
@@ -135,3 +137,11 @@ def test_the_provider_of_an_empty_recording_answers_everything() -> None:
     assert provider.report(-1).reserved_bytes == 0
     assert provider.named("start") == -1
     assert provider.spans == () and provider.ooms == () and provider.capacity_bytes is None
+
+
+def test_a_category_without_bytes_leads_nowhere() -> None:
+    provider = recording(BIG).provider()
+    budget = provider.report(-1)  # before anything was allocated
+    assert not any(budget.categories.values())
+    lines = budget_lines(budget, 100)
+    assert {line.target for line in lines} == {None, Goto("segments")}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -11,6 +13,11 @@ from pathlib import Path
 
 import numpy  # noqa: F401 - once for all: pytester forgets what a test imported, and numpy can't be loaded anew
 import pytest
+from fake_gpu import FakeGpu
+from support import TRUTH
+
+from memtrace.pytest_plugin import GpuMeter
+from memtrace.record import backend
 
 pytest_plugins = ["pytester"]
 
@@ -104,6 +111,15 @@ def test_what_was_live_before_counts_and_is_said(pytester: pytest.Pytester) -> N
     )
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*124.0 MiB on GPU 0, 64.0 MiB of it live before the test*"])
+
+
+def test_what_holds_most_has_the_name_that_people_call_it() -> None:
+    """Without adapters the weights that are trained are no LoRA."""
+    gpu = FakeGpu()
+    raw = pickle.loads(lzma.decompress((TRUTH / "unlabelled" / "own-optimizer_step.pickle.xz").read_bytes()))
+    gpu.snapshot = lambda: raw  # type: ignore[method-assign]
+    with backend.use(gpu):
+        assert GpuMeter().finish().largest.startswith("trained ")
 
 
 def test_memtrace_lists_the_largest_peaks(pytester: pytest.Pytester) -> None:

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from memtrace.attribution.categories import Category
 from memtrace.attribution.labels import labelled_rows
 from memtrace.attribution.phases import Phase
 from memtrace.explain.dims import layer_count
@@ -45,6 +46,7 @@ def layer_of_rows(provider: Provider) -> I8:
         is_last = not any(later for later, *_ in passes[number + 1 :])
         if layers == known > 0 or (0 < layers < known and is_forward and is_last):  # the last may have been cut short
             found[rows] = told if is_forward else np.where(told < 0, -1, known - 1 - told)
+    found[provider.analysis.attribution.rows_of(Category.RUNTIME)] = -1  # workspaces serve all layers
     for label, _, rows in labelled_rows(timeline):
         name = _NUMBER.search(str(label.get("name")))
         if name is not None:

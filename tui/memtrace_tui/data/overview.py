@@ -100,7 +100,7 @@ def budget_lines(report: Report, width: int, categories: bool = True, parts: boo
                 (f"{format_bytes(part):>10}", "text" if sub else "strong"), (f"{share:>7.1%} ", "dim"),
                 (("━" * round(share * bars) or "╸") if sub else bar(share, bars), role),
                 target=Goto("segments") if category == Category.FRAGMENTATION
-                else Goto("allocations", filter=site_words(called, sub)),
+                else Goto("allocations", filter=site_words(called, sub)) if part else None,
             ))  # fmt: skip
     return lines
 
