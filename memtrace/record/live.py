@@ -308,9 +308,9 @@ class LiveServer:
 
     def _judge(self, capacity: int) -> None:
         rows, following = self.steps.since(max(0, self._judged - _JUDGED_ROWS), _JUDGED_ROWS * 2)
-        if following == self._judged or time.monotonic() < self._judge_at:
+        begun = time.monotonic()
+        if following == self._judged or begun < self._judge_at:
             return
-        self._judge_at = time.monotonic() + _JUDGE_EVERY_S
         from memtrace.answers.steps import read_series
         from memtrace.live.alarms import FreePieces, judge
 
@@ -318,6 +318,7 @@ class LiveServer:
         series = read_series([dict(zip(COLUMNS, row, strict=True)) for row in rows[-_JUDGED_ROWS:]])
         pieces = FreePieces(*self._pieces) if self._pieces is not None else None
         holding = {alarm.id: alarm for alarm in judge(series, capacity, pieces)}
+        self._judge_at = time.monotonic() + max(_JUDGE_EVERY_S, _SHARE * (time.monotonic() - begun))
         new = [alarm for name, alarm in holding.items() if name not in self._alarms]
         self._alarms = holding
         for alarm in new:

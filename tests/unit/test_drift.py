@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,15 @@ def test_trend_is_not_moved_by_spikes() -> None:
     values[[10, 50, 90]] += 10_000
     assert trend(step, values).per_step_bytes == pytest.approx(5, rel=0.1)
     assert trend(step, np.ones(100)).p_value == 1.0
+
+
+@pytest.mark.parametrize("count", [7, 240, 241, 999, 5000])
+def test_a_long_series_counts_by_the_medians_of_blocks(count: int) -> None:
+    steps, values = np.arange(count) * 1.0, np.random.default_rng(count).normal(size=count)
+    edges = np.linspace(0, count, min(count, 240) + 1).astype(int).tolist()
+    x, y = ([np.median(part[a:b]) for a, b in pairwise(edges)] for part in (steps, values))
+    pairs = [(y[j] - y[i]) / (x[j] - x[i]) for i in range(len(x)) for j in range(i + 1, len(x))]
+    assert trend(steps, values).per_step_bytes == np.median(pairs)
 
 
 def test_unusable_logs_are_refused(tmp_path: Path) -> None:
