@@ -16,6 +16,7 @@ from memtrace_tui.widgets.base import Drawn, Lines, Open
 from memtrace_tui.widgets.chart import Chart
 from memtrace_tui.widgets.segmap import BlockMap, SegMap
 from memtrace_tui.widgets.table import Table
+from textual import events
 from textual.binding import Binding
 from textual.pilot import Pilot
 
@@ -403,3 +404,29 @@ async def test_a_screen_that_is_made_does_not_push_the_present_one_aside(monkeyp
         monkeypatch.setattr(body, "mount", mount)
         await hit(pilot, "2", "3", "4")
         assert shown == [1, 1, 1] and screen.current == "allocations" and screen.view.display
+
+
+async def test_what_stands_above_the_first_line_that_leads_somewhere_can_be_read() -> None:
+    """On a small screen the budgets of a comparison: at first, by keys, and by the wheel."""
+    async with open_app(TINY, (80, 24)) as pilot:
+        await hit(pilot, "colon", *"step 0 .. step 2", "enter")
+        lines = main_screen(pilot).view.main()
+        assert lines.show_vertical_scrollbar and not lines.can_select(0)
+        assert "before      after" in text_of(pilot)
+        await hit(pilot, "down", "down")
+        assert lines.scroll_y > 0
+        await hit(pilot, "home")
+        assert lines.scroll_y == 0
+        await pilot._post_mouse_events([events.MouseScrollDown], lines, offset=(2, 2))
+        await settle(pilot)
+        assert lines.scroll_y > 0
+        await hit(pilot, "up", "up", "up", "up")
+        assert lines.scroll_y == 0
+
+
+async def test_an_empty_list_says_where_there_is_more() -> None:
+    async with open_app(TINY, (80, 24)) as pilot:
+        await hit(pilot, "4", "slash", *"life=1", "enter")
+        assert " 0 live at event" in text_of(pilot) and "(a: of everything ever allocated)" in text_of(pilot)
+        await hit(pilot, "a")
+        assert "ever allocated, " in text_of(pilot) and " 0 ever" not in text_of(pilot)

@@ -109,6 +109,7 @@ def allocation_lines(provider: Provider, row: int, event: int, width: int, fold:
     lines = [
         field("purpose", provider.purpose(row), target=Goto(
             "allocations", filter=site_words(category_name(rule.category, meaning), rule.subcategory))),
+        *site_line(provider, "made at", stack, width),
         *wrap([(f"{'because':<{LABEL_WIDTH}}", "dim"), (f"{why} ({rule.evidence}; rule {rule.id})", "text")],
               width, LABEL_WIDTH),
         field("asked for", (format_bytes(asked), "strong"), (f"  {format_count(asked)} B", "dim")),
@@ -147,12 +148,13 @@ def history_line(timeline: Timeline, start: int, size: int) -> Line:
 
 def freed_by(provider: Provider, event: int, born_in: int, width: int, fold: bool = True) -> list[Line]:
     """The stack of a free, where the file has one that is not the allocation's own."""
-    if event < 0:
-        return []
-    stack = int(provider.timeline.trace.stack[event])
-    if stack < 0 or stack == born_in:
-        return []
-    return [BLANK, line(("freed by", "title")), *stack_lines(provider, stack, width, fold)]
+    stack = _stack_of_free(provider, event, born_in)
+    return [BLANK, line(("freed by", "title")), *stack_lines(provider, stack, width, fold)] if stack >= 0 else []
+
+
+def _stack_of_free(provider: Provider, event: int, born_in: int) -> int:
+    stack = int(provider.timeline.trace.stack[event]) if event >= 0 else -1
+    return -1 if stack == born_in else stack
 
 
 def history_lines(provider: Provider, start: int, stop: int, event: int, width: int, most: int = 400) -> list[Line]:
@@ -231,13 +233,25 @@ def block_lines(provider: Provider, layout: Layout, block: int, width: int, fold
         note = [line(("freed, but a stream may still use it", "warn"))] if pending else []
         return [place, *note, *allocation_lines(provider, row, layout.event, width, fold)]
     size, address = int(layout.block_bytes[block]), int(layout.block_address[block])
+    where = f", {pool_name(segment_pool(layout, segment))}, {stream_name(int(layout.stream[segment]))}"
     lines = [
-        place,
-        line(("free ", "bad"), (format_bytes(size), "strong"), (f"  {format_count(size)} B", "dim")),
-        field("address", f"{address:#x}"),
-        field("pool", pool_name(segment_pool(layout, segment))),
-        field("stream", stream_name(int(layout.stream[segment]))),
-    ]  # fmt: skip
+        *wrap([*place.spans, (where, "dim")], width, 2),
+        *wrap(
+            [("free ", "bad"), (format_bytes(size), "strong"), (f"  {format_count(size)} B  at {address:#x}", "dim")],
+            width,
+            2,
+        ),
+    ]
+    timeline, found = provider.timeline, origin(provider.timeline, layout, block)
+    gone = freed_at(timeline, found.last) if found.last >= 0 else -1
+    if gone >= 0:
+        lines += [
+            *summary_lines(provider, found.last, "last was", width),
+            field("freed", event_text(provider, gone), target=Goto("", gone)),
+            *site_line(provider, "freed by", _stack_of_free(provider, gone, -1), width),
+        ]
+    else:
+        lines.append(line(("nobody was here before, as far as the recording shows", "dim")))
     if size == int(layout.total_bytes[segment]):
         text = "The whole segment is free: it is kept for reuse and can be given back."
         lines += wrap([(text, "text")], width)
@@ -247,27 +261,19 @@ def block_lines(provider: Provider, layout: Layout, block: int, width: int, fold
             goto = Goto("segments", address=int(layout.block_address[neighbour])) if row >= 0 else None
             known = row >= 0
             lines += summary_lines(provider, row, where, width, goto) if known else [field(where, "the segment's edge")]
-    return [*lines, BLANK, *_origin_lines(provider, layout, block, width, fold)]
-
-
-def _origin_lines(provider: Provider, layout: Layout, block: int, width: int, fold: bool) -> list[Line]:
-    """Who was in a hole last, who freed that, and what made the hole."""
-    timeline, found = provider.timeline, origin(provider.timeline, layout, block)
-    start = int(layout.block_address[block])
-    lines = [history_line(timeline, start, int(layout.block_bytes[block]))]
     if found.split >= 0:
         born = int(timeline.allocations.alloc_event[found.split])
         text = f"a larger free piece was split for the block before it, event {event_text(provider, born)}"
         lines += [Line(each.spans, Goto("", born)) for each in wrap([("made when ", "dim"), (text, "text")], width, 2)]
-    if found.last < 0:
-        return [*lines, line(("nobody was here before, as far as the recording shows", "dim"))]
-    gone = freed_at(timeline, found.last)
-    lines += [
-        *summary_lines(provider, found.last, "last was", width),
-        field("freed", event_text(provider, gone), target=Goto("", gone)),
-        *freed_by(provider, gone, -1, width, fold)[1:],
-    ]
-    return lines
+    lines.append(history_line(timeline, address, size))
+    return [*lines, *freed_by(provider, gone, -1, width, fold)]
+
+
+def site_line(provider: Provider, label: str, stack: int, width: int) -> list[Line]:
+    """The line of the program's code that a stack stands for, if it has one; Enter opens the frame."""
+    frame = provider.analysis.attribution.sites.frame[stack] if stack >= 0 else -1
+    where = clip(provider.sites[stack], max(width - LABEL_WIDTH, 12), keep_end=True)
+    return [field(label, where, target=Goto(frame=frame))] if frame >= 0 else []
 
 
 def summary_lines(provider: Provider, row: int, label: str, width: int, target: Goto | None = None) -> list[Line]:

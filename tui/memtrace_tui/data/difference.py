@@ -29,7 +29,7 @@ def category_lines(answer: Difference, width: int) -> list[Line]:
             rows.append((plain_name(category_name(category, answer.lora_meaning)), f"cat:{category}", before, after))
     changes = [after - before for *_, before, after in rows]
     most, least = max(0, *changes), min(0, *changes)  # the axis stands where the longest bars to both sides need it
-    scale = min(max(width - _HEAD - 37, 8), 80) / max(most - least, 1)
+    scale = min(max(width - _HEAD - 38, 8), 80) / max(most - least, 1)
     room = math.ceil(-least * scale)
     lines = [line((f"{'':<{_HEAD}}{'before':>11}{'after':>11}{'change':>13}", "dim"))]
     for name, role, before, after in rows:
@@ -46,7 +46,7 @@ def category_lines(answer: Difference, width: int) -> list[Line]:
 
 def difference_lines(answer: Difference, width: int, sites: int = 200) -> list[Line]:
     """All of it."""
-    lines = [*wrap([(printable(answer.sentence), "strong")], width), BLANK]
+    lines = [*wrap([(printable(answer.sentence), "strong")], width), BLANK] if answer.sentence else []
     if answer.story is not None and answer.story.change_bytes:
         what = answer.story.explains.removesuffix("_bytes").replace("_", " ")
         where = "  of the whole runs, wherever the cursors are"

@@ -83,6 +83,8 @@ class AllocationsView(TableView):
             self._choose()
         what = "ever allocated" if self.everything else f"live at event {format_count(session.event)}"
         grouped = [] if self.grouping == "none" else [("  by ", "dim"), (self.grouping, "accent")]
+        if not len(self.rows) and session.filter and not self.everything:
+            grouped.append(("  (a: of everything ever allocated)", "dim"))
         self.sum_up((f" {format_count(len(self.rows))}", "strong"), (f" {what}, ", "dim"),
                     (format_bytes(self._total), "strong"), (" requested", "dim"), *grouped)  # fmt: skip
         self.show_side()

@@ -211,8 +211,14 @@ class Rows(Drawn, ScrollView, can_focus=True):
             self._scroll_update(size)
         if not keep:
             self.scroll_to(y=0, animate=False, force=True)
-        self.show_selected()
+        self._settle()
         self.refresh()
+
+    def _settle(self, centre: bool = False) -> None:
+        """Keep the selection in sight, once there is one: what stands above the first row that can be selected is to be
+        read, too."""
+        if self.selected > self._nearest(0, 1):
+            self.show_selected(centre)
 
     def select(self, row: int) -> None:
         row = max(min(row, self.row_count - 1), 0)
@@ -286,7 +292,7 @@ class Rows(Drawn, ScrollView, can_focus=True):
             (self.opened if row == self.selected else self.select)(row)
 
     def on_resize(self) -> None:
-        self.show_selected(centre=True)
+        self._settle(centre=True)
 
 
 class Lines(Rows):
