@@ -96,11 +96,13 @@ def inject(pid: int, script: Path) -> str:
     text = code.replace("\\", "\\\\").replace('"', '\\"')
     # Only a system call and a queue's short lock are used, so that it does not matter where the program was stopped.
     steps = [
+        *(f"sharedlibrary {name}" for name in ("libpython", "libc[.-]", "ld-musl")),
         "set $memtrace = (char *) ((void *(*)(void *, long, int, int, int, long)) mmap)(0, 4096, 3, 0x22, -1, 0)",
         f'set {{char[{len(code.encode()) + 1}]}} $memtrace = "{text}"',
         "print ((int (*)(void *, void *)) Py_AddPendingCall)((void *) &PyRun_SimpleString, (void *) $memtrace)",
     ]
-    command = ["gdb", "-nx", "-batch", "-iex", "set auto-load no", "-p", str(pid)]
+    # The program stands still meanwhile: no symbols of PyTorch's libraries are read, which takes seconds.
+    command = ["gdb", "-nx", "-batch", "-iex", "set auto-load no", "-iex", "set auto-solib-add off", "-p", str(pid)]
     for step in steps:
         command += ["-ex", step]
     try:
