@@ -6,13 +6,14 @@ Caveats are what a reader should know before trusting a number: gaps of the reco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memtrace.arrays import among
 from memtrace.attribution.classify import Attribution, attribute
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.stack_facts import Kind
 from memtrace.attribution.user_rules import UserRule
+from memtrace.frozen import dataclass
 from memtrace.history.timeline import At, Timeline
 from memtrace.ranges import find_event, window_of
 from memtrace.snapshot.model import Action, Snapshot

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_sizes
 from memtrace.allocator.whatif.program import Op, Program
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I8
 
 _PAGE_BYTES = 2 << 20  # the smallest unit that the allocator gets from the driver

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from memtrace.frozen import dataclass
 
 if TYPE_CHECKING:
     from memtrace.snapshot.model import Snapshot

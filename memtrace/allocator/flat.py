@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from memtrace.allocator import state as state_module
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.state import LARGE_SPLIT_BYTES, SMALL_SPLIT_BYTES, AllocatorState
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I4, I8, Bool
 
 _NEVER_BYTES = (1 << 63) - 1  # above every block

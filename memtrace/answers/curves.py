@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
 from memtrace.attribution.categories import Category
+from memtrace.frozen import dataclass
 from memtrace.history.timeline import Window, running
 
 I8 = NDArray[np.int64]

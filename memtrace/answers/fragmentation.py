@@ -8,12 +8,12 @@ but another stream may still use them). Together with the requested bytes of liv
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from memtrace.allocator.rounding import round_sizes
 from memtrace.attribution.classify import Attribution
+from memtrace.frozen import dataclass
 from memtrace.history.layout import Layout, State, layout_at
 from memtrace.history.timeline import At, Timeline
 from memtrace.snapshot.model import DEFAULT_POOL

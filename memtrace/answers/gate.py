@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
 from memtrace.errors import NoAnswerError, SnapshotError, UsageError
+from memtrace.frozen import dataclass
 from memtrace.history.timeline import Timeline
 from memtrace.snapshot.model import Action
 from memtrace.units import MIB, format_bytes, format_delta, parse_size, printable

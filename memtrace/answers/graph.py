@@ -9,7 +9,6 @@ Neighbouring blocks of a segment are joined by ``next`` edges, so that regions a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import networkx as nx
@@ -19,6 +18,7 @@ from memtrace.answers.fragmentation import pool_name
 from memtrace.answers.pins import pins
 from memtrace.attribution.sites import NO_STACK
 from memtrace.errors import UsageError
+from memtrace.frozen import dataclass
 from memtrace.history.layout import State, layout_at
 
 Node = str

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from memtrace.analysis import PREDICTED, is_predicted, is_truncated
 from memtrace.arrays import distinct
+from memtrace.frozen import dataclass
 from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.model import Action, BlockState, Device, Snapshot
 

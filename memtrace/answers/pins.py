@@ -9,13 +9,13 @@ they are small against the free space around them. Base weights and what is trai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from memtrace.analysis import Analysis
 from memtrace.answers.fragmentation import Place, live_by_site, place_of
 from memtrace.attribution.categories import Category
 from memtrace.attribution.sites import NO_STACK
+from memtrace.frozen import dataclass
 from memtrace.history.layout import Layout
 
 _ROOT, _GONE = "everything", "gone"

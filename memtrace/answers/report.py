@@ -6,7 +6,6 @@ One dataclass is the answer; JSON, text and the terminal browser all show this s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from memtrace.attribution.categories import Category, Purpose
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.reasons import unattributed_reason
 from memtrace.attribution.rules import Rule
+from memtrace.frozen import dataclass
 from memtrace.history.timeline import At, choose_event
 
 I8 = NDArray[np.int64]

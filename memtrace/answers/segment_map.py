@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memtrace.analysis import Analysis
 from memtrace.answers.fragmentation import pool_name
+from memtrace.frozen import dataclass
 from memtrace.history.layout import State, layout_at
 from memtrace.history.timeline import At
 

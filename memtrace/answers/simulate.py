@@ -7,7 +7,7 @@ same order of requests, same streams, same timing of other streams.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from memtrace.attribution.categories import Category
 from memtrace.attribution.classify import Attribution
 from memtrace.attribution.sites import frame_label
 from memtrace.errors import NoAnswerError, UsageError
+from memtrace.frozen import dataclass
 from memtrace.history.refusals import refusals
 from memtrace.history.timeline import Timeline
 from memtrace.snapshot.model import Bool, Snapshot

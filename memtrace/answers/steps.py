@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import erfc, sqrt
 from pathlib import Path
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from memtrace.analysis import Analysis
 from memtrace.answers.tokens import tokens_of, vector_bytes
 from memtrace.errors import NoAnswerError
+from memtrace.frozen import dataclass
 from memtrace.units import format_bytes, format_delta
 
 F8 = NDArray[np.float64]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from memtrace.attribution.phases import Phase
 from memtrace.attribution.reasons import reason
 from memtrace.attribution.stack_facts import Kind
 from memtrace.errors import NoAnswerError, UsageError
+from memtrace.frozen import dataclass
 from memtrace.history.timeline import NEVER, At
 
 

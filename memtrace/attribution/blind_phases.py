@@ -9,10 +9,11 @@ event that most long lifetimes of the step span.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from memtrace.frozen import dataclass
 
 I8 = NDArray[np.int64]
 Cycle = tuple[int, int, int]  # first event, turning point, event after the last

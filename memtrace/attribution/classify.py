@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
@@ -19,6 +18,7 @@ from memtrace.attribution.rules import RULES, Rule
 from memtrace.attribution.signals import Signals
 from memtrace.attribution.sites import Sites, find_sites
 from memtrace.attribution.user_rules import UserRule, as_rule, user_mask
+from memtrace.frozen import dataclass
 from memtrace.history.timeline import Timeline
 
 U1 = NDArray[np.uint8]

@@ -5,7 +5,6 @@ One array entry a row of ``Timeline.allocations``. Nothing here decides a catego
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +17,7 @@ from memtrace.attribution.blind_phases import Lives
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase, Phases, frees_share_stacks, infer_phases, with_recorded_steps
 from memtrace.attribution.stack_facts import Kind, StackFacts, stack_facts
+from memtrace.frozen import dataclass
 from memtrace.history.timeline import NEVER, Timeline
 from memtrace.snapshot.model import Action, DeviceTrace
 

@@ -8,7 +8,6 @@ optimizer frames or recorded ``Optimizer.step`` ranges are the optimizer step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -18,6 +17,7 @@ from memtrace.arrays import among, distinct
 from memtrace.attribution.blind_phases import Cycle, Lives, training_cycles
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.stack_facts import Kind, StackFacts
+from memtrace.frozen import dataclass
 from memtrace.history.timeline import NEVER
 from memtrace.snapshot.model import Action, Annotation, DeviceTrace
 

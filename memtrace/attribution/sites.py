@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from memtrace.attribution.frame_tags import Tag, frame_tags
 from memtrace.attribution.head import head_stacks
 from memtrace.attribution.origin import package_of
 from memtrace.attribution.stack_facts import StackFacts
+from memtrace.frozen import dataclass
 from memtrace.snapshot.stacks import Frame, StackTable
 
 # Frames that say how Python or PyTorch got there, not where "there" is.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.frame_tags import Tag, frame_tags
 from memtrace.attribution.origin import is_cpp, is_own_code, package_of, with_origins
+from memtrace.frozen import dataclass
 from memtrace.snapshot.stacks import Frame, StackTable
 
 I8 = NDArray[np.int64]

@@ -8,7 +8,6 @@ trained copy, has none.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.origin import LIBRARIES, package_of
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.stack_facts import Kind
+from memtrace.frozen import dataclass
 from memtrace.history.timeline import NEVER
 
 I8 = NDArray[np.int64]

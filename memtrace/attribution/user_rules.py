@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence, Purpose
 from memtrace.attribution.rules import Rule
 from memtrace.errors import SnapshotError, UsageError
+from memtrace.frozen import dataclass
 from memtrace.history.timeline import Timeline
 
 _KEYS = {"id", "file", "function", "category", "subcategory", "why"}

@@ -13,12 +13,12 @@ import mmap
 import os
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from memtrace._version import __version__
 from memtrace.errors import UsageError
+from memtrace.frozen import dataclass
 from memtrace.writing import draft, is_mine
 
 OFF = "MEMTRACE_NO_INDEX"
@@ -144,7 +144,7 @@ def _code() -> str:
 
     here = Path(__file__).parents[1]
     digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(file for room in _ROOMS for file in (here / room).rglob("*.py")):
+    for file in sorted([here / "arrays.py", *(file for room in _ROOMS for file in (here / room).rglob("*.py"))]):
         found = file.stat()
         digest.update(f"{file.relative_to(here)} {found.st_size} {found.st_mtime_ns}\n".encode())
     return digest.hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.estimate.estimate import Estimate, Fit, verdict
@@ -12,6 +12,7 @@ from memtrace.estimate.moves import FitRun, moves
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.schedule import MicroBatch
 from memtrace.estimate.source import ShapeSource
+from memtrace.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memtrace.attribution.categories import Category
 from memtrace.estimate.estimate import CATEGORIES, Estimate
+from memtrace.frozen import dataclass
 from memtrace.units import format_delta
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -24,6 +24,7 @@ from memtrace.estimate.options import RunOptions
 from memtrace.estimate.schedule import MicroBatch
 from memtrace.estimate.source import StreamSource
 from memtrace.estimate.stream import EMPTY_CACHE, Stream, StreamMark
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I4, I8
 
 Name = tuple[str, int]

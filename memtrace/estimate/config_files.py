@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from memtrace.errors import MissingDependencyError, SnapshotError, UsageError
 from memtrace.estimate.options import ALL_LINEAR, OPTIMIZER_NAMES
 from memtrace.estimate.presets import model_names
 from memtrace.estimate.shapes import read_at_most
+from memtrace.frozen import dataclass
 
 _ATTENTION = {"fa2": "flash", "flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager", "disabled": "eager"}
 _MODULES = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # torchtune's names

@@ -6,7 +6,7 @@ Who re-enacted the run, the shape engine or a dry run of the real code, is all t
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from memtrace.estimate.presets import DEFAULT_CAPACITY_BYTES, GpuPreset, gpu_pre
 from memtrace.estimate.shapes import ModelShape
 from memtrace.estimate.source import ShapeSource, StreamSource
 from memtrace.estimate.stream import MICRO_BATCHES, Stream, live_at
+from memtrace.frozen import dataclass
 
 PHASES = ("load", "forward", "loss", "recompute", "backward", "optimizer")
 CATEGORIES = tuple(category for category in Category if category is not Category.UNATTRIBUTED)

@@ -8,7 +8,7 @@ fewest and cheapest changes that fit together: everything that still fits withou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from memtrace.estimate.forecast import Forecast, Progress, forecast, prepare
 from memtrace.estimate.moves import FitChange, FitRun, Move, moves
 from memtrace.estimate.schedule import Step
 from memtrace.estimate.source import ShapeSource
+from memtrace.frozen import dataclass
 
 SAFETY_SHARE = 0.02
 """A plan must fit with this share of the limit to spare: reserved memory depends on what came before, too."""

@@ -15,7 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from multiprocessing import get_all_start_methods, get_context
 from typing import Any
 
@@ -29,6 +29,7 @@ from memtrace.estimate.presets import GpuPreset
 from memtrace.estimate.schedule import MicroBatch, Step
 from memtrace.estimate.source import StreamSource
 from memtrace.estimate.stream import EMPTY_CACHE, Stream, StreamMark, uncollected
+from memtrace.frozen import dataclass
 
 _NEEDS_GRAIN = 2 << 20  # limits are told apart by the size of the smallest segment
 _WORST_STEPS = 8  # bisected for a quick answer

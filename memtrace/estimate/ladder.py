@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from math import factorial
 
@@ -13,6 +13,7 @@ from memtrace.estimate.moves import few_targets
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.presets import GpuPreset
 from memtrace.estimate.source import ShapeSource
+from memtrace.frozen import dataclass
 
 _LEAST = RunOptions(
     sequence=128, batch=1, rank=8, targets=("q_proj", "v_proj"), optimizer="paged_adamw_8bit", loss="chunked",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from memtrace.allocator.config import AllocatorConfig
@@ -11,6 +11,7 @@ from memtrace.estimate.forecast import RunPlan
 from memtrace.estimate.options import ALL_LINEAR, RunOptions
 from memtrace.estimate.schedule import MicroBatch, Step
 from memtrace.estimate.source import ShapeSource, StreamSource
+from memtrace.frozen import dataclass
 
 _RECOMPUTED = 1 / 3  # of a step: one forward pass more for each forward and backward pass, which takes twice as long
 _LEAST_TOKENS = 256

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memtrace.errors import UsageError
 from memtrace.estimate.shapes import ModelShape
+from memtrace.frozen import dataclass
 from memtrace.units import format_count
 
 OPTIMIZERS = (

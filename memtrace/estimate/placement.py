@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from memtrace.allocator.whatif.addresses import AddressSpace, Hints, Policy
 from memtrace.errors import UsageError
 from memtrace.estimate.cells import Name, Sized
 from memtrace.estimate.stream import EMPTY_CACHE, Stream
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I4, I8
 
 DEFAULT_SETTINGS = AllocatorConfig()

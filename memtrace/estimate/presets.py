@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from memtrace.errors import UsageError
 from memtrace.estimate.engine.kernels import KernelDevice
 from memtrace.estimate.shapes import ModelShape, read_keys, shape_from_config
+from memtrace.frozen import dataclass
 from memtrace.units import GIB, MIB
 
 DEFAULT_CAPACITY_BYTES = 24 * GIB

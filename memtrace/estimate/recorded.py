@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from memtrace.estimate.estimate import estimate
 from memtrace.estimate.options import ALL_LINEAR, OPTIMIZER_NAMES, RunOptions
 from memtrace.estimate.presets import GpuPreset, gpu_names, gpu_preset
 from memtrace.estimate.shapes import ModelShape, shape_from_config
+from memtrace.frozen import dataclass
 
 if TYPE_CHECKING:
     from memtrace.analysis import Analysis

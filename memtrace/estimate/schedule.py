@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from memtrace.errors import MissingDependencyError, SnapshotError, UsageError
+from memtrace.frozen import dataclass
 
 ORDERS = ("given", "longest-first", "shuffled")
 _KEYS = ("length", "num_tokens", "n_tokens", "input_ids")
@@ -75,7 +75,7 @@ def steps_of(
     *,
     batch: int = 1,
     accumulation: int = 1,
-    padding: Padding = Padding(),
+    padding: Padding = Padding(),  # noqa: B008  # frozen
     order: str = "given",
     seed: int = 0,
     steps: int | None = None,

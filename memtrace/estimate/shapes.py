@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from memtrace.errors import SnapshotError, UsageError
+from memtrace.frozen import dataclass
 
 #: Families whose module code the engine mirrors, by ``model_type``.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3")

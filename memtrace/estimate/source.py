@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from memtrace.estimate.engine.kernels import KernelDevice
@@ -11,6 +11,7 @@ from memtrace.estimate.options import RunOptions
 from memtrace.estimate.shapes import ModelShape
 from memtrace.estimate.stream import EMPTY_CACHE, Stream
 from memtrace.estimate.terms import TERMS, term_name
+from memtrace.frozen import dataclass
 
 _EXTRAPOLATED = ("inputs", "optimizer", "zero_grad")  # one loop over all layers: only their highest point counts
 

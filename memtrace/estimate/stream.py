@@ -9,9 +9,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from memtrace.attribution.categories import Purpose
+from memtrace.frozen import dataclass
 
 #: Micro-batches of a step that are simulated. The third and later ones find the memory that the one before found (the
 #: gradients exist since the first, cached segments fit since the second), so that more of them change no phase's peak.

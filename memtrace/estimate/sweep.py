@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from memtrace.estimate.estimate import estimate
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.presets import GpuPreset
 from memtrace.estimate.shapes import ModelShape
+from memtrace.frozen import dataclass
 from memtrace.units import format_bytes, format_delta
 
 THINGS = (

@@ -7,8 +7,10 @@ estimates stand in ``saves_bytes`` of an advice, with what they rest on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+
+from memtrace.frozen import dataclass
 
 
 class Basis(StrEnum):

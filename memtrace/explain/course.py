@@ -10,13 +10,13 @@ Nothing heavy is imported here: the recorder asks the same questions when memory
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from memtrace.attribution.phases import Phase, Phases
 from memtrace.attribution.repeats import period
 from memtrace.explain.facts import ForwardProgress
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I8, Bool
 
 _ALIKE_SHARE = 0.9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from memtrace.analysis import Analysis
 from memtrace.arrays import distinct
 from memtrace.attribution.categories import Purpose
 from memtrace.explain.process_facts import layers_by_name
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I8, Snapshot
 
 _VECTOR_BYTES = 64 << 10

@@ -7,10 +7,10 @@ printed (``1.34 GiB`` stands for 1.335 to 1.345 GiB), wider where it was inferre
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from memtrace.frozen import dataclass
 from memtrace.units import format_bytes
 
 

@@ -4,7 +4,7 @@ on a request that a forecast run is refused."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from memtrace.allocator.config import AllocatorConfig, from_snapshot, release_of
@@ -19,6 +19,7 @@ from memtrace.estimate.schedule import steps_of
 from memtrace.estimate.source import ShapeSource
 from memtrace.explain.facts import FactSource, OomFacts, measured
 from memtrace.explain.verdict import Verdict, judge
+from memtrace.frozen import dataclass
 
 _CLOSE_SHARE = 0.05
 """A forecast that misses the recorded peak by more says nothing about changes."""

@@ -6,7 +6,7 @@ Differences of printed figures are uncertain by megabytes, often as much as the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from memtrace.attribution.sites import short_path
 from memtrace.explain.advice import against_pieces, rule
@@ -16,6 +16,7 @@ from memtrace.explain.facts import ByteSpan, FactSource, OomFacts, Refuser, at_l
 from memtrace.explain.setting import RunSetting
 from memtrace.explain.traceback import TracebackCause, cause_in, finding_of
 from memtrace.explain.verdict import judge
+from memtrace.frozen import dataclass
 from memtrace.oomlog import MessageKind, OomMessage
 from memtrace.oomlog.message import intersect
 from memtrace.snapshot.stacks import Frame

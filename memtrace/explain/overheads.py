@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memtrace.analysis import Analysis
 from memtrace.answers.report import report
 from memtrace.attribution.categories import PURPOSE_MEANING, Purpose
+from memtrace.frozen import dataclass
 from memtrace.history.timeline import At
 
 NAIVE = (Purpose.QUANTIZED, Purpose.UNQUANTIZED, Purpose.PARAMS)

@@ -7,7 +7,7 @@ of the run. What a proof shows to save less than 1 % of the capacity is not advi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from memtrace.allocator.whatif.whatif import Simulation, simulate
 from memtrace.attribution.categories import Category
 from memtrace.explain.answer import Advice, Basis, Finding, Together
 from memtrace.explain.case import Case
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import Bool
 from memtrace.units import format_bytes as size
 

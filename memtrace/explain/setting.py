@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import Snapshot
 from memtrace.snapshot.version import other_backend
 

@@ -8,8 +8,6 @@ could release.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from memtrace.allocator.config import conf_string, from_snapshot
@@ -22,6 +20,7 @@ from memtrace.explain.course import Course, forward_progress, span_at, still_nee
 from memtrace.explain.dims import layer_count
 from memtrace.explain.facts import ByteSpan, FactSource, OomFacts, measured
 from memtrace.explain.verdict import Verdict, judge
+from memtrace.frozen import dataclass
 from memtrace.history.layout import Layout, State, layout_at
 from memtrace.history.refusals import Refusal, refusals
 from memtrace.history.timeline import Timeline

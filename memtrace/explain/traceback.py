@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -20,6 +19,7 @@ from memtrace.attribution.stack_facts import Kind, stack_facts
 from memtrace.explain.advice import spelled
 from memtrace.explain.answer import Advice, Basis, Finding, When
 from memtrace.explain.facts import ByteSpan
+from memtrace.frozen import dataclass
 from memtrace.oomlog.clean import process_of
 from memtrace.snapshot.stacks import Frame, StackTable
 

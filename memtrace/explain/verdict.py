@@ -10,9 +10,8 @@ open, the verdict is not sure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memtrace.explain.facts import ByteSpan, FactSource, OomFacts, Refuser, at_least
+from memtrace.frozen import dataclass
 from memtrace.units import counted
 from memtrace.units import format_bytes as size
 

@@ -5,13 +5,13 @@ Segments follow from the driver events; live blocks from the allocation table; w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.allocator.replay.segments import InitialSegments, Owner, RangeMap, owned
+from memtrace.frozen import dataclass
 from memtrace.history.timeline import Timeline
 from memtrace.snapshot.model import Action, PoolId
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, segment_size
+from memtrace.frozen import dataclass
 from memtrace.history.timeline import Timeline
 
 

@@ -7,7 +7,7 @@ everything above reads. "At event E" means the state just after event E; E = -1 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from memtrace.allocator.config import AllocatorConfig, from_snapshot, release_of
 from memtrace.allocator.replay.replay import Allocations, Replay, replay_device
 from memtrace.errors import NoAnswerError, UsageError
+from memtrace.frozen import dataclass
 from memtrace.snapshot.devices import device_name
 from memtrace.snapshot.model import Action, Device, DeviceTrace, PoolId, Snapshot
 from memtrace.snapshot.version import other_backend

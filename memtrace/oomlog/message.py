@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from memtrace.frozen import dataclass
 from memtrace.units import GIB, KIB, MIB, TIB
 
 Range = tuple[str | None, str | None]

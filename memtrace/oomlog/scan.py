@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+from memtrace.frozen import dataclass
 from memtrace.oomlog.allocator import allocator_drafts, exception_before, is_code
 from memtrace.oomlog.clean import TextFlow, clean_lines, flows
 from memtrace.oomlog.message import MessageDraft, MessageKind, OomMessage, intersect

@@ -9,9 +9,9 @@ order, and no two take the same stretch of text.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
+from memtrace.frozen import dataclass
 from memtrace.oomlog.message import MessageDraft, MessageKind
 
 _FIGURES = {

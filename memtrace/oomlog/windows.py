@@ -13,9 +13,10 @@ import codecs
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
+
+from memtrace.frozen import dataclass
 
 _TRIGGERS: tuple[re.Pattern[bytes], ...] = tuple(
     re.compile(pattern, re.DOTALL)

@@ -7,13 +7,14 @@ Key meanings follow PyTorch's ``torch.cuda.memory._snapshot`` (see docs/snapshot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.frozen import dataclass
 from memtrace.snapshot.stacks import StackTable
 
 I8 = NDArray[np.int64]

@@ -7,11 +7,13 @@ stack ``s`` is ``frame[start[s]:start[s + 1]]``. Stack 0 is always the empty sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from memtrace.frozen import dataclass
 
 
 class Frame(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from memtrace.allocator.replay.initial import Beginning, find_beginning
 from memtrace.allocator.replay.lifetimes import Lifetimes, link
 from memtrace.allocator.replay.segments import SegmentHistory, trace_back
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_sizes
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import DEFAULT_POOL, I4, I8, Action, Bool, Device, PoolId
 
 

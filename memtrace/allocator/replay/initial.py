@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.replay.lifetimes import Lifetimes
 from memtrace.allocator.replay.segments import InitialSegments, SegmentHistory, owned
 from memtrace.allocator.state import LARGE_SPLIT_BYTES, AllocatorState
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I4, I8, Action, Bool, Device
 
 RESERVATION_BYTES = 1 << 40  # PyTorch: 9/8 of the device's memory, which a snapshot does not tell

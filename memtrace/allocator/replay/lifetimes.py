@@ -6,12 +6,11 @@ order of the ``alloc`` events. An address is used many times; only the sequence 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from memtrace import compiled
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I8, Action, Blocks, BlockState, Bool, DeviceTrace
 
 _COMPILED = compiled.part("allocator")

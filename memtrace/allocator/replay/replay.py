@@ -8,7 +8,6 @@ predicts anything else than what was recorded, the replay says so and falls back
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from memtrace.allocator.config import NEWEST, Version, from_snapshot
 from memtrace.allocator.replay.evidence import TraceEvidence, gather
 from memtrace.allocator.replay.rerun import Rerun, rerun
 from memtrace.allocator.replay.segments import InitialSegments
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I4, I8, Action, Bool, Device, PoolId
 
 # A snapshot does not tell the limit. With a GC threshold there was one, or it had no effect: the trace shows which.

@@ -9,7 +9,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +21,7 @@ from memtrace.allocator.replay.initial import RESERVATION_BYTES, fill
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import MASK, SHIFT, AllocatorState
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I8, U1, Action, BlockState, Device
 
 if TYPE_CHECKING:

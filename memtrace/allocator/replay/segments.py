@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
 from typing import NamedTuple
@@ -16,6 +15,7 @@ import numpy as np
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, SMALL_SEGMENT_BYTES
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I4, I8, Action, Bool, Device, PoolId, Segments
 
 

@@ -6,7 +6,7 @@ simulation predicts. Allocations are named by handle (see :mod:`memtrace.allocat
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
@@ -16,6 +16,7 @@ import numpy as np
 from memtrace.allocator.replay.evidence import TraceEvidence
 from memtrace.allocator.replay.flushes import causes, next_anchor
 from memtrace.allocator.whatif.addresses import Hints
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I4, I8, U1, Action, Bool, DeviceTrace
 
 

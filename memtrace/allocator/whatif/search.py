@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from memtrace.allocator.config import AllocatorConfig, Version
 from memtrace.allocator.whatif.addresses import Policy
 from memtrace.allocator.whatif.program import Program
 from memtrace.allocator.whatif.whatif import Simulation, simulate
+from memtrace.frozen import dataclass
 
 BRACKET = (Policy.FALLING, Policy.RISING, Policy.DRIVER)
 

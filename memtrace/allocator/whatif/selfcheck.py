@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from memtrace.allocator.replay.replay import Replay
 from memtrace.allocator.whatif.addresses import Policy
 from memtrace.allocator.whatif.program import Program
 from memtrace.allocator.whatif.whatif import Simulation, simulate
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import Action
 
 

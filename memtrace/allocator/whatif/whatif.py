@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +18,7 @@ from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import AllocatorState
 from memtrace.allocator.whatif.addresses import AddressSpace, Policy
 from memtrace.allocator.whatif.program import Op, Program
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I8, Action
 
 _CHUNK = 1 << 15

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from memtrace.answers.report import Report
+from memtrace.frozen import dataclass
 
 _HEAD = (
     "file", "device", "at", "moment", "requested_bytes", "allocated_bytes", "reserved_bytes", "categories",

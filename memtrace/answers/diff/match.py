@@ -7,9 +7,9 @@ purpose's own difference. Where several sites share a key at some level, all of 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 
 from memtrace.answers.diff.paths import CallPaths
+from memtrace.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

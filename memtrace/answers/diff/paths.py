@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import takewhile
 
+from memtrace.frozen import dataclass
 from memtrace.snapshot.stacks import Frame, StackTable
 
 _MACHINERY = re.compile(

@@ -8,12 +8,13 @@ q, k, v come in token-major memory ([b, s, heads, d], seen transposed).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memtrace.attribution.categories import Purpose
 from memtrace.estimate.engine.autograd import Grads, Storage, Tensor
 from memtrace.estimate.engine.kernels import KernelDevice, efficient_backward_workspace, fused_backward_workspace
 from memtrace.estimate.engine.ops import Ops
+from memtrace.frozen import dataclass
 
 _ALIGNED_COLUMNS = 8
 

@@ -6,7 +6,7 @@ Sources: ``bitsandbytes/backends/cuda/ops.py`` 0.50 (``_gemm_4bit_use_custom_cud
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from memtrace.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 
 from memtrace.explain.advice import Change
 from memtrace.explain.answer import Advice, Finding
 from memtrace.explain.case import MATERIAL_SHARE, Case
+from memtrace.frozen import dataclass
 from memtrace.snapshot.model import Bool
 from memtrace.units import counted
 
