@@ -111,6 +111,8 @@ RULES: tuple[Rule, ...] = (
          "made by the head: the linear module that the model's outermost forward calls beside its layers"),
     Rule("logits-copy", P.LOGITS, E.SHAPE, lambda s: s.head_copies,
          "made outside the layers, and of the head's output's size in 16 or 32 bits"),
+    Rule("logits-compiled", P.LOGITS, E.SHAPE, lambda s: s.compiled_logits,
+         "made in compiled code for the function that calls the loss, and as large as the loss's own in 16 or 32 bits"),
     Rule("attention-matrix", P.ATTENTION_MATRIX, E.SHAPE, lambda s: s.attention_matrices,
          "made inside attention, and larger than its output: tokens by tokens"),
     # Forward passes and recomputation

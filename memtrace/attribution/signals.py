@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from memtrace.arrays import among, distinct
 from memtrace.attribution.attention import outgrown
+from memtrace.attribution.compiled import beside_loss
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.head import head_stacks
@@ -261,6 +262,15 @@ class Signals:
         alike = among(f.size[rows], np.concatenate([largest, largest * 2, largest // 2]))
         outside[rows] = alike | self._as_large_as_loss[rows]
         return outside
+
+    @cached_property
+    def compiled_logits(self) -> Bool:
+        """In compiled code: made by the function that calls the loss, as large as the loss's own in 16 or 32 bits."""
+        f = self.facts
+        from_loss, from_caller = (each[f.timeline.allocations.stack] for each in beside_loss(f.stacks))
+        largest = f.size[from_loss & self.in_trace].max(initial=0)
+        made = from_caller & f.is_kind(Kind.FORWARD) & f.in_phase(Phase.FORWARD, Phase.EVALUATION)
+        return made & (f.size >= _LARGE_BYTES) & among(f.size, np.array([largest // 2, largest, largest * 2]))
 
     @cached_property
     def attention_matrices(self) -> Bool:
