@@ -87,19 +87,25 @@ def rule(change: str) -> Advice:
     return Advice(change, None, Basis.RULE)
 
 
-def formula(change: str, rows: Bool, share: float = 1.0, less_bytes: int = 0, **options: Any) -> Change:
-    """A change after which ``rows`` are ``share`` smaller, less what the change itself costs.
+def formula(
+    change: str, rows: Bool, share: float = 1.0, less_bytes: int = 0, with_asked: bool = False, **options: Any
+) -> Change:
+    """A change after which ``rows`` are ``share`` smaller, less what the change itself costs. ``with_asked``: and so is
+    the refused request, which is one more of them.
 
     ``change`` may be a key of the table above; ``options`` are those of ``memtrace estimate``.
     """
 
     def worked_out(case: Case) -> Proposal:
-        saves = max(0, case.saving(rows, share) - less_bytes)
+        asked = case.refusal.asked_bytes if with_asked and case.refusal is not None else 0
+        saves = max(0, case.saving(rows, share) + round(asked * share) - less_bytes)
         terms = f"{(rows & case.live).sum()} tensors of {size(case.live_total(rows))}"
         terms += f" × {share:.3g}" if share < 1 else ""
+        terms += f" + the refused {size(asked)}" if asked else ""
         terms += f" - {size(less_bytes)}" if less_bytes else ""
         terms += " at the refusal" if case.is_oom else " at the peak"
-        return Proposal(words(case, change), saves, Basis.FORMULA, terms, rows, share, options=options)
+        asks = max(less_bytes, round(asked * (1 - share)), 1) if asked else None
+        return Proposal(words(case, change), saves, Basis.FORMULA, terms, rows, share, asks, options=options)
 
     return worked_out
 

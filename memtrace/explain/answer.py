@@ -39,13 +39,15 @@ class Advice:
 @dataclass(frozen=True, slots=True)
 class Together:
     """All changes at once, one a finding: the most that would be reserved, against the capacity (or the recorded peak).
-    ``enough``: the fewest findings whose changes do; empty where nothing was refused or nothing is enough."""
+    ``enough``: the fewest findings whose changes do; empty where nothing was refused or nothing is enough.
+    ``tokens_share``: if they do not fit, how much of the batch's tokens would at most, where that is known."""
 
     peak_bytes: int
     capacity_bytes: int
     fits: bool
     basis: Basis
     enough: tuple[str, ...] = ()
+    tokens_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

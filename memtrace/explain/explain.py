@@ -14,7 +14,7 @@ from memtrace.answers.pins import pins
 from memtrace.attribution.categories import Category, Purpose, category_name
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
-from memtrace.explain.answer import Explanation, When
+from memtrace.explain.answer import Explanation, Together, When
 from memtrace.explain.case import Case
 from memtrace.explain.detectors import detect, ranked
 from memtrace.explain.setting import setting_of_log
@@ -110,7 +110,7 @@ def explain_snapshot(
         verdict=verdict.verdict,
         confidence=verdict.confidence,
         when=_when(case),
-        because=(*verdict.because[:1], *asked_at(case), *verdict.because[1:], *_about(case)),
+        because=(*verdict.because[:1], *asked_at(case), *verdict.because[1:], *_about(case, all_changes)),
         findings=findings,
         together=all_changes,
         ooms=tuple(message.contract() for message in reading.messages) if reading is not None else (),
@@ -264,7 +264,7 @@ def _pinned(case: Case) -> list[str]:
     ]
 
 
-def _about(case: Case) -> list[str]:
+def _about(case: Case, changed: Together | None) -> list[str]:
     """Sentences on the moment: the peak where nothing was refused, growth since the pass before, earlier refusals."""
     found = []
     if not case.is_oom:
@@ -282,7 +282,8 @@ def _about(case: Case) -> list[str]:
         whole = "what is allocated" if case.is_oom else "it"  # what was still to come has just been told
         parts = ", ".join(f"{category_name(name, meaning)} {size(n)}" for n, name in top)
         found.append(f"Most of {whole}: {parts}.")
-    if (share := _tokens_that_fit(case)) is not None:
+    known = changed.tokens_share if changed is not None else None  # what the rest of the layers needs is not all
+    if (share := _tokens_that_fit(case)) is not None and share <= (known or 1):
         found.append(
             f"At most about {share:.0%} of this batch's tokens would fit as things are: activations and logits grow "
             "with them."

@@ -20,6 +20,7 @@ from memtrace.allocator.replay.evidence import gather
 from memtrace.allocator.whatif.program import Program, extract
 from memtrace.allocator.whatif.whatif import Simulation, simulate
 from memtrace.attribution.categories import Category
+from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Advice, Basis, Finding, Together
 from memtrace.explain.case import Case
 from memtrace.frozen import dataclass
@@ -32,16 +33,19 @@ if TYPE_CHECKING:
 LEAST_SHARE = 0.01
 """Of the capacity: what saves less is not advice."""
 _MOST_TOGETHER = 2  # larger subsets are not searched
+_SHARE_STEPS = 16  # of the longest sequence, tried by forecasts
 _REPLAY_EVENTS = 3_000_000  # longer recordings are not replayed while somebody waits; memtrace simulate does on request
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal(Advice):
     """Advice that is still to be tried. ``rows`` would be ``share`` smaller (1: gone); ``conf`` is a settings string;
-    ``options`` are those of ``memtrace estimate``."""
+    ``options`` are those of ``memtrace estimate``; ``asks_bytes`` is what would be asked for instead of the refused
+    request, where that is one of those tensors."""
 
     rows: Bool | None = None
     share: float = 1.0
+    asks_bytes: int | None = None
     conf: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -83,6 +87,8 @@ class Bench:
                 program = program.scaled(proposal.rows, 1 - proposal.share)
             if proposal.conf:
                 config = with_conf(config, proposal.conf)
+            if proposal.asks_bytes is not None:
+                program = program.asking(case.at.event, proposal.asks_bytes)
         if gone.any():
             program = program.without(gone)
         limit = case.capacity.low_bytes if case.is_oom and case.capacity is not None else None
@@ -94,6 +100,11 @@ class Bench:
         if self._forecaster is None or (peaks := self._forecaster.peaks(options)) is None:
             return None
         return self._forecaster.allocated_bytes, peaks.allocated_bytes, peaks.reserved_bytes
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of the recorded sequences that a forecast goes by."""
+        return max(self._forecaster.lengths) if self._forecaster is not None else 0
 
     def rest_after(self, proposals: Sequence[Proposal]) -> int:
         """What the pass would still have needed behind the refused request, as much smaller as the proposals make what
@@ -201,9 +212,35 @@ def _outcome(bench: Bench, proposals: Sequence[Proposal]) -> Together | None:
     if all(proposal.options and not proposal.conf for proposal in proposals):
         peaks = bench.forecast(options)
         if peaks is not None:
-            return Together(peaks[2], capacity, peaks[2] <= capacity, Basis.FORECAST)
+            fits = peaks[2] <= capacity
+            share = None if fits else _share_by_forecast(bench, options, capacity)
+            return Together(peaks[2], capacity, fits, Basis.FORECAST, tokens_share=share)
     if not bench.can_replay:
         return None
     reserved, served = bench.replayed(proposals)
     peak = reserved + (bench.rest_after(proposals) if case.is_oom else 0)
-    return Together(peak, capacity, served and peak <= capacity, Basis.REPLAY)
+    share = _share_by_growth(bench.case, proposals, peak, capacity) if peak > capacity else None
+    return Together(peak, capacity, served and peak <= capacity, Basis.REPLAY, tokens_share=share)
+
+
+def _share_by_forecast(bench: Bench, options: Mapping[str, Any], capacity: int) -> float | None:
+    """How much of the longest sequence fits with the options changed, by bisection; None where next to nothing does."""
+    low, high = 0, _SHARE_STEPS
+    while low + 1 < high:
+        middle = (low + high) // 2
+        peaks = bench.forecast({**options, "max_length": max(2, bench.longest_tokens * middle // _SHARE_STEPS)})
+        low, high = (middle, high) if peaks is not None and peaks[2] <= capacity else (low, middle)
+    return low / _SHARE_STEPS or None
+
+
+def _share_by_growth(case: Case, proposals: Sequence[Proposal], peak: int, capacity: int) -> float | None:
+    """The same by what grows with the tokens: all but weights, what is trained and the runtime's own."""
+    if case.phase not in (Phase.FORWARD, Phase.BACKWARD) or case.in_evaluation:
+        return None
+    stays = case.size * (case.kind(Category.LORA, Category.RUNTIME, Category.BASE_WEIGHTS) & case.live)
+    for proposal in proposals:
+        if proposal.rows is not None:
+            stays = np.where(proposal.rows, stays * (1 - proposal.share), stays)
+    fixed = float(stays.sum())
+    share = (capacity - fixed) / (peak - fixed) if peak > fixed else 0.0
+    return share if 0 < share < 1 else None

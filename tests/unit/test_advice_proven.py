@@ -124,6 +124,26 @@ def test_changes_that_leave_a_request_refused_say_so_and_no_peak_below_the_limit
     assert told == ["together: a request is refused all the same under 1.78 GiB (replay)"]
 
 
+def test_changes_that_do_not_fit_say_how_much_would() -> None:
+    answer = explain_snapshot(field("trainer_12-layers_oom.pickle.xz"))
+    assert answer.together is not None and answer.together.tokens_share is not None
+    assert "does not fit (forecast); at most about 19%" in " ".join(render_explanation(answer))
+    assert not [line for line in answer.because if line.startswith("At most about")]  # of the layers alone
+
+
+def test_a_refused_request_shrinks_with_its_like() -> None:
+    """The refused request is one more of the logits' size: in tiles, a tile would be asked for."""
+    seen = recording("qwen2-7b_oom-backward")
+    bench = bench_of(seen)
+    finding = DETECTORS["logits_unchunked"](bench.case)
+    assert finding is not None and bench.case.refusal is not None
+    _, (tiles,) = proven(bench, finding)
+    tile = 4096 * 32768 * 2
+    assert tiles.asks_bytes == tile and bench.run([tiles]).spared[-1].block_bytes < 2 * tile
+    saved = bench.case.live_total(tiles.rows) + bench.case.refusal.asked_bytes - tile
+    assert tiles.saves_bytes == saved
+
+
 def test_layers_come_from_the_recorded_configuration() -> None:
     answered = explain_snapshot(field("trainer_12-layers_oom.pickle.xz"))
     assert any("6 of 12 layers" in line and "2.46 GiB more" in line for line in answered.because)

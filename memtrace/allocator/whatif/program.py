@@ -109,6 +109,14 @@ class Program:
             self, requested_bytes=np.where(marked & (self.requested_bytes > 0), larger, self.requested_bytes)
         )
 
+    def asking(self, event: int, size_bytes: int) -> Program:
+        """The program with the request that was refused at ``event`` no larger than ``size_bytes``."""
+        smaller = (
+            one._replace(size_bytes=min(one.size_bytes, size_bytes)) if one.event == event else one
+            for one in self.refusals
+        )
+        return replace(self, refusals=tuple(smaller))
+
 
 def extract(evidence: TraceEvidence) -> Program:
     """The program of a recorded trace."""

@@ -74,14 +74,15 @@ def attention_matrices(case: Case) -> Seen | None:
         evidence += f"; the refused {size(asked)} is one more"
     if (matrices & case.facts.has(Tag.ATTENTION_EAGER)).any():
         evidence += "; the eager implementation made them."
-        advice = formula(f"from_pretrained(…, {_attention_backends(case)})", rows, attention="sdpa")
+        change = f"from_pretrained(…, {_attention_backends(case)})"
+        advice = formula(change, rows, with_asked=is_next, attention="sdpa")
     else:
         evidence += "; the fused implementation fell back to plain matrices."
         change = (
             f"keep hidden states in 16 bits ({words(case, 'bf16')}) and masks causal, so that a fused attention kernel "
             "applies"
         )
-        advice = formula(change, rows)
+        advice = formula(change, rows, with_asked=is_next)
     return Seen(matrices & case.live, evidence, (advice,), size_bytes=live)
 
 
@@ -137,7 +138,8 @@ def logits_unchunked(case: Case) -> Seen | None:
     largest = int(case.size[here].max())
     evidence = f"{live_ones(here, 'of logits, loss or their gradients')}, the largest {size(largest)}"
     evidence += f"; the refused {size(asked)} is one more of that size." if is_next else "."
-    change = formula("loss_in_tiles", rows, less_bytes=min(_TILE_BYTES, largest), loss="fused")
+    tile = min(_TILE_BYTES, largest)
+    change = formula("loss_in_tiles", rows, less_bytes=tile, with_asked=is_next, loss="fused")
     return Seen(here & (case.table.stack >= 0), evidence, (change,), size_bytes=live)
 
 

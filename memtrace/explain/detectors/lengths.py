@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -92,7 +93,7 @@ def padding_or_packing(case: Case) -> Seen | None:
     of_pass = case.kind(Category.ACTIVATIONS, Category.TEMPORARY) & case.live & (case.facts.born >= case.here.start)
     extra = round(case.total(of_pass) * (1 - usual / now))
     rank = "the longest" if now >= max(sizes) else "one of the longest"
-    cut = {"max_length": int(case.dims.tokens * (usual / now))} if case.dims is not None else {}
+    cut: dict[str, Any] = {"max_length": int(case.dims.tokens * (usual / now))} if case.dims is not None else {}
     evidence = (
         f"{rank} of {len(sizes)} batches: {now / usual:.2f} times the tokens of the median one, and with them "
         f"{size(extra)} more activations."
