@@ -29,7 +29,7 @@ _POINTS = 20_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "file device no-index at rules")
-    option(parser, "--format,-f", "see above", choices=FORMATS, required=True)
+    option(parser, "--format,-f", "see above (default: html where --output ends in .html)", choices=FORMATS)
     option(parser, "--volume", "speedscope, collapsed: all bytes allocated, freed or not")
     option(parser, "--beside FILE2", "html: a second recording on the same page, side by side")
     samples = f"about N samples a curve, every extreme kept (default {_POINTS}; 0: every event)"
@@ -38,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.format is None and PurePath(args.output or "").suffix == ".html":
+        args.format = "html"
+    if args.format is None:
+        raise UsageError(f"--format says for which tool: {', '.join(FORMATS)}")
     _check(args)
     if args.output is not None:
         check_target(Path(args.output), args.force, args.file)

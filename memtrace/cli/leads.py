@@ -46,6 +46,8 @@ def check_program(name: str) -> None:
 
 def lead(source: str, verb: str) -> str | None:
     """What takes ``source``, in half a sentence; None for what may be a snapshot, or is nothing known."""
+    if "out of memory" in source.lower() and len(source.split()) > 3:
+        return "a text goes to standard input: paste it after memtrace explain -, then Ctrl+D"
     path = Path(source)
     try:
         if path.is_dir():

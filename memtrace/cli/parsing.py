@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from memtrace.units import printable
 
@@ -21,8 +21,20 @@ _SAME = (("--seq-len", "--seq-length", "--max-length", "--lengths"), ("--limit",
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that says what is wrong in one line on stderr, and exits with 2."""
 
+    _given: Sequence[str] = ()
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does; the words are kept for the error."""
+        self._given = args or ()
+        return super().parse_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """One line, and where the options are listed."""
+        if "--model" in message and self._given and not self._given[0].startswith("-"):
+            word = self._given[0]
+            option = "--config" if word.endswith((".yaml", ".yml")) else "--model"
+            is_script = word.endswith(".py")
+            message += f"; memtrace dryrun {word} takes a script" if is_script else f"; did you mean {option} {word}?"
         if message.startswith(_UNKNOWN_OPTION):
             word = message.removeprefix(_UNKNOWN_OPTION).split("=")[0].split()[0]
             options = [option for action in self._actions for option in action.option_strings]

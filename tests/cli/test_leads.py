@@ -122,6 +122,35 @@ def test_what_is_no_program(verb: str, run_folder: Path, capsys: pytest.CaptureF
     assert said(capsys, verb, "sh", "train.py").endswith("sh comes first, as in torchrun -m memtrace run train.py")
 
 
+def test_a_pasted_text_goes_to_standard_input(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["explain", OOM], [OOM]):
+        assert "memtrace explain -" in said(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("verb", "word", "told"),
+    [
+        ("forecast", "train.py", "memtrace dryrun train.py takes a script"),
+        ("fit", "axolotl.yml", "did you mean --config axolotl.yml?"),
+        ("estimate", "llama2-7b", "did you mean --model llama2-7b?"),
+    ],
+)
+def test_what_is_given_by_its_place_has_an_option(
+    verb: str, word: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, word])
+    assert told in capsys.readouterr().err
+
+
+def test_an_export_is_named_by_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(trace_path("tiny-llama_3-steps"))
+    assert main(["export", file, "-o", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
+    capsys.readouterr()
+    assert "--format says for which tool" in said(capsys, "export", file)
+
+
 def test_live_plays_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["live", "--once", str(trace_path("tiny-llama_3-steps"))]) == 0
     assert "ended" in capsys.readouterr().out
