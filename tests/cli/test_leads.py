@@ -86,12 +86,13 @@ def test_a_running_process(capsys: pytest.CaptureFixture[str]) -> None:
         ("conf.yaml", b"base_model: x\n", "memtrace forecast --config conf.yaml"),
         ("config.json", b'{"model_type": "llama"}', "memtrace estimate --model config.json"),
         ("trace.json", b'{"schemaVersion": 1, "traceEvents": []}', "memtrace run train.py records them"),
-        ("trace.json.gz", gzip.compress(b'{"traceEvents": []}'), "memtrace run train.py records them"),
+        ("trace.json.gz", gzip.compress(b'{"traceEvents": []}', mtime=0), "memtrace run train.py records them"),
         ("a.nsys-rep", b"\x01\x02", "memtrace run train.py records them"),
         ("a.pickle.bz2", b"BZh91AY", "unpack it first"),
         ("old.pt", b"\x80\x02" + LEGACY_CHECKPOINT, "memtrace forecast --model CONFIG.json"),
-        ("oom.log.gz", gzip.compress(OOM.encode()), "it is a log: memtrace explain oom.log.gz"),
+        ("oom.log.gz", gzip.compress(OOM.encode(), mtime=0), "it is a log: memtrace explain oom.log.gz"),
     ],
+    ids=lambda value: value if type(value) is str and "." in value and " " not in value else "",
 )
 def test_other_files(name: str, content: bytes, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / name
