@@ -111,6 +111,10 @@ def inject(pid: int, script: Path) -> str:
         raise NoAnswerError(f"can't attach to {pid}: gdb did not come to an end; {_HOW}") from None
     if "$1 = 0" not in done.stdout:
         said = (done.stderr.strip().splitlines() or ["gdb said nothing"])[-1]
+        if said.startswith("No symbol"):
+            raise NoAnswerError(
+                f"can't attach to {pid}: no Python that can be asked runs there (gdb: {printable(said)[:80]})"
+            )
         raise NoAnswerError(f"can't attach to {pid}: {why}; gdb: {printable(said)[:200]}; {_HOW}")
     return "by gdb"
 

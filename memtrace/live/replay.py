@@ -17,6 +17,7 @@ from memtrace.answers.report import report
 from memtrace.answers.steps import StepSeries, read_log, read_series
 from memtrace.answers.tokens import tokens_of, vector_bytes
 from memtrace.attribution.phases import Phase
+from memtrace.errors import NoAnswerError
 from memtrace.history.timeline import At
 from memtrace.live.alarms import Alarm, FreePieces, judge
 from memtrace.live.protocol import VERSION, Message
@@ -29,7 +30,7 @@ _COLUMNS = ("step", "time_us", "allocated_bytes", "reserved_bytes", "peak_alloca
 
 class PlayedRun:
     """Plays one step a ``poll``. ``capacity_bytes`` overrides the limit that the recording tells, if any;
-    ``capacity_is`` says in words where it is from."""
+    ``capacity_is`` says in words where it is from. Raises NoAnswerError for a recording without steps."""
 
     def __init__(self, analysis: Analysis | None, log: Path | None = None, capacity_bytes: int | None = None,
                  capacity_is: str = "the limit given") -> None:  # fmt: skip
@@ -37,6 +38,9 @@ class PlayedRun:
         self.state = LiveState(str(log) if analysis is None else analysis.timeline.snapshot.source)
         self._capacity, self._capacity_is = capacity_bytes, capacity_is
         self._rows: list[dict[str, int]] = []
+        if analysis is not None and not (analysis.attribution.facts.phases.step >= 0).any():
+            why = "no step was recorded, so there is nothing to play; memtrace explain says what happened"
+            raise NoAnswerError(f"{self.state.name}: {why}")
         self._messages = self._of_log(log) if analysis is None and log is not None else self._of_recording()
 
     def poll(self, timeout_s: float) -> bool:

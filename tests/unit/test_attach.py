@@ -149,3 +149,6 @@ def test_no_way_in_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytes
     fake.chmod(0o755)
     with pytest.raises(NoAnswerError, match="ptrace: Operation not permitted"):
         inject(os.getpid(), tmp_path / "script.py")
+    fake.write_text("#!/bin/sh\necho 'No symbol \"Py_AddPendingCall\" in current context.' >&2\n")
+    with pytest.raises(NoAnswerError, match="no Python that can be asked runs there"):
+        inject(os.getpid(), tmp_path / "script.py")

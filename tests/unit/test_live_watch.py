@@ -268,6 +268,12 @@ def test_replays_in_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([*args[:-1], str(log)]) == 2
 
 
+def test_a_recording_without_steps_is_not_played_as_if_it_held_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["live", "--replay", str(trace_path("llama2-7b_oom-at-load")), "--once"]) == 4
+    said = capsys.readouterr()
+    assert not said.out and "no step was recorded" in said.err
+
+
 def test_a_replay_that_ran_out_of_memory_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     died = str(trace_path("llama2-7b_oom-fragmentation"))
     assert main(["explain", died, "--json"]) == 0
