@@ -206,21 +206,26 @@ def _ranks(args: argparse.Namespace) -> int:
             views.append(watch.state.view())
             watch.close()
         views.sort(key=lambda view: (int(view.about.get("rank") or 0), view.pid))
-        standings = [_standing(number, view, Standing) for number, view in enumerate(views)]
-        odd = find_odd(standings, "adapters")  # these parts are no categories
+        programs: dict[tuple[object, ...], list[Standing]] = {}  # ranks are compared with those of their own program
+        for view in views:
+            program = (*view.about.get("argv", ())[:1], view.about.get("world_size"))
+            programs.setdefault(program, []).append(_standing(view, Standing))
+        found = [odd for ranks in programs.values() if (odd := find_odd(ranks, "adapters"))]  # no categories, these
+        odd = max(found, key=lambda each: abs(each.excess_bytes), default=None)
+        marked = next((view.pid for view in views if odd is not None and odd.file == view.name), None)
         if args.json:
-            whom = None if odd is None else {"pid": views[odd.rank].pid, "why": odd.why}
+            whom = None if odd is None else {"pid": marked, "why": odd.why}
             print_json({"programs": [view.as_json() for view in views], "odd": whom})
         else:
             print(f"{'':2}{'rank':>4} {'pid':>8} {'step':>7} {'allocated':>11} {'reserved':>11} {'peak':>11}  program")
-            for number, view in enumerate(views):
+            for view in views:
                 sizes = (view.now.get(f"{name}_bytes", 0) for name in ("allocated", "reserved", "peak_allocated"))
-                mark = "*" if odd is not None and odd.rank == number else " "
+                mark = "*" if view.pid == marked else " "
                 texts = " ".join(f"{format_bytes(size):>11}" for size in sizes)
                 argv = printable(" ".join(map(str, view.about.get("argv", ()))))[:40]
                 print(f"{mark:2}{view.about.get('rank', 0):>4} {view.pid:>8} {view.step:>7} {texts}  {argv}")
             for line in odd.why if odd is not None else ():
-                print(f"* pid {views[odd.rank].pid if odd is not None else 0}: {printable(line)}")
+                print(f"* pid {marked}: {printable(line)}")
         sys.stdout.flush()
         shown += 1
         if args.once or shown == args.count:
@@ -228,8 +233,8 @@ def _ranks(args: argparse.Namespace) -> int:
         time.sleep(args.every)
 
 
-def _standing(number: int, view: LiveView, make: Any) -> Any:
-    """For the comparison of ranks: in use at the peak, and reserved beside it. ``rank`` is the place in the list."""
+def _standing(view: LiveView, make: Any) -> Any:
+    """For the comparison of ranks: in use at the peak, and reserved beside it."""
     peak, reserved = (int(view.now.get(f"peak_{name}_bytes", 0)) for name in ("allocated", "reserved"))
     parts = {"allocated": peak, "fragmentation": max(reserved - peak, 0)}
-    return make(number, view.name, -1, peak, reserved, None, parts)
+    return make(int(view.about.get("rank") or 0), view.name, -1, peak, reserved, None, parts)
