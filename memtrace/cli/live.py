@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--every takes 0.05 to 3600 seconds, --speed 0.05 to 10000 steps a second")
     usual_signals()
     if args.ranks:
+        if args.replay is not None:
+            raise UsageError("--ranks shows what runs; recordings of ranks are compared by memtrace ranks")
         return _ranks(args)
     watched = _open(args)
     try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -60,6 +62,13 @@ class RecordOptions:
             raise UsageError(f"max_entries must be at least 1, not {self.max_entries}")
         if self.steps is not None and not 0 <= self.steps[0] < self.steps[1]:
             raise UsageError(f"steps must be FIRST:END with 0 <= FIRST < END, not {self.steps[0]}:{self.steps[1]}")
+        if self.on_alarm not in ("print", "warn"):  # an alarm at night is too late to learn that nothing starts
+            try:
+                command = shlex.split(self.on_alarm)
+            except ValueError as error:
+                raise UsageError(f"on_alarm: {self.on_alarm!r} is no command: {error}") from None
+            if not command or shutil.which(command[0]) is None:
+                raise UsageError(f"on_alarm must be print, warn or a command; none is found by {self.on_alarm!r}")
 
 
 class Recorder:

@@ -22,9 +22,11 @@ from capture_standin import StandIn  # noqa: E402
 from torch import nn  # noqa: E402
 
 import memtrace  # noqa: E402
+from memtrace.errors import UsageError  # noqa: E402
 from memtrace.live import protocol  # noqa: E402
 from memtrace.live.watch import _SEEN, Watch  # noqa: E402
 from memtrace.record import steplog  # noqa: E402
+from memtrace.record.recorder import RecordOptions  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -326,6 +328,12 @@ def test_other_users_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:memtrace")
+@pytest.mark.parametrize("on_alarm", ["", "prnt", "'unclosed", "/nowhere/notify --loud"])
+def test_what_could_not_sound_an_alarm_is_refused_at_once(tmp_path: Path, on_alarm: str) -> None:
+    with pytest.raises(UsageError, match="on_alarm"):
+        RecordOptions(tmp_path, "run", on_alarm=on_alarm)
+
+
 @pytest.mark.parametrize("on_alarm", ["print", "warn", "command"])
 def test_alarms_are_sounded_and_the_events_kept(
     stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str], on_alarm: str
