@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background
 def no_known_width() -> None:
     """Test runners that start workers tell them the width of their terminal."""
     os.environ.pop("COLUMNS", None)
+
+
+_MANY_MODULES = 50
+_set_aside = 0  # modules that were there when the heap was last set aside
+
+
+@pytest.fixture(autouse=True)
+def libraries_are_set_aside() -> None:
+    """The million objects that PyTorch and Transformers make when they are imported are not collected, nor searched for
+    tensors by the recorder, in one test after the other.
+    """
+    global _set_aside
+    if "torch" in sys.modules and len(sys.modules) >= _set_aside + _MANY_MODULES:
+        gc.collect()
+        gc.freeze()
+        _set_aside = len(sys.modules)
 
 
 @pytest.fixture
