@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Threads that wait for work of tiny models spin, in this process and in those that tests start: most of what they took.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 settings.register_profile("repeatable", derandomize=True, database=None)
 settings.load_profile("repeatable")
 
