@@ -20,6 +20,7 @@ from memtrace.explain.dims import dims_of, layer_count
 from memtrace.explain.explain import explain_snapshot
 from memtrace.explain.facts import ByteSpan, FactSource, OomFacts
 from memtrace.explain.log_answer import verdict_from_log
+from memtrace.explain.sizes import possible_models
 from memtrace.explain.verdict import judge
 from memtrace.oomlog import parse_log
 
@@ -171,3 +172,13 @@ def test_norms_that_are_trained_tell_the_tokens_too() -> None:
     first = int(np.flatnonzero(phases.phase == Phase.FORWARD)[0])
     found = dims_of(made, int(phases.start[first]), int(phases.start[first + 1]))
     assert found is not None and found.tokens == run["seq_len"] * run["batch"]
+
+
+@pytest.mark.parametrize(("asked", "model"), [("966.00 MiB", None), ("1.05 GiB", "qwen2.5-1.5b in 4 bits")])
+def test_a_request_may_be_a_whole_model_from_1_gib_on(asked: str, model: str | None) -> None:
+    """966 MiB would be llama3.2-1b in 4 bits: below a gibibyte too much else has such a size."""
+    (message,) = parse_log(
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU 0 has 0 bytes free."
+    )
+    said = "".join(possible_models(message))
+    assert (f"is the size of {model}" in said) if model is not None else said == ""
