@@ -33,6 +33,12 @@ if TYPE_CHECKING:  # here and below: what reads logs is not needed for a snapsho
 _GREW_SHARE = 0.01
 _RECORD_IT = "A text does not say what held the memory; memtrace run SCRIPT records it, and explain reads that too."
 _IN_GENERAL = "What helps most runs, not proven for this one: fewer tokens a batch, checkpointing, a base in 4 bits."
+_LOADING = (
+    "What helps while loading, not proven for this one: weights in 4 or 8 bits, or part of them on another device."
+)
+_DRAWING = (
+    "What helps, not proven here: a smaller image or batch, weights in fewer bits, idle parts offloaded to the CPU."
+)
 
 
 def explain_log(
@@ -45,14 +51,18 @@ def explain_log(
 
     log = _judged(reading, reading.messages, before, after)
     more, findings = log.worth_saying, findings_of_log(log)
+    when = moment_in_log(before, after) if log.oom is not None else None
     if log.oom is not None and log.oom.is_gpu_oom and log.verdict in ("budget", "fragmentation", "unknown"):
-        general = (_IN_GENERAL,) if log.verdict == "budget" and not findings and not log.setting.serves else ()
+        loads = when is not None and when.phase == Phase.LOAD.label
+        helps = _DRAWING if log.setting.draws else _LOADING if loads else _IN_GENERAL
+        is_bare = log.verdict == "budget" and not findings and (loads or log.setting.draws or not log.setting.serves)
+        general = (helps,) if is_bare else ()
         more = (*more, *general, _RECORD_IT)
     return Explanation(
         oom=log.oom.contract() if log.oom is not None else None,
         verdict=log.verdict,
         confidence=log.confidence,
-        when=moment_in_log(before, after) if log.oom is not None else None,
+        when=when,
         because=log.because,
         findings=findings,
         ooms=tuple(message.contract() for message in reading.messages),

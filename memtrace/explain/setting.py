@@ -29,6 +29,7 @@ _TRAINERS = (  # the outermost program first: it is what a person writes argumen
     ("axolotl", "/axolotl/"), ("llamafactory", "/llamafactory/"), ("trl", "/trl/"),
     ("transformers", "/transformers/trainer"), ("lightning", "/lightning/"), ("lightning", "/pytorch_lightning/"),
     ("deepspeed", "/deepspeed/"), ("accelerate", "/accelerate/"), ("vllm", "/vllm/"), ("sglang", "/sglang/"),
+    ("comfyui", "/comfy/"), ("diffusers", "/diffusers/pipelines/"),
 )  # fmt: skip
 _TOOLS = {"cuda": "nvidia-smi", "hip": "rocm-smi", "npu": "npu-smi info", "xpu": "xpu-smi"}
 
@@ -61,7 +62,12 @@ class RunSetting:
     @property
     def serves(self) -> bool:
         """Whether the program answers prompts and trains nothing."""
-        return self.trainer in ("vllm", "sglang")
+        return self.trainer in ("vllm", "sglang") or self.draws
+
+    @property
+    def draws(self) -> bool:
+        """Whether it makes images or videos with a finished model."""
+        return self.trainer in ("comfyui", "diffusers")
 
     @property
     def card_tool(self) -> str:

@@ -124,8 +124,16 @@ CAUSES = (
         anywhere=r"evaluation_loop|prediction_step|:evaluate$|validation_step",
     ),
     TracebackCause(
+        "logits_unchunked", "Logits and loss over the whole vocabulary at once",
+        r"loss_utils\.py:(?:ForCausalLMLoss|fixed_cross_entropy)$|nn/functional\.py:cross_entropy$",
+        "a copy of the logits (tokens × vocabulary) that the loss makes",
+        ("loss_in_tiles", "fewer tokens a batch: logits grow with tokens × vocabulary"),
+        anywhere=r"loss_utils\.py:|(?:modeling|CausalLM)_?\w*\.py:(?:\w*_)?forward$",
+    ),
+    TracebackCause(
         "data_on_gpu", "The data are kept on the GPU",
-        r"(?:dataset|dataloader|data_loader|collat\w*|_utils/fetch|_utils/collate|sampler)\w*\.py:|:__getitem__$",
+        r"(?:dataset|dataloader|data_loader|collat\w*|_utils/fetch|_utils/collate|data/(?:\w+/)?\w*sampler)\w*\.py:"
+        r"|:__getitem__$",
         "data, put on the GPU by the loader itself",
         ("keep data on the CPU and move one batch at a time: batch.to(device, non_blocking=True)",),
     ),

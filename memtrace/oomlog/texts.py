@@ -203,7 +203,7 @@ TEXTS: tuple[OomText, ...] = (
     _text(_K.HOST, "host", "", "sharedmemory", "shared memory of the machine (/dev/shm) ran out",
           r"insufficientsharedmemory\(shm\)|unabletoopensharedmemoryobject|Errorwhilecreatingsharedmemorysegment"),
     _text(_K.HOST, "host", "", "exit sigkill", _KILLED,
-          r"exit(?:ed)?(?:with)?(?:code|status)?(?:code|status)?\W{0,4}(?:=|:)?(?:-9|137)(?!\d)"
+          r"exit(?:s|ed)?(?:with)?(?:return)?(?:code|status)?(?:code|status)?\W{0,4}(?:=|:)?(?:-9|137)(?!\d)"
           r"|Signal9\(SIGKILL\)|Signals\.SIGKILL:9|\(SIGKILL\)|signal:?SIGKILL"),
     _text(_K.HOST, "host", "", "pagingfile", "Windows could not commit memory: the paging file is too small",
           r"Thepagingfileistoosmallforthisoperation"),
