@@ -25,6 +25,10 @@ CHECKPOINT: Texts = ("~/model.py:forward", CALL, "torch/utils/checkpoint.py:chec
 RECOMPUTE: Texts = ("~/model.py:forward", CALL, "torch/utils/checkpoint.py:unpack_hook")
 
 
+def _frames(texts: Texts) -> list[dict[str, Any]]:
+    return [{"filename": f.filename, "line": f.line, "name": f.name} for f in frames_of(texts)]
+
+
 @dataclass
 class Program:
     """Allocations and frees in order. A name stands for an address; what was there ``before`` has no alloc event."""
@@ -39,21 +43,21 @@ class Program:
 
     def _add(self, action: str, name: str, texts: Texts) -> None:
         address, size = self.places[name]
-        frames = [{"filename": f.filename, "line": f.line, "name": f.name} for f in frames_of(texts)]
         self.events.append(
             {
                 "action": action,
                 "addr": address,
                 "size": size,
                 "stream": 0,
-                "frames": frames,
+                "frames": _frames(texts),
                 "time_us": len(self.events),
             }
         )
 
-    def before(self, name: str, size: int) -> None:
+    def before(self, name: str, size: int, texts: Texts = ()) -> None:
+        """Its stack is known where it is still there and a ring has lost only the event."""
         self._place(name, size)
-        self.live[name] = ()
+        self.live[name] = texts
 
     def alloc(self, name: str, size: int, texts: Texts) -> None:
         self._place(name, size)
@@ -80,7 +84,7 @@ class Program:
     def snapshot(self) -> dict[str, Any]:
         """In PyTorch's format: every block that is live has a segment of its own."""
         segments = []
-        for name in self.live:
+        for name, texts in self.live.items():
             address, size = self.places[name]
             rounded = -(-size // 512) * 512
             block = {
@@ -88,7 +92,7 @@ class Program:
                 "size": rounded,
                 "requested_size": size,
                 "state": "active_allocated",
-                "frames": [],
+                "frames": _frames(texts),
             }
             segments.append(
                 {
@@ -180,7 +184,7 @@ def early_gradient(p: Program) -> None:
     p.before("asked", 64 * KIB)
     p.alloc("update", 32 * KIB, STEP)
     p.free("update", STEP)
-    p.free("asked", ZERO_GRAD)
+    p.free("asked", MAIN)
     p.passes()
 
 
@@ -191,6 +195,18 @@ def early_activation(p: Program) -> None:
     p.alloc("loss gradient", 96 * KIB, AUTOGRAD)
     p.free("asked", AUTOGRAD)
     p.alloc("other", 32 * KIB, AUTOGRAD)
+
+
+def early_zeroed(p: Program) -> None:
+    p.before("asked", 160 * KIB)
+    p.passes(1)
+    p.free("asked", ZERO_GRAD)
+    p.passes(1)
+
+
+def early_made(p: Program) -> None:
+    p.before("asked", 160 * KIB, FORWARD)
+    p.alloc("other", 96 * KIB, FORWARD)
 
 
 def early_held(p: Program) -> None:
@@ -257,6 +273,8 @@ MADE: dict[str, tuple[Made, Purpose]] = {
     "early-state": (early_state, Purpose.OPTIMIZER_STATE),
     "early-gradient": (early_gradient, Purpose.GRADS),
     "early-activation": (early_activation, Purpose.SAVED),
+    "early-zeroed": (early_zeroed, Purpose.GRADS),
+    "early-made": (early_made, Purpose.SAVED),
     "early-held": (early_held, Purpose.SAVED),
     "early-workspace": (early_workspace, Purpose.CUBLAS_WORKSPACE),
     "offloaded-weight": (offloaded_weight, Purpose.UNQUANTIZED),

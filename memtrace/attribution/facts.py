@@ -159,7 +159,7 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     if phases is None:
         made = born >= 0
         lives = Lives(born[made], died[made], table.requested_bytes[made])
-        phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lives)
+        phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lives, stacks.kind[table.stack[~made]])
         phases = with_recorded_steps(phases, trace, timeline.snapshot.memtrace.get("phases"))
     kind = stacks.kind[table.stack]
     span = phases.span_of(born)

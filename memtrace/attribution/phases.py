@@ -135,8 +135,11 @@ def _marks(events: I8, kinds: NDArray[np.int8]) -> list[Mark]:
     return list(zip(events[~known].tolist(), map(_KIND_OF.get, kinds[~known].tolist()), strict=True))
 
 
-def infer_phases(trace: DeviceTrace, stacks: StackFacts, annotations: Sequence[Annotation], lives: Lives) -> Phases:
-    """Cut one device's trace into phases. Linear in events. ``lives`` are those of every allocation in the trace."""
+def infer_phases(
+    trace: DeviceTrace, stacks: StackFacts, annotations: Sequence[Annotation], lives: Lives, older: U1
+) -> Phases:
+    """Cut one device's trace into phases. Linear in events. ``lives`` are those of every allocation in the trace,
+    ``older`` the kinds of the stacks of what is older than it."""
     count = len(trace)
     if count == 0:
         return Phases(np.zeros(1, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.int64), "frames")
@@ -153,8 +156,10 @@ def infer_phases(trace: DeviceTrace, stacks: StackFacts, annotations: Sequence[A
     for first, last in ranges:
         kinds[slice(np.searchsorted(allocs, first), np.searchsorted(allocs, last))] = Kind.OPTIMIZER
     # An allocation without frames before any forward pass may come from any thread: neutral until one is seen, unless
-    # the trace begins in the middle of a backward pass, which recomputation gives away.
+    # the trace begins in the middle of a backward pass, which recomputation gives away, or is a ring that lost its
+    # beginning: of what is still there, the final state has the stacks.
     starts_late = bool((kinds[: _first(kinds, Kind.FORWARD)] == Kind.RECOMPUTE).any())
+    starts_late |= bool(among(older, [Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.OPTIMIZER]).any())
     errors = _errors(trace, allocs)
     runs = distinct(np.concatenate([_runs(kinds), np.searchsorted(allocs, errors)]))
     begins, ends = ([first for first, _ in ranges], [last for _, last in ranges if last < count])

@@ -92,7 +92,7 @@ class Signals:
     @cached_property
     def in_backward(self) -> Bool:
         f = self.facts
-        return f.is_kind(Kind.BACKWARD) | (self._frameless & f.in_phase(Phase.BACKWARD))
+        return (f.is_kind(Kind.BACKWARD) & self.in_trace) | (self._frameless & f.in_phase(Phase.BACKWARD))
 
     @cached_property
     def differentiated(self) -> Bool:
@@ -284,7 +284,9 @@ class Signals:
         limit = queries[f.span] * 5 // 4
         known = self.cublas_once | self.cublas_frames | self.dequant_frames | self.weight_copies | self.head_frames
         known |= self.gathered | self.reduced
-        return (inside & (limit > 0) & (f.size > limit)) | outgrown(f, known)
+        found = (inside & (limit > 0) & (f.size > limit)) | outgrown(f, known)
+        stack = f.timeline.allocations.stack  # of what is older than a ring's beginning, too
+        return found | (f.before_trace & among(stack, stack[found]))
 
     @cached_property
     def kv_cache(self) -> Bool:
@@ -351,7 +353,9 @@ class Signals:
         # Compiled code has its products write where it wants them; what outlives the next pass is no activation.
         result |= sized & f.has(Tag.COMPILED) & f.is_kind(Kind.FORWARD) & (f.pass_end < NEVER) & f.followed
         sized &= f.is_kind(Kind.FORWARD, Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
-        seen: set[tuple[int, bool]] = set()
+        # Rings that lost their beginning: of what is older and still there, the final state has the stack.
+        older = self.early_persistent & among(f.size, CUBLAS_WORKSPACE_BYTES) & f.is_kind(Kind.FORWARD, Kind.BACKWARD)
+        seen = {(int(f.size[row]), f.kind[row] != Kind.FORWARD) for row in np.flatnonzero(older).tolist()}
         for row in np.flatnonzero(sized).tolist():
             by_autograd = f.kind[row] == Kind.BACKWARD or (
                 f.kind[row] == Kind.NONE and f.phase[row] in (Phase.BACKWARD, Phase.UNKNOWN)
@@ -418,7 +422,18 @@ class Signals:
         f = self.facts
         fits = among(f.size, self._trained_sizes)
         after_backward = among(f.death_phase, [Phase.OPTIMIZER, Phase.BETWEEN, Phase.FORWARD])
+        after_backward |= (f.death_phase == Phase.BACKWARD) & f.freed_by_program
         return self.early & fits & ~f.persistent & after_backward & ~self.trained.weights
+
+    @cached_property
+    def early_made(self) -> Bool:
+        made = self.early & self.facts.is_kind(Kind.FORWARD, Kind.RECOMPUTE)  # known where a ring lost its beginning
+        return made & ~among(self.facts.size, CUBLAS_WORKSPACE_BYTES)
+
+    @cached_property
+    def early_zeroed(self) -> Bool:
+        f = self.facts
+        return self.early & (f.free_stack >= 0) & f.stacks.has(Tag.ZERO_GRAD)[f.free_stack]
 
     @cached_property
     def early_replaced_states(self) -> Bool:

@@ -54,6 +54,14 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
             count = int((weights & (facts.size == size)).sum())
             if size >= _SMALLEST_PARAMETER_BYTES and 0 < count <= states:
                 gradients[int(size)] = count
+    # Where a ring has lost the gradients of a size: of each weight, a call site of the optimizer made one state.
+    older, unseen = step_leaves & facts.before_trace & (facts.size >= _SMALLEST_PARAMETER_BYTES), Counter[int]()
+    sites = facts.timeline.allocations.stack[older].tolist()
+    for (size, site), count in Counter(zip(facts.size[older].tolist(), sites, strict=True)).items():
+        is_known = size in gradients or facts.stacks.kind[site] != Kind.OPTIMIZER
+        if not is_known and (weights & (facts.size == size)).sum() >= count:
+            unseen[size] = max(unseen[size], count)
+    gradients |= unseen
     swapped, one_model = _swapped(facts, weights, step_leaves), _one_model(facts, weights, gradients)
     found: dict[int, I8] = {}
     for size, count in gradients.items():
@@ -201,4 +209,5 @@ def _made_before_training(facts: Facts) -> Bool:
     """There before the trace, or made by loading, by the program or by code that left no stack, before any pass, and
     alive through one."""
     ready = facts.is_kind(Kind.OTHER, Kind.NONE) & facts.in_phase(Phase.LOAD, Phase.UNKNOWN) & ~facts.before_trace
-    return ((facts.before_trace | ready) & facts.lives_on) | (facts.is_kind(Kind.LOAD) & facts.stays)
+    older = facts.before_trace & ~facts.is_kind(Kind.FORWARD, Kind.RECOMPUTE)
+    return ((older | ready) & facts.lives_on) | (facts.is_kind(Kind.LOAD) & facts.stays)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scoring import score
+from scoring import meant_by, score
 from support import FIELD, LABELLED, STACKS, analysis, labels, timeline, trace_path
-from wrappers import WRAPPERS, dumped_late, wrapped
+from wrappers import WRAPPERS, dumped_late, ring_of, wrapped
 
 from memtrace.analysis import analyse
 from memtrace.attribution.classify import Attribution, attribute
@@ -89,3 +89,39 @@ def test_a_dump_after_the_stack_has_unwound_changes_nothing(name: str, interrupt
     assert result.at_peak >= 0.998 and result.overall >= 0.999 and result.purpose_at_peak >= 0.998
     if not interrupted:
         assert np.array_equal(_purposes(attribute(late)), _purposes(analysis(name).attribution))
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("zero-states_oom", 0.6),  # a pass cut short in its second layer, with no whole one before
+        ("int8_oom", 0.6),  # inputs of blocks from before the ring begins
+        ("closure_oom", 0.8),  # nothing but states tells what is trained; activations of a workspace's size
+        ("mistral-7b_accumulation-evaluation", 0.8),  # gradients from before the ring begins
+        ("llama_generate_own-recorder", 0.8),  # one token at a time
+        ("compiled_oom", 0.4),  # a workspace of autograd's thread
+    ],
+)
+def test_a_ring_that_lost_its_beginning_tells_what_the_rest_shows(name: str, lost: float) -> None:
+    raw, truth, whole = _raw(name), labels(name), timeline(name).allocations
+    begin = int(len(raw["device_traces"][0]) * lost)
+    ring = from_raw(ring_of(raw, len(raw["device_traces"][0]) - begin), name)
+    made = build(ring, ring.devices[0])
+    label = dict(zip(truth["event_index"], truth["label"], strict=True))
+    left = (whole.alloc_event < begin) & ((whole.free_completed_event < 0) | (whole.free_completed_event >= begin))
+    older = {int(whole.address[row]): label.get(int(whole.alloc_event[row])) for row in np.flatnonzero(left)}
+    table = made.allocations
+    wanted = [
+        older.get(address) if born < 0 else label.get(born + begin)
+        for born, address in zip(table.alloc_event.tolist(), table.address.tolist(), strict=True)
+    ]
+    events = np.where(table.alloc_event < 0, 0, table.alloc_event)
+    level = np.bincount(events, table.requested_bytes, len(made.trace) + 1)
+    freed = table.free_completed_event >= 0
+    level -= np.bincount(table.free_completed_event[freed], table.requested_bytes[freed], len(made.trace) + 1)
+    peak = int(np.cumsum(level).argmax())
+    at_peak = (table.alloc_event <= peak) & (~freed | (table.free_completed_event > peak))
+    said = attribute(made).categories()
+    rows = [row for row in np.flatnonzero(at_peak).tolist() if wanted[row] is not None]
+    right = [row for row in rows if meant_by(str(wanted[row]))[0].category == said[row]]
+    assert table.requested_bytes[right].sum() >= 0.99 * table.requested_bytes[rows].sum()
