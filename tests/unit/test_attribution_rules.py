@@ -47,6 +47,7 @@ DECIDES = {
     "loss": "tiny-llama_3-steps",
     "logits": "tiny-llama_3-steps",
     "logits-copy": "tinyllama_hf-trainer",
+    "logits-compiled": "compiled_late",
     "attention-matrix": "falcon_sdpa-math",
     "kv-cache": "llama_generate_own-recorder",
     "recompute": "mistral-7b_reentrant",
