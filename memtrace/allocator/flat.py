@@ -58,6 +58,8 @@ def distinct(values: I8) -> tuple[I8, I8, I8]:
     """As ``np.unique``: distinct values ascending, where each is met first, and for each value its place among them."""
     if state_module._COMPILED is None or values.min(initial=0) < 0:
         return np.unique(values, return_index=True, return_inverse=True)
+    if len(values) and (values == values[0]).all():  # one stream, as nearly everywhere
+        return values[:1], np.zeros(1, np.int64), np.zeros(len(values), np.int64)
     first, met = state_module._COMPILED.distinct(np.ascontiguousarray(values))  # in the order in which they are met
     order = np.argsort(values[first])
     place = np.empty(len(order), np.int64)

@@ -170,13 +170,14 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     free_stack = _freeing_stacks(timeline, died)
     freed_by = np.where(free_stack >= 0, stacks.kind[free_stack], _NOT_FREED)
     freed_by[(free_stack >= 0) & stacks.has(Tag.ZERO_GRAD)[free_stack]] = Kind.OPTIMIZER
-    ended = np.where(_unwound(timeline, phases, freed_by, born, died), NEVER, died)
+    ended = np.where(_unwound(timeline, phases, freed_by, born, died, span), NEVER, died)
     in_cut = (span >= 0) & np.append(cut, False)[span] & (ended >= span_end[span])
     death_phase = _phase_of(phases, np.where(ended < NEVER, phases.span_of(ended), -1))
     in_cut &= death_phase != Phase.BACKWARD
     ended[in_cut] = NEVER
     death_phase[ended == NEVER] = Phase.UNKNOWN
     pass_end = _pass_ends(timeline, stacks, phases, born, kind, span, cut)
+    next_pass = _next_pass(phases, born)
     return Facts(
         timeline=timeline,
         stacks=stacks,
@@ -197,9 +198,9 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         call_end=_call_ends(trace, stacks, born),
         outlives_span=(span >= 0) & (span_end[span] < NEVER) & (ended >= span_end[span]),
         persistent=ended == NEVER,
-        stays=(ended == NEVER) | (ended > _next_pass(phases, born)),
-        followed=_next_pass(phases, born) < NEVER,
-        lives_on=(ended == NEVER) | (ended > _next_pass(phases, _next_pass(phases, born))),
+        stays=(ended == NEVER) | (ended > next_pass),
+        followed=next_pass < NEVER,
+        lives_on=(ended == NEVER) | (ended > _next_pass(phases, next_pass)),
         free_stack=free_stack,
         freed_by_program=among(freed_by, [Kind.OTHER, Kind.OPTIMIZER, Kind.LOAD]),
     )
@@ -225,7 +226,7 @@ def _freeing_stacks(timeline: Timeline, died: I8) -> I8:
     return stacks
 
 
-def _unwound(timeline: Timeline, phases: Phases, freed_by: I8, born: I8, died: I8) -> Bool:
+def _unwound(timeline: Timeline, phases: Phases, freed_by: I8, born: I8, died: I8, span: I8) -> Bool:
     """Rows freed behind the last request of all, by an error that unwound the stack or by a program that ends.
 
     Behind a refused request that is everything. Else a forward pass that nothing follows was interrupted, unless the
@@ -243,7 +244,7 @@ def _unwound(timeline: Timeline, phases: Phases, freed_by: I8, born: I8, died: I
     forward = np.flatnonzero(phases.phase == Phase.FORWARD)
     older = born < (phases.start[forward[-1]] if len(forward) else -1)
     # Gradients and states of the last pass, too: nothing else of it is the program's to free.
-    older |= (born >= 0) & among(phases.phase, [Phase.BACKWARD, Phase.OPTIMIZER])[phases.span_of(born)]
+    older |= (born >= 0) & among(phases.phase, [Phase.BACKWARD, Phase.OPTIMIZER])[span]
     return behind & older & among(freed_by, [Kind.OTHER, Kind.LOAD])
 
 
@@ -274,7 +275,9 @@ def _call_ends(trace: DeviceTrace, stacks: StackFacts, born: I8) -> I8:
     allocs = np.flatnonzero(trace.action == Action.ALLOC)
     stack = trace.stack[allocs]
     outside = allocs[(stacks.depth[stack] == 0) & ~among(stacks.kind[stack], [Kind.FORWARD, Kind.RECOMPUTE])]
-    return np.append(outside, len(trace))[np.searchsorted(outside, born, side="right")]
+    passed = np.zeros(len(trace) + 1, dtype=np.int32)  # counting is quicker than looking each row up
+    passed[outside + 1] = 1
+    return np.append(outside, len(trace))[np.cumsum(passed, out=passed)[born + 1]]
 
 
 def _next_refusal(trace: DeviceTrace, events: I8) -> I8:

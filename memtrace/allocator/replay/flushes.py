@@ -6,14 +6,19 @@ import numpy as np
 
 from memtrace.snapshot.model import I4, I8, U1, Action, Bool, DeviceTrace
 
+_PART = 1 << 18
+
 
 def next_anchor(action: U1, rows: I8) -> I8:
     """For each of ``rows`` the next malloc, refusal or free request at or after it (the length of the trace if none).
 
     Events between two anchors belong to the second: the allocator's own doings are recorded before their cause.
     """
-    anchors = np.flatnonzero((action == Action.ALLOC) | (action == Action.OOM) | (action == Action.FREE_REQUESTED))
-    return np.append(anchors, len(action))[np.searchsorted(anchors, rows)]
+    anchors = np.flatnonzero((action <= Action.FREE_REQUESTED) | (action == Action.OOM))
+    if not len(anchors):
+        return np.full(len(rows), len(action))
+    place = np.searchsorted(anchors, rows)
+    return np.where(place < len(anchors), anchors[np.minimum(place, len(anchors) - 1)], len(action))
 
 
 def causes(trace: DeviceTrace) -> I4:
@@ -21,15 +26,20 @@ def causes(trace: DeviceTrace) -> I4:
 
     A free that completes at once shares its stack object with its request, so a trace with frees shows which it is.
     """
-    action = trace.action
-    pairs = np.flatnonzero(
-        (action[:-1] == Action.FREE_REQUESTED)
-        & (action[1:] == Action.FREE_COMPLETED)
-        & (trace.address[:-1] == trace.address[1:])
-        & (trace.context[:-1] >= 0)
-    )
-    shared = trace.context[pairs] == trace.context[pairs + 1]
-    return trace.stack if len(pairs) and not shared.any() else trace.context
+    has_pairs = False
+    for start in range(0, len(trace), _PART):  # the first part tells, nearly always
+        part = slice(start, start + _PART + 1)
+        action, address, context = trace.action[part], trace.address[part], trace.context[part]
+        pairs = np.flatnonzero(
+            (action[:-1] == Action.FREE_REQUESTED)
+            & (action[1:] == Action.FREE_COMPLETED)
+            & (address[:-1] == address[1:])
+            & (context[:-1] >= 0)
+        )
+        if (context[pairs] == context[pairs + 1]).any():
+            return trace.context
+        has_pairs |= len(pairs) > 0
+    return trace.stack if has_pairs else trace.context
 
 
 def explicit_releases(trace: DeviceTrace, initial_reserved_bytes: int, collects_garbage: bool) -> Bool:
