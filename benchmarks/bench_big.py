@@ -140,12 +140,14 @@ def compare_start(runs: int, folder: Path) -> None:
 
 
 def unpacked(source: Path, path: Path) -> Path:
-    path.write_bytes(lzma.decompress(source.read_bytes()))
+    """In parts: a child's peak counts its parent's memory, too."""
+    with lzma.open(source) as packed, path.open("wb") as out:
+        shutil.copyfileobj(packed, out)
     return path
 
 
 def make(path: Path, events: int) -> Path:
-    """Write a recording, in a process of its own: a child's peak counts its parent's memory, too."""
+    """Write a recording, in a process of its own, for the same reason."""
     maker = [sys.executable, str(Path(__file__).with_name("big_recording.py")), str(path), "--events", str(events)]
     subprocess.run(maker, check=True, capture_output=True)
     return path
