@@ -33,7 +33,7 @@ class Kernels:
     def __init__(self, helper: ctypes.CDLL, device: KernelDevice, assumed: Assumptions) -> None:
         self.helper, self.device, self.assumed = helper, device, assumed
         self._keys = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("VE"))
-        self._libraries: list[Any] = []
+        self._libraries: list[Any] = [_shapes_from_cpp()]
         self.only_flash = False  # as a package of its own takes attention over
         self.attention_kernel = "eager"  # which ran last
         self.products: set[tuple[int, int]] = set()  # (outputs, inputs) of the 4-bit products that ran
@@ -331,6 +331,21 @@ class Kernels:
         out = quantized.new_empty((*quantized.shape[:-1], weight.shape[0]), dtype=dtype or torch.float16)
         del held
         return out
+
+
+def _shapes_from_cpp() -> Any:
+    """Have the code that CUDA's kernels run tell shapes: PyTorch puts Python in front of it, a hundred times slower."""
+    from torch._meta_registrations import _meta_lib_dont_use_me_use_register_meta as replaced
+
+    names = [key.split("/")[1] for key in replaced._op_impls]
+    replaced._destroy()
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    for name in names:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+            packet, _, overload = name.partition(".")
+            operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            library.impl(operator, operator.py_kernels[torch._C.DispatchKey.Meta])
+    return library
 
 
 #: Operators with a kernel of their own in ``device.cpp``.
