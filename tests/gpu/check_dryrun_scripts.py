@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests/gpu/scripts/dry"
 LIMITS = {"oom_growing": 4864 << 20, "oom_batch": 4864 << 20, "oom_eval": 4864 << 20}
 OUTSIDE_BYTES = 771 << 20  # what the presets say a process holds beside the allocator
-WITH_MODEL = ("llama_folder", "qlora_loop", "qlora_trainer", "sft")
+WITH_MODEL = ("dpo", "llama_folder", "qlora_loop", "qlora_trainer", "sft")
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512, "intermediate_size": 1376,
     "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 32000,

@@ -166,6 +166,47 @@ def test_steps_end_the_run_and_what_can_not_be_done_is_named(runs: DryRuns, tmp_
     assert mine["impossible"].endswith("train.py:8")
 
 
+def test_what_it_saved_is_loaded_again_and_one_card_is_parallel(cache: Path, tmp_path: Path) -> None:
+    train = script(
+        tmp_path,
+        "import os, sys\n"
+        "model = torch.nn.DataParallel(torch.nn.Linear(8192, 4096)).cuda()\n"
+        "optimizer = torch.optim.Adam(model.parameters())\n"
+        "model(torch.ones(2, 8192)).sum().backward()\n"
+        "optimizer.step()\n"
+        "held = torch.cuda.memory_allocated()\n"
+        "torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': 3}, sys.argv[1])\n"
+        "kept = torch.load(sys.argv[1], map_location='cuda', weights_only=False)\n"
+        "optimizer.load_state_dict(kept['optimizer'])\n"
+        "facts = os.stat(sys.argv[1])\n"
+        "print(kept['step'], facts.st_size >> 20, facts.st_blocks >> 10)\n"
+        "print((torch.cuda.memory_allocated() - held) >> 20)\n",
+    )
+    mine, done = dry(cache, "-o", str(tmp_path / "a.pickle"), train, str(tmp_path / "last.pt"))
+    assert mine["exit_code"] == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[:2] == ["3 384 0", "128"]  # the old states are gone
+    assert [one["name"] for one in mine["assumptions"]] == ["saved"]
+
+
+def test_a_text_is_generated_to_its_greatest_length(cache: Path, tmp_path: Path) -> None:
+    train = script(
+        tmp_path,
+        "from transformers import GPT2Config, GPT2LMHeadModel\n"
+        "config = GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=90, bos_token_id=1, eos_token_id=1)\n"
+        "model = GPT2LMHeadModel(config).cuda().eval()\n"
+        "tokens = torch.randint(5, 90, (3, 7)).cuda()\n"
+        "mask = torch.ones_like(tokens)\n"
+        "for options in ({}, {'do_sample': True}, {'num_beams': 3}):\n"
+        "    made = model.generate(\n"
+        "        tokens, attention_mask=mask, max_new_tokens=9, pad_token_id=0, return_dict_in_generate=True, **options)\n"
+        "    print(made.past_key_values.get_seq_length())\n",
+    )
+    mine, done = dry(cache, "-o", str(tmp_path / "a.pickle"), train)
+    assert mine["exit_code"] == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[:3] == ["15", "15", "15"]
+    assert "generation" in [one["name"] for one in mine["assumptions"]]
+
+
 def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = script(tmp_path, "")
     for words, said in (

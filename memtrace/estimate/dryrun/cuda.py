@@ -108,6 +108,7 @@ def _answer_in_c(c: Any, memory: DryMemory) -> None:
     }
     for name, answer in (dict.fromkeys(_IDLE, _nothing) | answers).items():
         setattr(c, f"_cuda_{name}", answer)
+    c._scatter = lambda x, _devices, _sizes, dim, *_: (x.chunk(1, dim)[0].to("cuda"),)  # DataParallel, on one card
 
 
 def _install_streams(torch: Any, memory: DryMemory) -> None:

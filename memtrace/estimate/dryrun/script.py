@@ -19,6 +19,7 @@ from memtrace.allocator.config import conf_string
 from memtrace.estimate.dryrun import helper, triton
 from memtrace.estimate.dryrun.assumed import Assumptions
 from memtrace.estimate.dryrun.cuda import install, page_states
+from memtrace.estimate.dryrun.generation import without_end
 from memtrace.estimate.dryrun.machine import DryMemory
 from memtrace.estimate.dryrun.outcome import DryScript
 from memtrace.estimate.dryrun.stacks import caller
@@ -143,6 +144,7 @@ def run_script(
 
     stand_in(device.assumed)
     optimizer.register_optimizer_step_pre_hook(lambda begun, *_: step.begins(begun))
+    without_end(device.assumed)
     optimizer.register_optimizer_step_post_hook(count)
     with backend.use(DryBackend(device)):
         code = launcher.launch(program, is_module, options)

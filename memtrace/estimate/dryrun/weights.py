@@ -1,13 +1,14 @@
 """Weights that are not there: files with the true header and no data for a model of which only the config is known.
 
 The loader then runs as it is, so its order, its warm-up and its quantisation are the run's own. What a program saves is
-written if it is small; a large checkpoint of invented values is left empty.
+written if it is small; a large checkpoint of invented values has its true size and structure, and holds no data.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,16 +18,18 @@ from memtrace.estimate.dryrun.assumed import Assumptions
 from memtrace.record.launcher import after_import
 
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int64": "I64", "int32": "I32",
-          "int8": "I8", "uint8": "U8", "bool": "BOOL"}  # fmt: skip
+          "int8": "I8", "uint8": "U8", "bool": "BOOL", "int16": "I16",
+          "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}  # fmt: skip
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json")
 _WRITTEN_BYTES = 256 << 20
+_HOLLOW = "large files that the program saves hold no data (zeros, if it loads them)"
 
 
 def stand_in(assumed: Assumptions) -> None:
     """Let programs load models by their config and save what they like, once the libraries are imported."""
     after_import("transformers.modeling_utils", lambda: _load_by_config(assumed))
-    after_import("safetensors.torch", lambda: _save_little(assumed, "safetensors.torch", "save_file"))
-    _save_little(assumed, "torch", "save")
+    after_import("safetensors.torch", lambda: _save_safetensors(assumed))
+    _save_checkpoints(assumed)
 
 
 def _load_by_config(assumed: Assumptions) -> None:
@@ -79,15 +82,15 @@ def _shapes(cls: Any, folder: Path) -> dict[str, tuple[str, tuple[int, ...], int
     kept = set(model.state_dict())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in kept:
-            kind = dtype if tensor.is_floating_point() else tensor.dtype
-            size = tensor.numel() * torch.empty((), dtype=kind).element_size()
-            found[name] = _TYPES[str(kind).removeprefix("torch.")], tuple(tensor.shape), size
+            found[name] = _of(tensor.to(dtype) if tensor.is_floating_point() else tensor)
     return found
 
 
-def write_empty(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], int]]) -> None:
+def write_empty(
+    path: Path, tensors: dict[str, tuple[str, tuple[int, ...], int]], metadata: dict[str, str] | None = None
+) -> None:
     """A safetensors file of zeros that takes no room on the disk."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"} if metadata is None else metadata}
     end = 0
     for name, (kind, shape, size) in tensors.items():
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [end, end + size]}
@@ -99,21 +102,47 @@ def write_empty(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], int]]
         file.truncate(8 + len(text) + end)
 
 
-def _save_little(assumed: Assumptions, module: str, name: str) -> None:
-    import importlib
+def _of(tensor: Any) -> tuple[str, tuple[int, ...], int]:
+    return _TYPES[str(tensor.dtype).removeprefix("torch.")], tuple(tensor.shape), tensor.nbytes
 
+
+def _save_checkpoints(assumed: Assumptions) -> None:
+    """``torch.save`` of much skips the data; ``torch.load`` maps such a file, so that its zeros take no memory."""
     import torch
+    from torch.serialization import skip_data
     from torch.utils import _pytree
 
-    owner = importlib.import_module(module)
-    original = getattr(owner, name)
+    original, load, hollow = torch.save, torch.load, set()
 
     @functools.wraps(original)
     def save(what: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         sizes = [leaf.nbytes for leaf in _pytree.tree_leaves(what) if isinstance(leaf, torch.Tensor)]
         if sum(sizes) <= _WRITTEN_BYTES or not isinstance(target, str | Path):
             return original(what, target, *args, **kwargs)
-        assumed.note("saved", "large files that the program saves are left empty")
-        return Path(target).touch()
+        assumed.note("saved", _HOLLOW)
+        hollow.add(os.path.realpath(target))
+        with skip_data():
+            return original(what, target, *args, **kwargs)
 
-    setattr(owner, name, save)
+    @functools.wraps(load)
+    def load_mapped(source: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(source, str | Path) and os.path.realpath(source) in hollow:
+            kwargs["mmap"] = True
+        return load(source, *args, **kwargs)
+
+    torch.save, torch.load = save, load_mapped
+
+
+def _save_safetensors(assumed: Assumptions) -> None:
+    import safetensors.torch as library
+
+    original = library.save_file
+
+    @functools.wraps(original)
+    def save_file(tensors: dict[str, Any], filename: Any, metadata: dict[str, str] | None = None) -> None:
+        if sum(tensor.nbytes for tensor in tensors.values()) <= _WRITTEN_BYTES:
+            return original(tensors, filename, metadata)
+        assumed.note("saved", _HOLLOW)
+        return write_empty(Path(filename), {name: _of(tensor) for name, tensor in tensors.items()}, metadata or {})
+
+    library.save_file = save_file
