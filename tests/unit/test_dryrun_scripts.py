@@ -166,7 +166,7 @@ def test_steps_end_the_run_and_what_can_not_be_done_is_named(runs: DryRuns, tmp_
     assert mine["impossible"].endswith("train.py:8")
 
 
-def test_what_it_saved_is_loaded_again_and_one_card_is_parallel(cache: Path, tmp_path: Path) -> None:
+def test_what_it_saved_is_loaded_again_and_one_card_is_parallel(runs: DryRuns, tmp_path: Path) -> None:
     train = script(
         tmp_path,
         "import os, sys\n"
@@ -182,13 +182,13 @@ def test_what_it_saved_is_loaded_again_and_one_card_is_parallel(cache: Path, tmp
         "print(kept['step'], facts.st_size >> 20, facts.st_blocks >> 10)\n"
         "print((torch.cuda.memory_allocated() - held) >> 20)\n",
     )
-    mine, done = dry(cache, "-o", str(tmp_path / "a.pickle"), train, str(tmp_path / "last.pt"))
+    mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train, str(tmp_path / "last.pt"))
     assert mine["exit_code"] == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[:2] == ["3 384 0", "128"]  # the old states are gone
     assert [one["name"] for one in mine["assumptions"]] == ["saved"]
 
 
-def test_a_text_is_generated_to_its_greatest_length(cache: Path, tmp_path: Path) -> None:
+def test_a_text_is_generated_to_its_greatest_length(runs: DryRuns, tmp_path: Path) -> None:
     train = script(
         tmp_path,
         "from transformers import GPT2Config, GPT2LMHeadModel\n"
@@ -198,10 +198,12 @@ def test_a_text_is_generated_to_its_greatest_length(cache: Path, tmp_path: Path)
         "mask = torch.ones_like(tokens)\n"
         "for options in ({}, {'do_sample': True}, {'num_beams': 3}):\n"
         "    made = model.generate(\n"
-        "        tokens, attention_mask=mask, max_new_tokens=9, pad_token_id=0, return_dict_in_generate=True, **options)\n"
+        "        tokens, attention_mask=mask, max_new_tokens=9, pad_token_id=0, return_dict_in_generate=True,\n"
+        "        **options,\n"
+        "    )\n"
         "    print(made.past_key_values.get_seq_length())\n",
     )
-    mine, done = dry(cache, "-o", str(tmp_path / "a.pickle"), train)
+    mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train)
     assert mine["exit_code"] == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[:3] == ["15", "15", "15"]
     assert "generation" in [one["name"] for one in mine["assumptions"]]

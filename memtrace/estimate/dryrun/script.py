@@ -143,8 +143,8 @@ def run_script(
             raise _Enough(0)
 
     stand_in(device.assumed)
-    optimizer.register_optimizer_step_pre_hook(lambda begun, *_: step.begins(begun))
     without_end(device.assumed)
+    optimizer.register_optimizer_step_pre_hook(lambda begun, *_: step.begins(begun))
     optimizer.register_optimizer_step_post_hook(count)
     with backend.use(DryBackend(device)):
         code = launcher.launch(program, is_module, options)
