@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--world-size", type=whole_number, metavar="N", help="be rank 0 of N, as torchrun would start it (FSDP, ZeRO …)"
     )
-    add("--steps", type=whole_number, metavar="N", help="stop after N optimizer steps (default: run all)")
+    add(
+        "--steps", type=_steps, metavar="N",
+        help="stop after N optimizer steps; 'repeat': after three that took the same memory (default: run all)",
+    )  # fmt: skip
     add(
         "--assume", action="append", default=[], metavar="NAME=VALUE",
         help="what to take for a value nobody knows: float, integer, boolean, share (of a mask), or FILE:LINE",
@@ -40,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="script and its arguments")
     for action in parser._actions:
         action.required = False  # either a script, or --model and --seq-len
+
+
+def _steps(text: str) -> int | str:
+    return text if text == "repeat" else whole_number(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,7 +85,9 @@ def _run_script(args: argparse.Namespace, program: list[str]) -> int:
 
         ranks.install(args.world_size, assumed)
     usual_signals(and_path=True)
-    found = script.run_script(program, args.module is not None, options, device, args.steps)
+    repeat = args.steps == "repeat"
+    steps = None if repeat else args.steps
+    found = script.run_script(program, args.module is not None, options, device, steps, repeat)
     if args.json:
         print_json(found.as_json())
     from memtrace.estimate.dryrun.outcome import lines

@@ -206,9 +206,11 @@ def test_an_interrupt_leaves_no_answer_for_the_next_question(monkeypatch: pytest
 
     small = {"model_type": "olmo2", "num_hidden_layers": 1, **SMALL["olmo2"]}
     expected = dry_run(small, RunOptions(32), DEVICE).stream
+    asked = worker._worker(replace(DEVICE, product_rows=0))
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(pickle, "load", interrupted)
         dry_run(small, RunOptions(64), DEVICE)
+    assert asked.returncode == 0  # it has ended, and Python has nothing to warn of
     # The new process has nothing of this one but what it can import: no path, no settings for a card.
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "no_such_key:1")

@@ -166,6 +166,28 @@ def test_steps_end_the_run_and_what_can_not_be_done_is_named(runs: DryRuns, tmp_
     assert mine["impossible"].endswith("train.py:8")
 
 
+def test_steps_that_repeat_end_the_run_where_that_is_asked(runs: DryRuns, tmp_path: Path) -> None:
+    train = script(
+        tmp_path,
+        "import sys\n"
+        "layer = torch.nn.Linear(64, 64).cuda()\n"
+        "optimizer = torch.optim.Adam(layer.parameters())\n"
+        "for step in range(30):\n"
+        "    rows = 8 + (step % 2 if sys.argv[1] == 'varied' and step < 20 else 0)\n"
+        "    layer(torch.ones(rows, 64, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n",
+    )
+    ended = {}
+    for kind in ("same", "varied"):
+        mine, done = dry(runs, "--steps", "repeat", "-o", str(tmp_path / f"{kind}.pickle"), train, kind)
+        assert mine["exit_code"] == 0, done.stderr[-2000:]
+        ended[kind] = mine["steps"]
+        (said,) = (one["said"] for one in mine["assumptions"])
+        assert said.startswith(f"steps go on as the last 3 of {mine['steps']}")
+    assert ended == {"same": 4, "varied": 23}  # the 21st gives back what the 20th held
+
+
 def test_what_it_saved_is_loaded_again_and_one_card_is_parallel(runs: DryRuns, tmp_path: Path) -> None:
     train = script(
         tmp_path,

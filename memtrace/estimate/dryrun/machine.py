@@ -55,6 +55,7 @@ class DryMemory:
         self._local = threading.local()
         self._lock = threading.RLock()
         self.is_recording = False
+        self.course = 0  # a number for the births and deaths since it was last set to 0, in order
         self.most = dict.fromkeys(("requested_bytes", "allocated_bytes", "reserved_bytes"), 0)  # never reset
         for name in ("allocated_bytes", "requested_bytes", "reserved_bytes", "allocation", "segment"):
             for pool in ("all", *_POOLS):
@@ -85,6 +86,7 @@ class DryMemory:
                 return 0
             address, block = served
             self._live[address] = number, block, size, stack, int(not is_small)
+            self.course = hash((self.course, size))
             self._count(int(not is_small), allocated_bytes=block, requested_bytes=size, allocation=1)
             if self.follower is not None:
                 self.follower.born(address, size, stack)
@@ -95,6 +97,7 @@ class DryMemory:
         """The block at ``address`` is free again."""
         with self._lock:
             number, block, size, _, pool = self._live.pop(address)
+            self.course = hash((self.course, -size))
             self._allocator.state.release(number, address, block)
             self._count(pool, allocated_bytes=-block, requested_bytes=-size, allocation=-1)
             if self.follower is not None:

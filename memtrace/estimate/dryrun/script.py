@@ -32,6 +32,7 @@ from memtrace.units import format_bytes
 
 _FUNCTIONS: dict[str, Any] = dict(helper.Answers._fields_)
 _TOLD_AFTER_S = 5.0
+_ALIKE = 3  # so many steps in a row with the same births and deaths: steps repeat
 _kept: list[Any] = []  # what the helper points to
 
 
@@ -124,12 +125,21 @@ class DryBackend(backend.CudaBackend):
 
 
 def run_script(
-    program: Sequence[str], is_module: bool, options: RecordOptions, device: DryDevice, steps: int | None
+    program: Sequence[str],
+    is_module: bool,
+    options: RecordOptions,
+    device: DryDevice,
+    steps: int | None,
+    repeat: bool = False,
 ) -> DryScript:
-    """Run ``program`` (script or module, then its arguments) to its end, its error or its ``steps``-th step."""
+    """Run ``program`` (script or module, then its arguments) to its end, its error or its ``steps``-th step.
+
+    ``repeat``: or to the step after which ``_ALIKE`` in a row had the same births and deaths of the same sizes.
+    """
     from torch.optim import optimizer
 
     done, said_at, step = 0, time.monotonic(), OutermostStep()
+    courses: list[int] = []
 
     def count(stepped: object, *_: object) -> None:
         nonlocal done, said_at
@@ -140,6 +150,12 @@ def run_script(
             said_at = time.monotonic()
             messages.say(f"step {done}: {format_bytes(device.memory.most['reserved_bytes'])} reserved at most so far")
         if steps is not None and done >= steps:
+            raise _Enough(0)
+        courses.append(device.memory.course)
+        device.memory.course = 0
+        if repeat and courses[-_ALIKE:] == courses[-1:] * _ALIKE:
+            said = f"steps go on as the last {_ALIKE} of {done}, which had the same memory; what follows was not run"
+            device.assumed.note("repeat", said)
             raise _Enough(0)
 
     stand_in(device.assumed)

@@ -5,6 +5,7 @@ The process imports everything once and forks for each step, so that every step 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import logging
@@ -69,9 +70,7 @@ def dry_run(architecture: dict[str, Any], options: RunOptions, device: KernelDev
             answer = pickle.load(answers)
         except BaseException as error:  # an interrupt, too: what comes later answers no question of ours
             _worker.cache_clear()
-            with contextlib.suppress(OSError):
-                questions.close()
-            answers.close()
+            _end(worker)
             if isinstance(error, (EOFError, BrokenPipeError, pickle.UnpicklingError)):
                 raise NoAnswerError("the process of the dry run ended without an answer") from None
             raise
@@ -88,8 +87,17 @@ def _worker(device: KernelDevice) -> subprocess.Popen[bytes]:
     where = {"PYTHONPATH": os.pathsep.join(places)} | dict.fromkeys(CONF_VARIABLES, "")  # no allocator is set up there
     pipe = subprocess.PIPE
     worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=os.environ | _QUIET | _ALONE | where)
+    atexit.register(_end, worker)
     pickle.dump(device, cast(IO[bytes], worker.stdin))
     return worker
+
+
+def _end(worker: subprocess.Popen[bytes]) -> None:
+    """Nobody asks any more: it ends itself, and what it runs."""
+    with contextlib.suppress(OSError):
+        cast(IO[bytes], worker.stdin).close()
+    cast(IO[bytes], worker.stdout).close()
+    worker.wait()
 
 
 # ---- in the process --------------------------------------------------------------------------------------------------
@@ -185,3 +193,4 @@ if __name__ == "__main__":
     from memtrace.estimate.dryrun import worker  # not __main__, so that what is pickled has one name
 
     worker._serve()
+    os._exit(0)  # nothing is left to tidy up, and somebody waits
