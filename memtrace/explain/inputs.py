@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import sys
@@ -85,10 +86,21 @@ def _unpacked(source: str) -> Iterator[BinaryIO]:
         raise SnapshotError(f"{path}: {error.strerror or error}") from None
     with raw:
         if not raw.peek(_HEAD_BYTES).startswith(_PACKED):
-            yield raw
+            yield _printed(raw) if path.suffix == ".ipynb" else raw
             return
     with open_stream(source) as opened:
         yield opened.stream
+
+
+def _printed(raw: BinaryIO) -> BinaryIO:
+    """What the cells of a saved notebook printed, and their tracebacks, as a log has them; else the file itself."""
+    try:
+        outputs = [out for cell in json.loads(raw.read(_TWICE_BYTES))["cells"] for out in cell.get("outputs", ())]
+        texts = ["\n".join(out.get("traceback", ())) or "".join(out.get("text", "")) for out in outputs]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raw.seek(0)
+        return raw
+    return io.BytesIO("\n".join(texts).encode(errors="replace"))
 
 
 class Logs:

@@ -20,7 +20,7 @@ from memtrace.explain.advice import spelled
 from memtrace.explain.answer import Advice, Basis, Finding, When
 from memtrace.explain.facts import ByteSpan
 from memtrace.frozen import dataclass
-from memtrace.oomlog.clean import process_of
+from memtrace.oomlog.clean import ANSI, process_of
 from memtrace.snapshot.stacks import Frame, StackTable
 
 _LINES_BEFORE, _LINES_AFTER = 400, 100
@@ -148,11 +148,13 @@ CAUSES = (
 
 
 def lines_around(lines: Iterable[bytes], number: int) -> tuple[list[str], list[str]]:
-    """The last few hundred lines up to line ``number`` (1-based), that one included, and some that follow it."""
+    """The last few hundred lines up to line ``number`` (1-based), that one included, and some that follow it, without
+    colours."""
     source = iter(lines)
     before = deque(islice(source, max(number, 1)), maxlen=_LINES_BEFORE)
     told = (
-        [line.decode("utf-8", "replace")[-4000:] for line in part] for part in (before, islice(source, _LINES_AFTER))
+        [ANSI.sub("", line.decode("utf-8", "replace")[-4000:]) for line in part]
+        for part in (before, islice(source, _LINES_AFTER))
     )
     return next(told), next(told)
 

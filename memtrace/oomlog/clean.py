@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 
 from memtrace.frozen import dataclass
 
-_ANSI = re.compile(
+ANSI = re.compile(
     r"(?:\x1b|\\u001b)(?:\[[0-9;?]{0,20}[ -/]?[@-~]|\][^\x07\x1b\n]{0,300}(?:\x07|\x1b\\)|[@-Z\\^_=>])"
     r"|\[\d{1,3}(?:;\d{1,3}){0,4}m"  # a colour code that lost its escape character
     r"|\x08{2,}"  # a spinner; one alone may be a device number (PyTorch 2.3)
@@ -87,7 +87,7 @@ class TextFlow:
 
 def clean_lines(data: bytes, first_line: int) -> list[TextLine]:
     """Lines of a stretch of log; empty ones are left out."""
-    text = _ANSI.sub("", data.decode("utf-8", "replace"))
+    text = ANSI.sub("", data.decode("utf-8", "replace"))
     lines: list[TextLine] = []
     for offset, physical in enumerate(text.split("\n")):
         for part in physical.split("\r"):

@@ -261,3 +261,24 @@ def test_the_same_log_twice_is_not_two_messages(capsys: pytest.CaptureFixture[st
     log.write_text(message(FIRST))
     _, text, _ = run(capsys, str(log), str(log), "--all")
     assert "different" not in text and "found 2 times" in text
+
+
+def test_a_saved_notebook_is_read_as_it_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its tracebacks stand in JSON, coloured and escaped; the message stands there twice."""
+    error = message(FIRST).strip()
+    frames = [
+        "Traceback (most recent call last)",
+        "Cell \x1b[0;32mIn[3], line 1\x1b[0m\n\x1b[0;32m----> 1\x1b[0m trainer.train()\n",
+        "File \x1b[0;32m/opt/site-packages/transformers/trainer.py:2674\x1b[0m, in Trainer.training_step(self)\n"
+        "\x1b[0;32m-> 2674\x1b[0m     outputs = model(**inputs)\n",
+        error.replace("OutOfMemoryError", "\x1b[0;31mOutOfMemoryError\x1b[0m"),
+    ]
+    printed = {"output_type": "stream", "text": ["loss 2.3\n", "loss 2.1\n"]}
+    failed = {"output_type": "error", "ename": "OutOfMemoryError", "evalue": error, "traceback": frames}
+    cells = [{"cell_type": "markdown", "source": []}, {"cell_type": "code", "outputs": [printed, failed]}]
+    file = tmp_path / "train.ipynb"
+    file.write_text(json.dumps({"cells": cells, "nbformat": 4, "metadata": {}}, indent=1))
+    assert main(["explain", str(file)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "asked for at transformers/trainer.py:2674 training_step" in said
+    assert "times" not in said.split("memtrace run")[0]
