@@ -20,7 +20,7 @@ _UNTOLD = (1 << 64) - 1
 
 
 class Readings:
-    """Readings by point, each point once; see :meth:`read`. A reading costs less than a millisecond."""
+    """Readings by point, each point once; see :meth:`read`."""
 
     def __init__(self, backend: CudaBackend) -> None:
         self._backend = backend
@@ -81,6 +81,7 @@ def by_process(device: int) -> dict[int, int]:
     if card is None:
         return {}
     count, rows = ctypes.c_uint(_MOST_PROCESSES), (_Process * _MOST_PROCESSES)()
-    if card[0].nvmlDeviceGetComputeRunningProcesses_v3(card[1], ctypes.byref(count), rows):
+    ask = getattr(card[0], "nvmlDeviceGetComputeRunningProcesses_v3", None)  # drivers before 510 have none
+    if ask is None or ask(card[1], ctypes.byref(count), rows):
         return {}
     return {row.pid: row.used for row in rows[: count.value] if row.used != _UNTOLD}

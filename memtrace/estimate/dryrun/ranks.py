@@ -33,7 +33,7 @@ def install(ranks: int, assumed: Assumptions) -> None:
     begin, make_group = c10d.init_process_group, c10d._new_process_group_helper
 
     def init_process_group(*_args: Any, **_options: Any) -> None:
-        others = f"{ranks - 1} other rank{'s' * (ranks > 2)} doing the same"
+        others = f"{ranks - 1} other rank{'s' * (ranks != 2)} doing the same"
         assumed.note("ranks", f"{others}; what NCCL itself takes is not counted")
         begin("dry", store=distributed.HashStore(), rank=0, world_size=ranks)
 
