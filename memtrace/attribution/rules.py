@@ -105,6 +105,8 @@ RULES: tuple[Rule, ...] = (
     # Outputs of the model
     Rule("logits-in-loss", P.LOGITS, E.SHAPE, lambda s: s.logits_in_loss,
          "made by a loss function before its own work, and of the size of the head's output in 16 or 32 bits: a copy of the logits"),
+    Rule("loss-saves", P.SAVED, E.SHAPE, lambda s: s.loss_saves,
+         "made by a loss function, kept for the backward pass, and as large as what layers keep: its input's gradient"),
     Rule("loss", P.LOSS, E.FRAME, lambda s: s.loss_frames,
          "made by a loss function, not by a module it runs"),
     Rule("logits", P.LOGITS, E.FRAME, lambda s: s.head_frames,

@@ -214,6 +214,14 @@ class Signals:
         return self.facts.is_loss & self.facts.is_kind(Kind.FORWARD, Kind.OTHER)
 
     @cached_property
+    def loss_saves(self) -> Bool:
+        """Kept by a loss for the backward pass, and as large as what layers keep: the gradient of its input."""
+        f = self.facts
+        kept = self.loss_frames & self.held & (f.death_phase == Phase.BACKWARD) & (f.size >= _LARGE_BYTES)
+        layers = self.in_forward & self.held & ~self.loss_frames & f.is_kind(Kind.FORWARD) & ~f.has(Tag.LINEAR)
+        return kept & among(f.size, f.size[layers])
+
+    @cached_property
     def head_frames(self) -> Bool:
         """What a call of the head leaves last: before its output, autocast makes 16-bit copies of weight and input."""
         f = self.facts
@@ -509,12 +517,27 @@ class Signals:
         return rest & among(f.size, adapter_sizes(f.size[rest], f.size[self.early_quantized]))
 
     @cached_property
+    def _multiplies(self) -> Bool:
+        """A module's product ran in a forward pass of the recording."""
+        ran = self.facts.has(Tag.LINEAR) & self.facts.is_kind(Kind.FORWARD) & self.in_trace
+        return np.full(len(ran), bool(ran.any()))
+
+    @cached_property
     def early_workspaces(self) -> Bool:
         f = self.facts
         sized = self.early_persistent & among(f.size, CUBLAS_WORKSPACE_BYTES[:2])
         by_model = sized & f.is_kind(Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)  # the final state has its stack
         unlike_weights = sized & among(f.size, [size for size in CUBLAS_WORKSPACE_BYTES if size % (1 << 20)])
-        return sized if sized.sum() <= 2 else by_model | unlike_weights
+        if sized.sum() <= 2:
+            return sized
+        # Autograd's thread made one in the recording, and the program's thread none for all its products: it had one.
+        made = (self.cublas_once | self.cublas_frames) & self.in_trace
+        by_autograd = f.is_kind(Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
+        older = sized & among(f.size, f.size[made & by_autograd]) & ~by_model & self._multiplies
+        older &= ~among(f.size, f.size[made & ~by_autograd])
+        last = np.zeros(len(sized), dtype=np.bool_)
+        last[np.flatnonzero(older)[-1:]] = True
+        return by_model | unlike_weights | last
 
     @cached_property
     def early_quantized(self) -> Bool:

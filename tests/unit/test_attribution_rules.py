@@ -45,6 +45,7 @@ DECIDES = {
     "weight-copy-shape": "mistral-7b_no-checkpointing",
     "logits-in-loss": "tinyllama_full",
     "loss": "tiny-llama_3-steps",
+    "loss-saves": "liger_late",
     "logits": "tiny-llama_3-steps",
     "logits-copy": "tinyllama_hf-trainer",
     "logits-compiled": "compiled_late",

@@ -39,13 +39,10 @@ AT_PEAK = {
     "dpo_late": 0.992,  # an input that the trainer keeps; so does its truth, as saved
     "fsdp2-qlora_late": 0.998,
     "fsdp2-qlora_oom": 0.998,  # gathered adapters count with the base
-    "liger_late": 0.994,
-    "liger_oom": 0.994,
     "graph_late": 0.957,  # a data set that lies on the GPU, like weights
     "graph_oom": 0.957,
     "penalty_late": 0.998,
     "recurrent_late": 0.973,  # cuDNN's weights and their gradients are flat, the optimizer's states are not
-    "dora_late": 0.992,  # a workspace from before the recording, among weights of its very size
 }
 OVERALL = {
     "graph_oom": 0.978,  # the pass that died began outside any module
