@@ -131,6 +131,23 @@ CAUSES = (
         anywhere=r"loss_utils\.py:|(?:modeling|CausalLM)_?\w*\.py:(?:\w*_)?forward$",
     ),
     TracebackCause(
+        "logits_unchunked", "Log-probabilities of the whole vocabulary at once",
+        r":(?:selective_log_softmax|\w*per_token_logps\w*|\w*batch_logps)$",
+        "a copy of the logits (tokens × vocabulary) from which log-probabilities are taken",
+        ("fewer sequences a batch or shorter completions: logits grow with tokens × vocabulary",),
+    ),
+    TracebackCause(
+        "attention_matrices", "Attention matrices of tokens × tokens",
+        r":\w*eager_attention_forward$", "an attention matrix (heads × tokens × tokens) of the eager implementation",
+        ('from_pretrained(…, attn_implementation="sdpa"): no attention matrix is made',),
+    ),
+    TracebackCause(
+        "fp32_upcast_head", "prepare_model_for_kbit_training casts what is not quantised to 32 bits",
+        r":prepare_model_for_kbit_training$", "a 32-bit copy of the embedding, the head or a norm",
+        ("leave prepare_model_for_kbit_training out: model.gradient_checkpointing_enable() and "
+         "model.enable_input_require_grads() do what else it does",),
+    ),
+    TracebackCause(
         "data_on_gpu", "The data are kept on the GPU",
         r"(?:dataset|dataloader|data_loader|collat\w*|_utils/fetch|_utils/collate|data/(?:\w+/)?\w*sampler)\w*\.py:"
         r"|:__getitem__$",
