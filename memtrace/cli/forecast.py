@@ -128,6 +128,9 @@ def plan_from(args: argparse.Namespace) -> tuple[Asked, RunPlan]:
         batches = steps_of(held_out, batch=max(args.eval_batch, 1), padding=parse_padding(args.padding))
         every = args.eval_every or len(steps)
         plan = replace(plan, evaluation=tuple(batch for step in batches for batch in step), evaluate_every=every)
+        if every > len(steps):
+            late = f"the first evaluation comes after step {every - 1:,}: none was looked at (--steps {every})"
+            asked = replace(asked, notes=(late, *asked.notes))
     whole = options.batch * options.accumulation
     if len(asked.lengths) < whole:
         few = f"--lengths has {counted(len(asked.lengths), 'sequence')}, but a step of this run takes {whole:,}: "

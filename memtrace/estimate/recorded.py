@@ -117,6 +117,8 @@ def told_by_objects(model: Mapping[str, Any], config: Mapping[str, Any]) -> tupl
     settings = _mapping(model["config"])
     shape = shape_from_config(settings, str(settings.get("_name_or_path") or "recorded"))
     adapter = _mapping(next(iter(model["peft"].values())))
+    if adapter.get("use_dora"):
+        raise UsageError("DoRA, which needs more than plain LoRA, is not covered")
     quantization = _mapping(settings.get("quantization_config"))
     values: dict[str, Any] = {
         "rank": adapter.get("r", 16),

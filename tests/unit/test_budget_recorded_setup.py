@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from memtrace.cli import main
+from memtrace.errors import UsageError
+from memtrace.estimate.presets import preset_config
+from memtrace.estimate.recorded import told_by_objects
 
 TRUTH = Path(__file__).parents[1] / "truth"
 
@@ -110,3 +113,9 @@ def test_a_trainers_autocast_run_of_many_lengths(capsys: pytest.CaptureFixture[s
     assert against["by_category"]["activations"]["signed_error_bytes"] == 0
     assert abs(against["levels"]["requested"]["signed_error_bytes"]) < 64 << 10
     assert abs(against["signed_error_percent"]) < 0.1
+
+
+def test_dora_is_not_taken_for_plain_lora() -> None:
+    model = {"config": preset_config("tiny-llama"), "peft": {"default": {"r": 8, "use_dora": True}}}
+    with pytest.raises(UsageError, match="DoRA"):
+        told_by_objects(model, {})
