@@ -158,7 +158,7 @@ def test_expandable_segments_overshoot_a_limit_by_one_mapping_and_retries_bound_
 ) -> None:
     refusal: Any = SimpleNamespace(reserved_bytes=970 * MIB, need_bytes=40 * MIB, device_free_bytes=5000 * MIB)
     monkeypatch.setattr(snapshot_facts, "refusals", lambda _: [refusal])
-    snapshot = SimpleNamespace(memtrace={}, settings={"expandable_segments": expandable})
+    snapshot = SimpleNamespace(settings={"expandable_segments": expandable}, noted_bytes={}.get)
     peak = SimpleNamespace(size_bytes=1000 * MIB)
     replay = SimpleNamespace(exact=exact, limit_below_bytes=retried and retried * MIB)
     timeline: Any = SimpleNamespace(snapshot=snapshot, peaks=lambda: (peak, peak, peak), replay=replay)
