@@ -138,7 +138,7 @@ def measure(out: Path, chosen: list[str]) -> None:
 def measured_together(job: list[list[str]]) -> list[Row]:
     import torch
 
-    limit = NEED_GIB.get(job[0][0], OTHERS_GIB) << 30
+    limit = _limit(job[0][0])
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
     rows: list[Row] = []
     for words in job:
@@ -152,6 +152,10 @@ def measured_together(job: list[list[str]]) -> list[Row]:
         again = measured(job[0])
         rows[0]["again"] = {key: again[key] for key in again if key.endswith("_bytes") and again[key] != rows[0][key]}
     return rows
+
+
+def _limit(model: str) -> int:
+    return NEED_GIB.get(model, OTHERS_GIB) << 30
 
 
 def measured(words: list[str]) -> Row:
@@ -274,9 +278,11 @@ def compare(truth: Path, predicted: Path) -> None:
     real = {tuple(row["words"]): row for row in json.loads(truth.read_text())["rows"]}
     rows = json.loads(predicted.read_text())["rows"]
     pairs = [(mine, real[tuple(mine["words"])]) for mine in rows if tuple(mine["words"]) in real]
-    failed = [(*mine["words"], mine.get("error"), his.get("error")) for mine, his in pairs if "error" in mine | his]
+    dead = [(mine, his) for mine, his in pairs if "error" not in mine and "out of memory" in his.get("error", "")]
     show([(mine, his) for mine, his in pairs if "error" not in mine | his])
-    print(*failed, sep="\n")
+    said = sum(mine["reserved_bytes"] > _limit(mine["words"][0]) for mine, _ in dead)
+    print(f"died under their limit: {len(dead)}, of which told to need more than it: {said}")
+    print(*(mine for mine, _ in pairs if "error" in mine), sep="\n")
 
 
 def show(pairs: list[tuple[Row, Row]]) -> None:

@@ -115,6 +115,7 @@ class Kernels:
     def _aten(self) -> dict[str, Handler]:
         fused = self._fused_backward
         return {
+            "aten::convolution": self._convolution,
             "aten::_softmax": self._dense,
             "aten::_log_softmax": self._dense,
             "aten::_softmax_backward_data": self._softmax_backward,
@@ -160,6 +161,11 @@ class Kernels:
         result = default(x, *args)
         del copy
         return result
+
+    def _convolution(self, default: Handler, *args: Any) -> Any:
+        """Its workspace is chosen by cuDNN's heuristics, which nobody else knows."""
+        self.assumed.note("workspace", "cuDNN's workspaces of convolutions are missing; large ones decide the peak")
+        return default(*args)
 
     def _loss(self, default: Handler, x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
         """A loss that is summed up is there once for each element first."""
