@@ -166,6 +166,23 @@ def test_steps_end_the_run_and_what_can_not_be_done_is_named(runs: DryRuns, tmp_
     assert mine["impossible"].endswith("train.py:8")
 
 
+def test_a_mask_whose_last_dimension_is_no_run_of_numbers_gets_no_fused_kernel(runs: DryRuns, tmp_path: Path) -> None:
+    train = script(
+        tmp_path,
+        "q = torch.randn(2, 8, 512, 64, device='cuda', requires_grad=True)\n"
+        "bias = torch.randn(1, 8, 512, 512, device='cuda')\n"
+        "for mask in (bias, bias.transpose(2, 3)):\n"
+        "    before = torch.cuda.memory_allocated()\n"
+        "    out = torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)\n"
+        "    print((torch.cuda.memory_allocated() - before) >> 20)\n"
+        "    del out\n",
+    )
+    mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train)
+    assert mine["exit_code"] == 0, done.stderr[-2000:]
+    fused, plain = map(int, done.stdout.splitlines()[:2])
+    assert fused < 3 and plain > 16  # two of 512 x 512 numbers a head and text are 16 MiB
+
+
 def test_steps_that_repeat_end_the_run_where_that_is_asked(runs: DryRuns, tmp_path: Path) -> None:
     train = script(
         tmp_path,

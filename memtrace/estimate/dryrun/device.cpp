@@ -691,10 +691,13 @@ bool equal(const Tensor& self, const Tensor& other) {
 int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                          double, bool is_causal, std::optional<double>, bool) {
   bool masked = mask && mask->defined();
+  // as check_last_dim_stride_equals_1_dense has it
+  bool dense = query.stride(-1) == 1 && key.stride(-1) == 1 && value.stride(-1) == 1;
+  dense = (dense || query.size(-1) == 1) && (!masked || mask->stride(-1) == 1);
   const int64_t facts[] = {
       query.dim(), static_cast<int64_t>(query.dtype().itemsize()), query.size(-1), value.size(-1),
       query.dim() > 2 ? query.size(-3) : 1, key.dim() > 2 ? key.size(-3) : 1, query.size(-2), key.size(-2), masked,
-      is_causal, masked && mask->requires_grad(), query.stride(-1) == 1};
+      is_causal, masked && mask->requires_grad(), dense};
   return answers.attention(facts);
 }
 
