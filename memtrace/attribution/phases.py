@@ -226,21 +226,27 @@ def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: L
     (at least half of, or the sum of) the gradients that the passes since the last step left: an optimizer written by
     hand, or what prepares one's work."""
     begun, is_behind = -1, False
+    left, seen = np.zeros(0, np.int64), 0  # what autograd made of the lives up to there and is still alive
     for i, (event, kind) in enumerate(marks):
         if kind in _AUTOGRAD:
-            begun, is_behind = event if begun < 0 else begun, True
+            if begun < 0:
+                begun, left, seen = event, left[:0], int(np.searchsorted(lives.born, event))
+            is_behind = True
         elif kind is Kind.FORWARD:
             is_behind = False
         elif kind in (Kind.OPTIMIZER, None):
             begun, is_behind = -1, False
         elif kind is Kind.OTHER and is_behind:
-            end, following = next((mark for mark in marks[i + 1 :] if mark[1] is not Kind.OTHER), (len(trace), None))
-            low, mid, high = np.searchsorted(lives.born, [begun, event, end]).tolist()
-            left = among(stacks.kind[trace.stack[lives.born[low:mid]]], _AUTOGRAD)
-            left &= (lives.died[low:mid] > event) & (lives.size[low:mid] >= _SMALLEST_BYTES)
-            if (freed := left & (lives.died[low:mid] < NEVER)).any():
-                left = freed  # a workspace stays
-            gradients = lives.size[low:mid][left]
+            end, following = next(
+                (marks[j] for j in range(i + 1, len(marks)) if marks[j][1] is not Kind.OTHER), (len(trace), None)
+            )
+            mid, high = np.searchsorted(lives.born, [event, end]).tolist()
+            new = np.arange(seen, mid)
+            new = new[among(stacks.kind[trace.stack[lives.born[new]]], _AUTOGRAD)]
+            left, seen = np.concatenate([left, new[lives.size[new] >= _SMALLEST_BYTES]]), mid
+            left = left[lives.died[left] > event]
+            freed = left[lives.died[left] < NEVER]
+            gradients = lives.size[freed if len(freed) else left]  # a workspace stays
             sizes, total = lives.size[mid:high], int(gradients.sum())
             flat = (np.abs(sizes - total) * 64 <= total) | (np.abs(sizes - total * 2) * 64 <= total)
             is_flat = len(gradients) > 1 and flat.any()

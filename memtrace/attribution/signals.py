@@ -478,8 +478,8 @@ class Signals:
         result = np.zeros(len(f.size), dtype=np.bool_)
         made = np.flatnonzero(self.step_gradients)
         ready = self.early_persistent | (self.in_trace & f.is_kind(Kind.OTHER) & (f.born < self._first_pass) & f.stays)
-        for size, step in {*zip(f.size[made].tolist(), f.span[made].tolist(), strict=True)}:
-            count = int((self.step_gradients & (f.size == size) & (f.span == step)).sum())
+        counts = Counter(zip(f.size[made].tolist(), f.span[made].tolist(), strict=True))
+        for size, count in {(size, count) for (size, _), count in counts.items()}:
             rows = np.flatnonzero(ready & (f.size == size))
             others = rows[~self.trained.weights[rows]]
             result[others if len(others) in (2 * count, 3 * count) else rows[-count:]] = True
