@@ -10,6 +10,7 @@ import copy
 import dis
 import functools
 import os
+import random
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -31,9 +32,12 @@ _SAMPLERS = ("SequentialSampler", "RandomSampler", "SeedableRandomSampler", "Sub
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """PyTorch's random numbers on the host, those of a loader's own generators among them."""
+    """Random numbers on the host, by which samplers draw and data sets change their rows: PyTorch's, a loader's own
+    generators among them, Python's and NumPy's."""
 
     common: Any
+    python: Any
+    numpy: Any
     own: tuple[tuple[Any, Any], ...]
 
     @classmethod
@@ -41,11 +45,16 @@ class RandomState:
         """As it is now."""
         held = (getattr(loader, "generator", None), getattr(getattr(loader, "sampler", None), "generator", None))
         own = tuple((generator, generator.get_state()) for generator in held if generator is not None)
-        return cls(backend_module.import_torch().get_rng_state(), own)
+        common = backend_module.import_torch().get_rng_state()
+        numpy = sys.modules.get("numpy")  # rows draw by it only where the program has it
+        return cls(common, random.getstate(), numpy.random.get_state() if numpy is not None else None, own)
 
     def restore(self) -> None:
         """Put it back."""
         backend_module.import_torch().set_rng_state(self.common)
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
         for generator, state in self.own:
             generator.set_state(state)
 
@@ -78,17 +87,18 @@ def watch() -> None:
         if not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())):
             return
         handle.remove()
-        DataLoader.__iter__ = plain
+        if DataLoader.__iter__ is iterate:
+            DataLoader.__iter__ = plain
         with messages.guarded("forecasting the run"):
             found = list(_locals())
             trainer = next((one for one in found if hasattr(one, "get_train_dataloader")), None)
             optimizer = getattr(trainer, "optimizer", None)
             optimizer = optimizer or next((one for one in found if isinstance(one, torch.optim.Optimizer)), None)
-            loader, random = begun[0] if begun else (None, None)
+            loader, state = begun[0] if begun else (None, None)
             mixed = any(getattr(one, "mixed_precision", None) in ("fp16", "bf16") for one in found)
             caller = _caller()
             keeps = trainer is None and caller is not None and _keeps_result(caller.f_code, caller.f_lasti)
-            loop = Loop(random, bool(torch.is_autocast_enabled()) or mixed, keeps)
+            loop = Loop(state, bool(torch.is_autocast_enabled()) or mixed, keeps)
             say_forecast(module, optimizer, getattr(trainer, "args", None), loader, loop)
 
     DataLoader.__iter__ = iterate
@@ -187,7 +197,7 @@ def _number(stats: Any, key: str) -> int:
 
 
 def _steps(
-    loader: Any, batch: int, accumulation: int, most: int, random: RandomState | None
+    loader: Any, batch: int, accumulation: int, most: int, began: RandomState | None
 ) -> tuple[tuple[Any, ...], str]:
     """(the next steps, in whose order); none where the rows don't tell their lengths."""
     rows: Any = getattr(loader, "dataset", None)
@@ -195,7 +205,7 @@ def _steps(
     order = "the data set's order"
     now = RandomState.of(loader)
     try:
-        groups = _sampled(loader, most, random)
+        groups = _sampled(loader, most, began)
         if groups is not None:
             order = "the sampler's order"
         else:
@@ -210,7 +220,7 @@ def _steps(
     return tuple(tuple(micro[at : at + accumulation]) for at in range(0, len(micro), accumulation)), order
 
 
-def _sampled(loader: Any, most: int, random: RandomState | None) -> list[list[int]] | None:
+def _sampled(loader: Any, most: int, began: RandomState | None) -> list[list[int]] | None:
     """The rows of the next micro-batches, as the loader will give them, without moving its sampler on."""
     batches: Any = getattr(loader, "batch_sampler", None)
     rows = getattr(batches, "sampler", None)
@@ -219,8 +229,8 @@ def _sampled(loader: Any, most: int, random: RandomState | None) -> list[list[in
     torch = backend_module.import_torch()
     batches = copy.copy(batches)
     batches.sampler = copy.copy(rows)
-    if random is not None:
-        random.restore()
+    if began is not None:
+        began.restore()
     torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # the seed of its workers comes first
     return list(islice(batches, most))
 

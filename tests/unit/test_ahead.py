@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import random
 import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -121,6 +123,23 @@ def test_the_steps_are_those_that_the_loader_will_give(sampled: str, has_begun: 
     assert [batch.length for step in steps for batch in step] == real
     assert [len(step) for step in steps] == [2, 2, 2, 2, 2, 1]
     assert order == "the sampler's order"
+
+
+def test_rows_that_are_drawn_move_nothing() -> None:
+    """Data sets that change their rows at random go on as if nobody had looked."""
+
+    class Drawn(list[Any]):
+        def __getitem__(self, place: Any) -> Any:
+            return {"length": 5 + int(random.random() + np.random.rand())}
+
+    random.seed(3)
+    np.random.seed(3)
+    expected = random.random(), np.random.rand()
+    random.seed(3)
+    np.random.seed(3)
+    rows = Drawn(range(8))
+    ahead._steps(torch.utils.data.DataLoader(rows, batch_size=2), 2, 1, 4, None)
+    assert (random.random(), np.random.rand()) == expected
 
 
 def test_a_sampler_of_ones_own_is_not_asked() -> None:
