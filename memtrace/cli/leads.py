@@ -6,6 +6,7 @@ import argparse
 import os
 import shutil
 import zipfile
+from itertools import islice
 from pathlib import Path
 
 from memtrace.errors import MemtraceError, UsageError
@@ -16,6 +17,7 @@ _WEIGHTS = (
     "memtrace forecast --model CONFIG.json --lengths N,N says whether it fits"
 )
 _PROFILE = "a profiler's file has no events of the allocator: memtrace run train.py records them"
+_MOST_LOGS = 8  # of a folder are looked into
 _PACKED = (b"BZh", b"7z\xbc\xaf", b"\x04\x22\x4d\x18")  # bzip2, 7-Zip, LZ4
 
 
@@ -33,7 +35,7 @@ def with_lead(error: str, args: argparse.Namespace, verb: str) -> str:
 def check_program(name: str) -> None:
     """Raise UsageError for a program that is not there, or is a recording or a log."""
     path = Path(name)
-    if not path.exists():
+    if not os.path.exists(name):  # noqa: PTH110  # False for what is too long for a name, too
         first = f"; {name} comes first, as in torchrun -m memtrace run train.py" if shutil.which(name) else ""
         raise UsageError(f"can't open {name}: no such file{first}")
     if not path.is_file() or path.suffix == ".py" or zipfile.is_zipfile(path):
@@ -82,7 +84,8 @@ def lead(source: str, verb: str) -> str | None:
 def _zip(path: Path) -> str | None:
     """What to do with an archive: torch.save makes one, Python runs one, reports on the web come as one."""
     try:
-        names = zipfile.ZipFile(path).namelist()
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
         return None
     is_checkpoint = any(name.endswith("data.pkl") for name in names)
@@ -108,8 +111,9 @@ def _folder(path: Path) -> str | None:
         return f"there is one recording in it: memtrace explain {inside[0]}"
     from memtrace.explain.inputs import is_log
 
-    for child in sorted(path.iterdir()):
-        if child.suffix in (".log", ".txt", ".out", ".err") and is_log(child):
+    logs = (child for child in sorted(path.iterdir()) if child.suffix in (".log", ".txt", ".out", ".err"))
+    for child in islice(logs, _MOST_LOGS):
+        if is_log(child):
             return f"there is a log in it: memtrace explain {path}/*{child.suffix}"
     return "there is no recording in it; memtrace run train.py makes one"
 

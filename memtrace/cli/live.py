@@ -7,6 +7,7 @@ JSON object a refresh. --replay FILE plays a recording as if it ran.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import time
@@ -67,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open(args: argparse.Namespace) -> Watched:
-    if args.replay is None and args.program and Path(args.program).is_file():
+    program = args.program or ""
+    if args.replay is None and not program.isdigit() and os.path.isfile(program):  # noqa: PTH113  # of any length
         args.replay = args.program
     if args.replay is not None:
         return _replay(args)

@@ -123,6 +123,13 @@ def test_what_is_no_program(verb: str, run_folder: Path, capsys: pytest.CaptureF
     assert said(capsys, verb, "sh", "train.py").endswith("sh comes first, as in torchrun -m memtrace run train.py")
 
 
+def test_a_name_that_is_too_long_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("run", "dryrun"):
+        assert said(capsys, verb, "x" * 300).endswith("no such file")
+    assert main(["live", "--once", "x" * 300]) == 4
+    assert "the output" not in capsys.readouterr().err
+
+
 def test_a_pasted_text_goes_to_standard_input(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["explain", OOM], [OOM]):
         assert "memtrace explain -" in said(capsys, *words)
