@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.arrays import distinct
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.sites import frame_label
 from memtrace.history.timeline import NEVER
@@ -207,8 +208,7 @@ class AllocationTable:
 
 def _distinct(values: NDArray[Any]) -> tuple[NDArray[Any], I8]:
     """The different values, ascending, and which of them each is: ``np.unique``, many times as fast on what repeats."""
-    ascending = np.sort(values)
-    found = ascending[np.append(True, ascending[1:] != ascending[:-1])[: len(values)]]
+    found = distinct(values)
     return found, np.searchsorted(found, values)
 
 
