@@ -119,7 +119,9 @@ def _swapped(facts: Facts, weights: Bool, made: Bool) -> Bool:
     born: dict[int, I8] = {}
     for row in np.flatnonzero(weights & facts.freed_by_program & (facts.ended < NEVER)).tolist():
         size, ended = int(facts.size[row]), int(facts.ended[row])
-        others = born.setdefault(size, facts.born[made & (facts.size == size)])
+        if size not in born:
+            born[size] = facts.born[made & (facts.size == size)]
+        others = born[size]
         last = int(np.searchsorted(others, ended)) - 1
         result[row] = last >= 0 and np.searchsorted(passes, others[last]) < np.searchsorted(passes, ended)
     return result
@@ -146,14 +148,17 @@ def _new_states(facts: Facts, weights: Bool, leaves: Bool, steps: I8) -> int:
 def _replacements(facts: Facts, weights: Bool, made: Bool) -> Bool:
     """Weights that an optimizer step puts in the place of others: the last of their size made before those end."""
     result = np.zeros(len(weights), dtype=np.bool_)
-    by_size: dict[int, I8] = {}
+    by_size: dict[int, tuple[I8, I8]] = {}
     innermost = facts.stacks.ends()[0][facts.timeline.allocations.stack]
     given_up = (facts.death_phase == Phase.OPTIMIZER) | (facts.freed_by_program & (facts.death_phase == Phase.BACKWARD))
     for row in np.flatnonzero(weights & given_up).tolist():
         size, end = int(facts.size[row]), int(facts.ended[row])
-        rows = by_size.setdefault(size, np.flatnonzero(made & (facts.size == size)))
+        if size not in by_size:
+            alike = np.flatnonzero(made & (facts.size == size))
+            by_size[size] = alike, facts.born[alike]
+        rows, born = by_size[size]
         while end < NEVER:
-            before = int(np.searchsorted(facts.born[rows], end)) - 1
+            before = int(np.searchsorted(born, end)) - 1
             while before >= 0 and result[rows[before]]:  # taken by another that was freed with it
                 before -= 1
             if before < 0 or int(rows[before]) <= row or (result[row] and innermost[rows[before]] != innermost[row]):
