@@ -60,7 +60,7 @@ class Bench:
     @cached_property
     def _forecaster(self) -> Forecaster | None:
         case = self.case
-        if not case.timeline.snapshot.memtrace.get("config"):
+        if not case.timeline.snapshot.config:
             return None
         from memtrace.explain.forecaster import forecaster_of  # brings all of the estimate
 

@@ -1,6 +1,6 @@
 """How much of the card lies outside PyTorch's allocator, read at a few points of the run, and what of it is whose.
 
-CUDA tells what is free on the card; NVML, where it names this process, what the process and the others hold. What grew
+CUDA tells what is free on the card; NVML, where it names this process, what the process holds. What grew
 between two points came from what ran there: kernels' code, handles of cuBLAS and cuDNN, communicators.
 """
 
@@ -33,7 +33,7 @@ class Readings:
                 self._rows[point] = self._now(point, device)
 
     def rows(self, device: int) -> list[dict[str, Any]]:
-        """All there are, and one of now; bytes. ``process_bytes``, ``others_bytes``: by NVML, ``None`` if untold."""
+        """All there are, and one of now; bytes. ``process_bytes``: by NVML, ``None`` if untold."""
         with contextlib.suppress(RuntimeError, AttributeError):
             return [*self._rows.values(), self._now("snapshot", device)]
         return list(self._rows.values())
@@ -42,14 +42,12 @@ class Readings:
         free, total = self._backend.memory_info(device)
         reserved = self._backend.levels(device)[1]
         held = by_process(device) if self._backend.device_type == "cuda" else {}
-        own = held.pop(os.getpid(), None)
         return {
             "at": point,
             "time_us": now_us(),
             "used_bytes": total - free,
             "reserved_bytes": reserved,
-            "process_bytes": own,
-            "others_bytes": sum(held.values()) if own is not None else None,
+            "process_bytes": held.get(os.getpid()),
         }
 
 

@@ -74,7 +74,7 @@ def test_other_processes_are_told_apart_where_each_reading_names_this_one(tmp_pa
     file = recorded(tmp_path)
     raw = pickle.loads(file.read_bytes())
     for row in raw["memtrace"]["outside"]:
-        row |= {"process_bytes": row["used_bytes"] - 100 * MIB, "others_bytes": 90 * MIB}
+        row |= {"process_bytes": row["used_bytes"] - 100 * MIB}
     raw["memtrace"]["labels"].append({"address": 1, "bytes": 5 * MIB, "category": "lora", "outside": True})
     file.write_bytes(pickle.dumps(raw))
     snapshot = load(file)
