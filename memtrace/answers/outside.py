@@ -52,8 +52,12 @@ def outside_allocator(timeline: Timeline) -> dict[str, Any] | None:
 
 
 def _rows(readings: list[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
-    """What each step between two readings added, of this process alone where every reading tells it."""
-    if not readings or readings[-1]["at"] != "snapshot":
+    """What each step between two readings added, of this process alone where every reading tells it.
+
+    Nothing where the first reading is not of the start: what came before it would count as what came then.
+    """
+    points = [row["at"] for row in readings]
+    if points[:1] != ["start"] or points[-1] != "snapshot" or len(set(points)) < len(points):
         return
     is_told = all(_size(row.get("process_bytes")) is not None for row in readings)
     held = "process_bytes" if is_told else "used_bytes"

@@ -86,8 +86,20 @@ def test_other_processes_are_told_apart_where_each_reading_names_this_one(tmp_pa
     assert found["managed_bytes"] == 5 * MIB
 
 
+_NOW = {"at": "snapshot", "used_bytes": 5, "reserved_bytes": 0}
+
+
 @pytest.mark.parametrize(
-    "rows", ["x", [1], [{"at": "snapshot"}], [{"at": [], "used_bytes": -1}], [{"at": "start", "used_bytes": True}]]
+    "rows",
+    [
+        [_NOW],
+        [_NOW | {"at": "start"}, _NOW, _NOW],
+        "x",
+        [1],
+        [{"at": "snapshot"}],
+        [{"at": [], "used_bytes": -1}],
+        [{"at": "start", "used_bytes": True}],
+    ],
 )
 def test_strange_readings_are_no_rows(rows: Any, tmp_path: Path) -> None:
     file = recorded(tmp_path)
