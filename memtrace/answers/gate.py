@@ -174,7 +174,7 @@ def differences(
     compare("device", baseline.device, budget.device)
     compare("event", baseline.event, budget.at.kind)
     for what in ("gpu", "limit", "torch", "packages", "configuration"):
-        compare(what, (baseline.conditions or {}).get(what), conditions[what])
+        compare(what, (baseline.conditions or {}).get(what) or None, conditions[what])  # {} of older baselines
     weights = str(Category.BASE_WEIGHTS)
     before, now = baseline.categories.get(weights, 0), budget.categories[weights]
     if abs(now - before) > _SAME_WEIGHTS * before:

@@ -155,8 +155,9 @@ def _together(answer: Explanation) -> list[str]:
     if not whole.fits and whole.peak_bytes <= whole.capacity_bytes:
         return [f"together: a request is refused all the same under {capacity} ({whole.basis})"]
     enough = f"; enough: {', '.join(whole.enough)}" if whole.enough else ""
-    if whole.tokens_share is not None:  # in one line, "may" for at most
-        return [f"together: {peak} of {capacity}, does not fit ({whole.basis}); {whole.tokens_share:.0%} of tokens may"]
+    if whole.tokens_share is not None:
+        share = f"{whole.tokens_share:.0%}"
+        return [f"together: {peak} of {capacity}, does not fit ({whole.basis}), would with {share} of its tokens"]
     return _cut(f"together: peak {peak} of {capacity}, {does} ({whole.basis}){enough}", "", "  ", 2)
 
 

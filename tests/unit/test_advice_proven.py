@@ -127,7 +127,7 @@ def test_changes_that_leave_a_request_refused_say_so_and_no_peak_below_the_limit
 def test_changes_that_do_not_fit_say_how_much_would() -> None:
     answer = explain_snapshot(field("trainer_12-layers_oom.pickle.xz"))
     assert answer.together is not None and answer.together.tokens_share is not None
-    assert "does not fit (forecast); 19% of tokens may" in " ".join(render_explanation(answer))
+    assert "does not fit (forecast), would with 19% of its tokens" in " ".join(render_explanation(answer))
     assert not [line for line in answer.because if line.startswith("At most about")]  # of the layers alone
 
 

@@ -18,7 +18,8 @@ from memtrace.estimate.dryrun.assumed import Assumptions
 from memtrace.record.launcher import after_import
 
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int64": "I64", "int32": "I32",
-          "int8": "I8", "uint8": "U8", "bool": "BOOL", "int16": "I16",
+          "int8": "I8", "uint8": "U8", "bool": "BOOL", "int16": "I16", "uint16": "U16", "uint32": "U32",
+          "uint64": "U64", "complex64": "C64",
           "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}  # fmt: skip
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json")
 _WRITTEN_BYTES = 256 << 20
