@@ -151,13 +151,18 @@ def work(path: Path, verb: list[str]) -> tuple[int, int]:
 def test_twice_as_much_is_twice_the_work(
     what: str, verb: list[str], tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    costs = []
-    for doublings in range(3):
-        path = tmp_path / f"{doublings}.pickle"
+    paths = [tmp_path / f"{doublings}.pickle" for doublings in range(3)]
+    for doublings, path in enumerate(paths):
         path.write_bytes(pickle.dumps(LISTS[what](SIZE << doublings), 4))
-        if not doublings:
-            main([verb[0], str(path), *verb[1:]])  # imports, and expressions that are compiled once
-        costs.append(work(path, verb))
-    first, second, third = (calls for calls, _ in costs)
-    assert third - second < 2.5 * max(second - first, 0) + 0.3 * first, costs  # without what any file costs
+    main([verb[0], str(paths[0]), *verb[1:]])  # imports, and expressions that are compiled once
+    costs = [work(path, verb) for path in paths]
+    if not is_linear(costs):  # an expression may be compiled again in the middle, once the library's cache is full
+        costs = [min(pair) for pair in zip(costs, [work(path, verb) for path in paths], strict=True)]
+    assert is_linear(costs), costs
     assert costs[2][1] < 2.5 * costs[1][1], costs
+
+
+def is_linear(costs: list[tuple[int, int]]) -> bool:
+    """Whether the second doubling costs about twice what the first did, without what any file costs."""
+    first, second, third = (calls for calls, _ in costs)
+    return third - second < 2.5 * max(second - first, 0) + 0.3 * first
