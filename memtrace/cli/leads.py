@@ -83,13 +83,12 @@ def lead(source: str, verb: str) -> str | None:
 
 def _zip(path: Path) -> str | None:
     """What to do with an archive: torch.save makes one, Python runs one, reports on the web come as one."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
+    from memtrace.snapshot.container import is_checkpoint, zip_names
+
+    names = zip_names(path)
+    if names is None:
         return None
-    is_checkpoint = any(name.endswith("data.pkl") for name in names)
-    return _WEIGHTS if is_checkpoint else f"unpack it first ({', '.join(names)[:60]})"
+    return _WEIGHTS if is_checkpoint(names) else f"unpack it first ({', '.join(names)[:60]})"
 
 
 def _model(source: str | Path) -> str:

@@ -57,6 +57,22 @@ class _Bounded(io.RawIOBase):
         return count
 
 
+def zip_names(source: BinaryIO | Path) -> list[str] | None:
+    """What a zip archive holds; None for a damaged one."""
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(source) as archive:
+            return archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
+        return None
+
+
+def is_checkpoint(names: list[str]) -> bool:
+    """Whether an archive of these files is one of torch.save."""
+    return any(name.endswith("data.pkl") for name in names)
+
+
 def _refuse_foreign(head: bytes, name: str, source: BinaryIO) -> None:
     """Raise the one line that fits for files people confuse with snapshots."""
     if not head:
@@ -66,14 +82,9 @@ def _refuse_foreign(head: bytes, name: str, source: BinaryIO) -> None:
             f"{name}: a SQLite file (a dump of a snapshot, or Nsight's), which memtrace does not read; dump a pickle"
         )
     if head.startswith(b"PK\x03\x04"):
-        import zipfile
-
-        kind = "a zip archive"
-        try:
-            with zipfile.ZipFile(source) as archive:
-                if any(entry.endswith("data.pkl") for entry in archive.namelist()):
-                    kind = "a PyTorch checkpoint (torch.save)"
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
+        names = zip_names(source)
+        kind = "a PyTorch checkpoint (torch.save)" if is_checkpoint(names or []) else "a zip archive"
+        if names is None:
             kind = "a damaged zip archive"
         raise SnapshotError(f"{name}: {kind}, not a memory snapshot")
     if head[2:].startswith(LEGACY_CHECKPOINT):
