@@ -27,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="OUT.pickle", help="write the dry run as a snapshot (--model)")
     add = parser.add_argument_group("of a script").add_argument
     add("-o", "--out", metavar="FILE", type=Path, help="the recording (default NAME.predicted.pickle)")
-    add(
-        "--world-size", type=whole_number, metavar="N", help="be rank 0 of N, as torchrun would start it (FSDP, ZeRO …)"
-    )
+    add("--world-size", type=whole_number, metavar="N", help="be rank 0 (or $RANK) of N, as torchrun would start it")
     add(
         "--steps", type=_steps, metavar="N",
         help="stop after N optimizer steps; 'repeat': after three that took the same memory (default: run all)",

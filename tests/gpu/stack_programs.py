@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import programs
 import torch
+from torch import nn
+from torch.nn import functional
 
 from memtrace.record import qlora
 
@@ -251,14 +253,16 @@ def deepspeed(stage: Stage) -> Iterator[None]:
     model = programs._pretrained(stage)
     vocab = qlora.vocabulary(model)
     stage.mark("adapters")
-    config = {
+    config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
         "zero_optimization": {
             "stage": stage.options["zero"], "reduce_bucket_size": 50_000_000, "overlap_comm": False,
             "stage3_prefetch_bucket_size": 20_000_000, "stage3_max_live_parameters": 100_000_000,
             "stage3_param_persistence_threshold": 10_000,
-        },
+        }, "zero_force_ds_cpu_optimizer": False,
     }  # fmt: skip
+    if stage.options.get("offload"):  # master copies and states live on the host
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     engine, *_ = library.initialize(
         model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-4), config=config, dist_init_required=False
     )
@@ -288,6 +292,93 @@ def tensor_parallel(stage: Stage) -> Iterator[None]:
     stage.know(model, optimizer)
     yield
     programs._train(stage, model, optimizer, 2, 768)
+
+
+class Part(nn.Module):
+    """The layers of one stage of a pipeline: the first embeds, the last has the head."""
+
+    def __init__(self, whole: Any, rank: int, ranks: int) -> None:
+        super().__init__()
+        inner, share = whole.model, len(whole.model.layers) // ranks
+        self.embed = inner.embed_tokens if rank == 0 else None
+        self.layers = inner.layers[rank * share : (rank + 1) * share]
+        self.turn = inner.rotary_emb
+        self.norm, self.head = (inner.norm, whole.lm_head) if rank == ranks - 1 else (None, None)
+
+    def forward(self, x: Any) -> Any:
+        x = x if self.embed is None else self.embed(x)
+        places = torch.arange(x.shape[1], device=x.device)[None]
+        turned = self.turn(x, position_ids=places)
+        for layer in self.layers:
+            x = layer(x, position_ids=places, position_embeddings=turned)
+        return x if self.norm is None or self.head is None else self.head(self.norm(x))
+
+
+def one_stage(whole: Any, rank: int, ranks: int, batch: int, length: int, device: Any) -> tuple[Part, Any]:
+    """This rank's part of a model and its 1F1B schedule over four parts of a batch."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    parts, vocab, width = 4, whole.config.vocab_size, whole.config.hidden_size
+    part = Part(whole, rank, ranks).to(device)
+    rows, dtype = batch // parts, next(whole.parameters()).dtype
+    handed, words = ((rows, length, width), dtype), ((rows, length), torch.int64)
+    forms = words if rank == 0 else handed, ((rows, length, vocab), dtype) if rank == ranks - 1 else handed
+    enters, leaves = (
+        torch.empty(shape, dtype=kind, device="meta", requires_grad=kind is dtype) for shape, kind in forms
+    )
+    stage = PipelineStage(part, rank, ranks, torch.device(device), input_args=enters, output_args=leaves)
+
+    def loss(logits: Any, ids: Any) -> Any:
+        return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+
+    return part, Schedule1F1B(stage, n_microbatches=parts, loss_fn=loss)
+
+
+def pipeline(stage: Stage) -> Iterator[None]:
+    """The first stage of a pipeline (``torch.distributed.pipelining``), full fine-tuning, 1F1B over four parts."""
+    whole = programs._pretrained(stage, device_map=None)
+    batch, length = (8, 32) if stage.small else (8, 768)
+    vocab = qlora.vocabulary(whole)
+    stage.mark("adapters")
+    part, schedule = one_stage(whole, stage.rank, stage.ranks, batch, length, stage.device)
+    # A stage knows the sizes of what it is handed, so that the larger batch has a schedule of its own.
+    wide, larger = one_stage(whole, stage.rank, stage.ranks, 4 * batch, length, stage.device)
+    del whole
+    optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4)
+    stage.know(part, optimizer)
+    for one in (part, wide):
+        one.register_forward_pre_hook(lambda *_: stage.mark("forward"))
+        one.register_forward_hook(lambda *_: stage.mark("backward"))
+    yield
+    for step in range(3):
+        is_larger = step == 2 and stage.surprise()
+        ids = programs._ids(stage, 4 * batch if is_larger else batch, length, step, vocab)
+        run = (larger if is_larger else schedule).step
+        run(*([ids] if stage.rank == 0 else []), **({"target": ids} if stage.rank == stage.ranks - 1 else {}))
+        stage.mark("optimizer")
+        optimizer.step()
+        stage.mark("zero_grad")
+        optimizer.zero_grad()
+    stage.mark("end")
+
+
+def with_spread_experts(folder: Any, ranks: int) -> Any:
+    """A mixture of experts of which each rank has some (``enable_expert_parallel``), the rest split (``tp_plan``)."""
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    spread = DistributedConfig(tp_size=ranks, tp_plan="auto", enable_expert_parallel=True)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, distributed_config=spread)
+
+
+def expert_parallel(stage: Stage) -> Iterator[None]:
+    """Full fine-tuning of a mixture whose experts are spread over the ranks."""
+    model = with_spread_experts(stage.checkpoint, stage.ranks)
+    stage.mark("adapters")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
+    stage.know(model, optimizer)
+    yield
+    programs._train(stage, model, optimizer, 1, 768)
 
 
 # one GPU
@@ -439,5 +530,8 @@ def _words() -> Any:
 
 STACKS: dict[str, Callable[[Stage], Iterator[None]]] = {
     program.__name__: program
-    for program in (fsdp2, fsdp1, ddp, deepspeed, tensor_parallel, compiled, kernels, vision, preferences)
+    for program in (
+        *(fsdp2, fsdp1, ddp, deepspeed, tensor_parallel, pipeline, expert_parallel),
+        *(compiled, kernels, vision, preferences),
+    )
 }

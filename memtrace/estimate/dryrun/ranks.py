@@ -1,7 +1,8 @@
 """The other ranks of a run, which are not there: collectives return at once, and tensors keep their sizes.
 
-This process is rank 0. A process group that does nothing stands in for NCCL, Gloo and every rendezvous, so that what
-shards (FSDP, DDP, ZeRO, tensor parallelism, Trainers on top of them) runs its real code for any number of ranks.
+This process is one rank, usually the first. A process group that does nothing stands in for NCCL, Gloo and every
+rendezvous, so that what shards (FSDP, DDP, ZeRO, tensor parallelism, Trainers on top of them) runs its real code for
+any number of ranks.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from memtrace.errors import UsageError
 from memtrace.estimate.dryrun.assumed import Assumptions
 
-_PLACE = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+_PLACE = {"LOCAL_RANK": "0", "GROUP_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 _COLLECTIVES = (
     "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_to_all_single", "allgather_coalesced",
     "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier",
@@ -21,11 +23,18 @@ _COLLECTIVES = (
 
 
 def install(ranks: int, assumed: Assumptions) -> None:
-    """Have ``torch.distributed`` be one of ``ranks``, as a launcher like torchrun would start it."""
+    """Have ``torch.distributed`` be one of ``ranks``, as a launcher like torchrun would start it.
+
+    Which one says the variable ``RANK``; the first without it. Whatever its number, it sees one card. Raises
+    UsageError.
+    """
     from torch import distributed
     from torch.distributed import distributed_c10d as c10d
 
-    os.environ |= _PLACE | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    rank = int(os.environ.get("RANK", "0"))
+    if not 0 <= rank < ranks:
+        raise UsageError(f"RANK is {rank}, and --world-size {ranks} has ranks 0 to {ranks - 1}")
+    os.environ |= _PLACE | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     group = _group_class()
     distributed.Backend.register_backend(
         "dry", lambda _store, rank, size, _timeout: group(rank, size), devices=["cpu", "cuda"]
@@ -35,7 +44,7 @@ def install(ranks: int, assumed: Assumptions) -> None:
     def init_process_group(*_args: Any, **_options: Any) -> None:
         others = f"{ranks - 1} other rank{'s' * (ranks != 2)} doing the same"
         assumed.note("ranks", f"{others}; what NCCL itself takes is not counted")
-        begin("dry", store=distributed.HashStore(), rank=0, world_size=ranks)
+        begin("dry", store=distributed.HashStore(), rank=rank, world_size=ranks)
 
     def new_group(*args: Any, **options: Any) -> Any:
         size, rank, members, _backend, *rest = args
