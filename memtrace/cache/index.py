@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from memtrace import compiled
 from memtrace.allocator.replay.replay import Allocations, Replay
 from memtrace.allocator.replay.segments import InitialSegments
 from memtrace.analysis import Analysis, analyse
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from memtrace.attribution.user_rules import UserRule
 
 MIN_EVENTS = 1_000_000  # smaller recordings open in a second
+COMPILED = compiled.part("allocator")
 _EVENT_BYTES = {b"\x80": 24, b"{": 48}  # at the least: in a pickle, in JSON; packed, one byte
 Progress = Callable[[float], None]
 
@@ -121,9 +123,12 @@ def open_recording(
     """Read a snapshot, from the cache if it is there. Raises SnapshotError like :func:`load`."""
     path, name = identified(source) if use_index else (None, "")
     kept = find(name) if path is not None else None
+    snapshot = load(source, on_progress) if kept is None else replace(kept.snapshot, source=str(path))
+    if COMPILED is not None and sum(len(device.trace) for device in snapshot.devices) >= MIN_EVENTS:
+        COMPILED.reuse_freed_memory()
     if kept is not None:
-        return OpenRecording(replace(kept.snapshot, source=str(path)), path, name, kept.replayed, kept.known)
-    return OpenRecording(load(source, on_progress), path, name)
+        return OpenRecording(snapshot, path, name, kept.replayed, kept.known)
+    return OpenRecording(snapshot, path, name)
 
 
 def identified(source: str | os.PathLike[str]) -> tuple[Path | None, str]:

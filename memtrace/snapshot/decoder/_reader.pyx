@@ -24,6 +24,7 @@ cdef enum:
     NOT_ASKED = -2
     NO_KEY = 255
     MOST_FRAMES = 10_000
+    NO_FRAMES = 0  # the empty stack
 
 cdef enum:  # keys of events
     ADDR = 0  # integers
@@ -172,8 +173,6 @@ cdef class Reader:
     cdef int32_t no_text
     # Lists of frames.
     cdef Bodies list_table
-    cdef int32_t* items
-    cdef Py_ssize_t items_room
     cdef int32_t* stack_of  # by context
     cdef Py_ssize_t contexts, contexts_room
     # The trace under way.
@@ -199,7 +198,6 @@ cdef class Reader:
     def __dealloc__(self):
         free(self.memo)
         free(self.meanings)
-        free(self.items)
         free(self.stack_of)
 
     # The window.
@@ -243,6 +241,12 @@ cdef class Reader:
 
     cdef inline int peek(self) except -1:
         """The next opcode. Frames, which may begin before any, are passed over."""
+        if self.end - self.at >= IN_SIGHT and self.data[self.at] != 0x95:
+            return self.data[self.at]
+        return self.moved_on()
+
+    cdef int moved_on(self) except -1:
+        """The next opcode, where a frame begins or the window ends."""
         cdef uint64_t size
         while True:
             if self.end - self.at < IN_SIGHT:
@@ -344,14 +348,18 @@ cdef class Reader:
             self.meanings[5 * number + i] = NOT_ASKED
         return number
 
-    cdef int32_t text(self, int op) except -2:
+    cdef inline int32_t text(self, int op) except -2:
         """The number of a text that is fetched, or written and perhaps stored; -1 for anything else."""
         cdef int32_t entry
-        cdef uint32_t narrow
-        cdef uint64_t size
         if op == 0x68 or op == 0x6A:
             entry = self.fetched(op)
             return entry >> 2 if entry >= 0 and entry & 3 == TEXT else -1
+        return self.written_text(op)
+
+    cdef int32_t written_text(self, int op) except -2:
+        cdef int32_t entry
+        cdef uint32_t narrow
+        cdef uint64_t size
         if op == 0x8C:  # SHORT_BINUNICODE
             size = self.data[self.at]
             self.at += 1
@@ -747,7 +755,8 @@ cdef class Reader:
     cdef bint frames(self, int op) except -1:
         """The frames of an event, fetched or written: ``context`` and ``stack_number``."""
         cdef int32_t entry
-        cdef Py_ssize_t slot = -1, count = 0
+        cdef Py_ssize_t slot = -1, start, size, place
+        cdef uint64_t mixed = 0, base
         if op == 0x68 or op == 0x6A:
             entry = self.fetched(op)
             if entry >= 0 and entry & 3 == LIST:
@@ -762,6 +771,46 @@ cdef class Reader:
         if self.stores():
             slot = self.filled
             self.store(-1)
+        # Memo entries don't change: a list of frames that are all fetched is known by how it is written.
+        start, base = self.at, self.base
+        size = self.fetches()
+        place = -1
+        if size:
+            mixed = mixed_of(self.data + start, size)
+            place = self.list_table.find(mixed, self.data + start, size)
+        if size and self.list_table.slots[place].mixed != 0:
+            self.stack_number = self.list_table.slots[place].number
+            self.at += size
+        elif not self.read_frames():
+            return False
+        elif size and base == self.base:  # the window has not moved
+            self.list_table.put(mixed, self.data + start, size, self.stack_number)
+        self.context = self.new_context(self.stack_number)
+        if slot >= 0:
+            self.memo[slot] = self.context << 2 | LIST
+        return True
+
+    cdef inline Py_ssize_t fetches(self) noexcept nogil:
+        """How many bytes behind ``at`` are MARK, fetches and APPENDS, all in sight; 0: something else is there."""
+        cdef Py_ssize_t at = self.at + 1
+        if self.end - at < 0 or self.data[self.at] != 0x28:
+            return 0
+        while at < self.end:  # zeros follow the end
+            if self.data[at] == 0x6A:
+                at += 5
+            elif self.data[at] == 0x68:
+                at += 2
+            elif self.data[at] == 0x65:
+                return at + 1 - self.at
+            else:
+                break
+        return 0
+
+    cdef bint read_frames(self) except -1:
+        """The frames of a list, behind its EMPTY_LIST: ``stack_number``."""
+        cdef int32_t entry
+        cdef int op
+        cdef list frames = []
         while True:
             op = self.peek()
             if op == 0x28:  # MARK … APPENDS
@@ -771,26 +820,19 @@ cdef class Reader:
                     entry = self.frame(op)
                     if entry < 0:
                         return False
-                    self.items = <int32_t*>grown(self.items, count, &self.items_room, sizeof(int32_t))
-                    self.items[count] = entry
-                    count += 1
+                    frames.append(self.objects[entry])
                     op = self.next()
             elif op == 0x7D or ((op == 0x68 or op == 0x6A) and self.fetches_object()):  # one frame, APPEND
                 self.at += 1
                 entry = self.frame(op)
                 if entry < 0 or self.next() != 0x61:
                     return False
-                self.items = <int32_t*>grown(self.items, count, &self.items_room, sizeof(int32_t))
-                self.items[count] = entry
-                count += 1
+                frames.append(self.objects[entry])
             else:
                 break
-        if count > MOST_FRAMES:
+        if len(frames) > MOST_FRAMES:
             return False
-        self.stack_number = self.stack_of_items(count)
-        self.context = self.new_context(self.stack_number)
-        if slot >= 0:
-            self.memo[slot] = self.context << 2 | LIST
+        self.stack_number = self.owner.stack(frames) if frames else NO_FRAMES
         return True
 
     cdef bint fetches_object(self) except -1:
@@ -823,19 +865,7 @@ cdef class Reader:
         self.objects.append(made)
         return self.object_entry(len(self.objects) - 1) >> 2
 
-    cdef int32_t stack_of_items(self, Py_ssize_t count) except -2:
-        """The stack of the first ``count`` items."""
-        cdef const uint8_t* body = <const uint8_t*>self.items
-        cdef Py_ssize_t size = count * sizeof(int32_t), i
-        cdef uint64_t mixed = mixed_of(body, size)
-        cdef Py_ssize_t place = self.list_table.find(mixed, body, size)
-        if self.list_table.slots[place].mixed != 0:
-            return self.list_table.slots[place].number
-        cdef int32_t number = self.owner.stack([self.objects[self.items[i]] for i in range(count)])
-        self.list_table.put(mixed, body, size, number)
-        return number
-
-    cdef int32_t new_context(self, int32_t stack_number) except -1:
+    cdef inline int32_t new_context(self, int32_t stack_number) except -1:
         if self.contexts >= 1 << 28:
             raise Unsupported("too many stacks")
         self.stack_of = <int32_t*>grown(self.stack_of, self.contexts, &self.contexts_room, sizeof(int32_t))
