@@ -19,6 +19,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.allocator.flat import Numbers
 from memtrace.estimate.engine.kernels import KernelDevice, fused_4bit_product
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.schedule import MicroBatch
@@ -70,6 +71,7 @@ class Cell:
     rows: I8 = field(init=False)  # by event: its kind; what is taken follows the kinds, then ``EMPTY_CACHE``
     row_of: I4 = field(init=False)  # by number: its kind
     ops: I8 = field(init=False)  # the events as the allocator's loop takes them
+    births: I8 = field(init=False)  # by number: the event that makes it
 
     def __post_init__(self) -> None:
         entries = np.array(self.events, dtype=np.int64)
@@ -81,10 +83,25 @@ class Cell:
             "sign": np.where(empty, 0, np.where(entries >= 0, 1, -1)),
             "rows": np.where(empty, self.kind_count + len(self.taken), row_of[number]).astype(np.int64),
             "row_of": row_of,
-            "ops": np.where(empty, len(row_of), entries),
+            "ops": np.where(empty, len(row_of) + np.arange(len(entries)), entries),
+            "births": np.flatnonzero((entries >= 0) & ~empty),
         }
         for name, value in computed.items():
             object.__setattr__(self, name, value)
+
+    def changes(self, bytes_of: Sequence[int]) -> I8:
+        """By event: the change of requested bytes, where ``bytes_of`` are those of the kinds and of what is taken."""
+        return np.array([*bytes_of, 0], dtype=np.int64)[self.rows] * self.sign
+
+    def curves(
+        self, bytes_of: Sequence[int], blocks: Numbers, end: int | None = None, live: int = 0, allocated: int = 0
+    ) -> tuple[I8, I8]:
+        """Requested and allocated bytes before the first event and after each up to ``end``; ``blocks`` are the sizes
+        of blocks by number, ``live`` and ``allocated`` what was in use before."""
+        held = np.array(blocks or [0], dtype=np.int64)[self.number] * self.sign
+        steps = (np.concatenate([[0], change[:end]]) for change in (self.changes(bytes_of), held))
+        requested_curve, allocated_curve = map(np.cumsum, steps)
+        return requested_curve + live, allocated_curve + allocated
 
 
 Sized = tuple[Cell, tuple[int, ...]]

@@ -7,20 +7,20 @@ Every reader of snapshots opens it. What no recording could hold stands in the e
 from __future__ import annotations
 
 import pickle
-from bisect import bisect_left
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from memtrace._version import __version__
 from memtrace.allocator.config import AllocatorConfig
-from memtrace.allocator.export import WrittenBlock, segment_of, settings_of
+from memtrace.allocator.export import segments_of, settings_of
 from memtrace.allocator.rounding import round_size, segment_size
+from memtrace.allocator.whatif.addresses import SegmentEvent
 from memtrace.errors import UsageError
 from memtrace.estimate.cells import Cells
 from memtrace.estimate.estimate import Estimate, kernels_of
 from memtrace.estimate.forecast import RunPlan, whole_stream
-from memtrace.estimate.placement import Placement, SegmentEvent, place
+from memtrace.estimate.placement import Placement, place
 from memtrace.estimate.presets import GpuPreset
 from memtrace.estimate.source import ShapeSource
 from memtrace.estimate.stream import EMPTY_CACHE, Stream, StreamMark, live_at
@@ -128,8 +128,7 @@ class SnapshotWriter:
             index = entry if entry >= 0 else ~entry
             frames = [] if entry >= EMPTY_CACHE else self.stack(index, phase)
             for segment in growth.get(event, ()):
-                action = "segment_free" if segment.freed else "segment_alloc"
-                self._add(action, segment.address, segment.size, frames)
+                self._add(segment.action.name.lower(), segment.address, segment.size, frames)
             if event == placement.refused_event:
                 rounded = round_size(stream.sizes[index], placement.config)
                 self._add("oom", 0, segment_size(rounded, placement.config), frames)
@@ -220,28 +219,13 @@ class SnapshotWriter:
 
     def segments(self) -> list[dict[str, Any]]:
         """The final segments with their blocks."""
-        stream, placement = self.stream, self.placement
-        end = len(stream.events) if placement.refused_event is None else placement.refused_event
-        live = sorted(live_at(stream, end - 1), key=lambda index: placement.address[index])
-        sizes = placement.segments_at(end)
-        places, found = [placement.address[index] for index in live], []
-        for address, size in sorted(sizes.items()):
-            inside = live[bisect_left(places, address) : bisect_left(places, address + size)]
-            found.append(self._segment(address, size, inside))
-        return found
-
-    def _segment(self, address: int, total: int, inside: list[int]) -> dict[str, Any]:
-        blocks: list[WrittenBlock] = []
-        cursor = address
-        for index in inside:
-            start, size = self.placement.address[index], self.placement.block_bytes[index]
-            if start > cursor:
-                blocks.append((cursor, start - cursor, 0, "inactive", []))
-            blocks.append((start, size, self.stream.sizes[index], "active_allocated", self.stack(index, "end")))
-            cursor = start + size
-        if cursor < address + total:
-            blocks.append((cursor, address + total - cursor, 0, "inactive", []))
-        return segment_of(0, address, total, blocks, small=total == 2 << 20)
+        stream, placed = self.stream, self.placement
+        live = live_at(stream, len(placed.requested) - 1)
+        blocks = (
+            (placed.address[i], placed.block_bytes[i], stream.sizes[i], "active_allocated", self.stack(i, "end"))
+            for i in live
+        )
+        return segments_of(placed.state, blocks)
 
 
 def _frame(filename: str, name: str) -> dict[str, Any]:

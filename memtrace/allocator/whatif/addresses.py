@@ -1,4 +1,6 @@
-"""Where the driver would put a segment: reuse of recorded addresses, and three models of what it does otherwise.
+"""The driver of a card that is not there: where it would put a segment, and what the limit lets it give.
+
+Recorded addresses are used again where they can be; three models say what the driver does otherwise.
 
 Placement by the allocator depends on addresses only through ties between free blocks of equal size, so these models
 bracket what is unknown. Addresses and sizes are bytes.
@@ -10,6 +12,11 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
+
+from memtrace.allocator.config import AllocatorConfig
+from memtrace.allocator.state import AllocatorState
+from memtrace.errors import UsageError
+from memtrace.snapshot.model import Action
 
 _GRAIN = 2 << 20
 _CHUNK = 32 << 20  # what the Linux driver reserves for cudaMalloc at a time
@@ -149,3 +156,78 @@ class AddressSpace:
         if first == len(self._starts) or self._starts[first] >= start + self._chunk_size[start]:
             del self._chunks[place]
             del self._chunk_size[start]
+
+
+class SegmentEvent(NamedTuple):
+    """Memory came from the driver or went back, at the driver's ``event``; ``number`` is the free list it serves."""
+
+    event: int
+    action: Action
+    address: int
+    size: int
+    number: int
+
+    @property
+    def freed(self) -> bool:
+        """Whether it went back."""
+        return self.action in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+
+
+class CardDriver:
+    """Implements :class:`memtrace.allocator.simulator.Driver`: gives memory up to the limit on reserved bytes.
+
+    ``event`` is the caller's step under way, ``log`` every segment event since the caller last emptied it.
+    """
+
+    def __init__(self, config: AllocatorConfig, space: AddressSpace | None = None) -> None:
+        self.config = config
+        self.space = space or AddressSpace(Policy.DRIVER, Hints({}, {}), ())
+        self.event = 0
+        self.log: list[SegmentEvent] = []
+        self.segment_allocs = self.segment_frees = 0
+
+    def admits(self, total_bytes: int, segment_bytes: int) -> bool:
+        limit = self.config.limit_bytes
+        return limit is None or total_bytes + segment_bytes <= limit
+
+    def wants_garbage(self, total_bytes: int, victims: list[int]) -> bool:
+        limit = self.config.limit_bytes
+        return limit is not None and total_bytes > int(self.config.gc_threshold * limit)
+
+    def place(self, number: int, size: int) -> int | None:
+        address = self.space.place(size, self.event)
+        if address < 0:  # below the bottom of the address space
+            raise UsageError("the run would need more than any device has: check the model's sizes and the options")
+        self._note(Action.SEGMENT_ALLOC, address, size, number)
+        return address
+
+    def reserve(self, state: AllocatorState, number: int, size: int) -> tuple[int, int]:
+        page = state.page_bytes(number)
+        length = -(-self.config.reservation_bytes // page) * page
+        recorded = self.space.recorded_base(self.event)
+        if recorded is not None and (room := state.make_room(recorded, length)) >= size:
+            return recorded, room
+        return self.space.reserve(length), length
+
+    def map(self, number: int, address: int, size: int) -> bool:
+        self._note(Action.SEGMENT_MAP, address, size, number)
+        return True
+
+    def segment_freed(self, number: int, address: int, size: int) -> None:
+        self.space.give_back(address)
+        self._note(Action.SEGMENT_FREE, address, size, number)
+
+    def unmapped(self, number: int, address: int, size: int) -> None:
+        self._note(Action.SEGMENT_UNMAP, address, size, number)
+
+    def complete_pending(self, state: AllocatorState) -> None:
+        pass
+
+    def may_release(self, state: AllocatorState, pool: int) -> bool:
+        return True
+
+    def _note(self, action: Action, address: int, size: int, number: int) -> None:
+        change = SegmentEvent(self.event, action, address, size, number)
+        self.segment_allocs += not change.freed
+        self.segment_frees += change.freed
+        self.log.append(change)

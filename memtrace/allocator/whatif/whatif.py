@@ -16,7 +16,7 @@ from memtrace.allocator.replay.segments import owned
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, round_sizes
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import AllocatorState
-from memtrace.allocator.whatif.addresses import AddressSpace, Policy
+from memtrace.allocator.whatif.addresses import AddressSpace, CardDriver, Policy
 from memtrace.allocator.whatif.program import Op, Program
 from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I8, Action
@@ -109,63 +109,18 @@ class Simulation:
         return len(self.segment_events) - self.segment_allocs
 
 
-class World:
-    """Implements :class:`memtrace.allocator.simulator.Driver`. ``event`` is the step under way.
-
-    ``log`` collects every segment event as (event, action, address, size, free list). ``pending`` holds delayed frees.
-    """
+class World(CardDriver):
+    """The driver under a recorded program. ``pending`` holds delayed frees."""
 
     def __init__(
-        self,
-        config: AllocatorConfig,
-        space: AddressSpace,
-        complete: Callable[[int], None],
-        last_use: I8,
+        self, config: AllocatorConfig, space: AddressSpace, complete: Callable[[int], None], last_use: I8
     ) -> None:
-        self.config = config
-        self.space = space
+        super().__init__(config, space)
         self.event = -1
-        self.log: list[tuple[int, int, int, int, int]] = []
         self.pending: dict[int, None] = {}
         self.completed_by_flush: list[tuple[int, int]] = []  # (event, handle)
         self._complete = complete
         self._last_use = last_use
-        limit = config.limit_bytes
-        self._threshold = int(config.gc_threshold * limit) if limit is not None else 0
-
-    def admits(self, total_bytes: int, segment_bytes: int) -> bool:
-        limit = self.config.limit_bytes
-        return limit is None or total_bytes + segment_bytes <= limit
-
-    def wants_garbage(self, total_bytes: int, victims: list[int]) -> bool:
-        return total_bytes > self._threshold
-
-    def place(self, number: int, size: int) -> int | None:
-        address = self.space.place(size, self.event)
-        self.log.append((self.event, int(Action.SEGMENT_ALLOC), address, size, number))
-        return address
-
-    def reserve(self, state: AllocatorState, number: int, size: int) -> tuple[int, int]:
-        length = self.config.reservation_bytes
-        page = 2 << 20 if size <= 1 << 20 else self.config.large_segment_bytes
-        length = -(-length // page) * page
-        recorded = self.space.recorded_base(self.event)
-        if recorded is not None:
-            room = state.make_room(recorded, length)
-            if room >= size:
-                return recorded, room
-        return self.space.reserve(length), length
-
-    def map(self, number: int, address: int, size: int) -> bool:
-        self.log.append((self.event, int(Action.SEGMENT_MAP), address, size, number))
-        return True
-
-    def segment_freed(self, number: int, address: int, size: int) -> None:
-        self.space.give_back(address)
-        self.log.append((self.event, int(Action.SEGMENT_FREE), address, size, number))
-
-    def unmapped(self, number: int, address: int, size: int) -> None:
-        self.log.append((self.event, int(Action.SEGMENT_UNMAP), address, size, number))
 
     def complete_pending(self, state: AllocatorState) -> None:
         waiting, self.pending = self.pending, {}

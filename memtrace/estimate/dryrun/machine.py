@@ -16,8 +16,8 @@ from memtrace.allocator.config import AllocatorConfig, fraction_limit
 from memtrace.allocator.export import segments_of, settings_of
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, segment_size
 from memtrace.allocator.simulator import Allocator
+from memtrace.allocator.whatif.addresses import CardDriver
 from memtrace.estimate.dryrun.stacks import DryStacks
-from memtrace.estimate.placement import DriverModel, SegmentEvent
 from memtrace.estimate.presets import GpuPreset
 from memtrace.units import GIB, KIB, MIB
 
@@ -46,8 +46,7 @@ class DryMemory:
         self.follower: Any = None  # is told of births and deaths
         self.refusal = ""
         self.refused: tuple[int, int] | None = None  # bytes and stack of the last request that was refused
-        self._grown: list[SegmentEvent] = []
-        self._driver = DriverModel(self.config, self._grown)
+        self._driver = CardDriver(self.config)
         self._allocator = Allocator(self.config, self._driver)
         self._live: dict[int, tuple[int, int, int, int, int]] = {}  # address: free list, block, request, stack, pool
         self._levels: dict[str, list[int]] = {}  # current, peak, allocated, freed
@@ -117,15 +116,11 @@ class DryMemory:
             self._note_segments(self.stacks.here())
 
     def _note_segments(self, stack: int) -> None:
-        for change in self._grown:
-            pool = int(change.size > 2 * MIB)
+        for change in self._driver.log:
             sign = -1 if change.freed else 1
-            self._count(pool, reserved_bytes=sign * change.size, segment=sign)
-            expands = self.config.expandable_segments
-            action = ("segment_unmap" if expands else "segment_free") if change.freed else "segment_alloc"
-            action = "segment_map" if expands and not change.freed else action
-            self._note(action, change.address, change.size, stack, change.number)
-        self._grown.clear()
+            self._count(int(change.size > 2 * MIB), reserved_bytes=sign * change.size, segment=sign)
+            self._note(change.action.name.lower(), change.address, change.size, stack, change.number)
+        self._driver.log.clear()
 
     def _refuse(self, size: int, segment: int, stack: int, number: int) -> None:
         free, held = self.free_bytes, self._levels["reserved_bytes.all"][0]
