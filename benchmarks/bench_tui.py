@@ -2,9 +2,10 @@
 
 The browser runs as a user runs it, in a terminal of its own; this script presses keys and watches the output. From a
 key to the first byte of output is the reaction; to the last byte before the terminal falls silent is the repaint.
-``memtrace report`` on the same file, timed in the same run, is the reference for start-up and memory.
+``memtrace report`` on the same file, timed in the same run, is the reference for start-up and memory. ``--link`` reads
+no faster than so many bytes a second, as over a slow connection, whose delay is not in the figures.
 
-    python benchmarks/bench_tui.py FILE [--size 160x48] [--rounds 2] [--json]
+    python benchmarks/bench_tui.py FILE [--size 160x48] [--rounds 2] [--link 1000000] [--json]
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ TOUR = " ".join(
 class Terminal:
     """A process in a pseudo-terminal of a given size."""
 
-    def __init__(self, command: list[str], columns: int, rows: int) -> None:
+    def __init__(self, command: list[str], columns: int, rows: int, link_bytes_s: int = 0) -> None:
+        self.link_bytes_s = link_bytes_s
+        self.link_free = 0.0  # when what was read so far has gone through the link
         environment = {**ENVIRONMENT, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
         self.start = time.perf_counter()
         self.pid, self.fd = pty.fork()
@@ -70,9 +73,13 @@ class Terminal:
         if not ready:
             return b""
         try:
-            data = os.read(self.fd, 1 << 16)
+            data = os.read(self.fd, 1 << 12 if self.link_bytes_s else 1 << 16)
         except OSError:
             return b""
+        if self.link_bytes_s:
+            now = time.perf_counter()
+            self.link_free = max(self.link_free, now) + len(data) / self.link_bytes_s
+            time.sleep(self.link_free - now)
         self.text = (self.text + data)[-(1 << 20) :]
         self.sent_bytes += len(data)
         return data
@@ -144,6 +151,7 @@ def main() -> None:
     parser.add_argument("file")
     parser.add_argument("--size", default="160x48")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--link", type=int, default=0, metavar="BYTES_S")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     columns, rows = map(int, args.size.split("x"))
@@ -152,32 +160,34 @@ def main() -> None:
     report_s, report_bytes = min(r[0] for r in references), min(r[1] for r in references)
     starts, start_cpu, report_cpu = [], [], min(r[2] for r in references)
     for number in range(3):
-        terminal = Terminal([sys.executable, "-m", "memtrace", "browse", args.file], columns, rows)
+        terminal = Terminal([sys.executable, "-m", "memtrace", "browse", args.file], columns, rows, args.link)
         starts.append(terminal.wait_for(b"base weights"))
         start_cpu.append(terminal.cpu_s())
         if number < 2:
             terminal.drain(0.5)
             terminal.close()
     terminal.drain(4.0)  # let the findings, which are worked out in the background, come first
-    reactions: dict[str, list[float]] = {}
+    slowest: list[tuple[float, str]] = []
     repaints: list[float] = []
     firsts: list[float] = []
     sent: list[float] = []
-    cpu_before = terminal.cpu_s()
+    cpu_before, screen = terminal.cpu_s(), "1"
     for _ in range(args.rounds):
         for key in TOUR:
+            screen = key if key.isdigit() and key != "0" else screen
             before = terminal.sent_bytes
             times = terminal.press(key)
             if times is not None:
                 sent.append(terminal.sent_bytes - before)
                 firsts.append(times[0])
                 repaints.append(times[1])
-                reactions.setdefault(key, []).append(times[1])
+                slowest.append((round(times[1] * 1e3), f"{screen} {key}"))
     memory, cpu = terminal.memory_bytes(), terminal.cpu_s() - cpu_before
     terminal.close()
     result = {
         "file": args.file,
         "size": args.size,
+        "link_bytes_s": args.link,
         "load_average": [round(part, 1) for part in os.getloadavg()],
         "first_screen_s": round(min(starts), 3),
         "report_s": round(report_s, 3),
@@ -194,10 +204,7 @@ def main() -> None:
         "memory_bytes": memory,
         "report_memory_bytes": report_bytes,
         "memory_per_report": round(memory / report_bytes, 3),
-        "slowest_keys_ms": {
-            key: round(statistics.median(values) * 1e3, 1)
-            for key, values in sorted(reactions.items(), key=lambda item: -statistics.median(item[1]))[:8]
-        },
+        "slowest_keys_ms": [f"{screen_and_key}: {ms}" for ms, screen_and_key in sorted(slowest, reverse=True)[:12]],
     }
     if args.json:
         print(json.dumps(result))

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from memtrace.analysis import Analysis
 from memtrace.attribution.categories import Category
 from memtrace.frozen import dataclass
-from memtrace.history.timeline import Window, running
+from memtrace.history.timeline import NEVER, Window, running
 
 I8 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
+_REST = list(Category).index(Category.FRAGMENTATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +32,60 @@ class Curves:
         return len(self.reserved_bytes)
 
 
+def _held(analysis: Analysis) -> tuple[I8, I8]:
+    """The events from which on, and up to which, the program held each allocation (``born <= event < until``)."""
+    timeline, table = analysis.timeline, analysis.timeline.allocations
+    until = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
+    until[until < 0] = NEVER
+    until[: len(timeline.replay.initial_pending)][timeline.replay.initial_pending] = -1  # given up before the trace
+    return table.alloc_event, until
+
+
+def _category_of_rows(analysis: Analysis, rows: I8) -> I8:
+    """The place of each allocation's category in :class:`Category`."""
+    names, attribution = list(Category), analysis.attribution
+    return np.array([names.index(rule.category) for rule in attribution.rules])[attribution.rule[rows]]
+
+
+def live_curve(analysis: Analysis) -> I8:
+    """Requested bytes that the program held after each event: the sum of all categories but fragmentation."""
+    (born, until), size = _held(analysis), analysis.timeline.allocations.requested_bytes
+    before = int(size[(born < 0) & (until >= 0)].sum())
+    return running(Window(0, len(analysis.timeline)), before, (born, size), (until, -size))
+
+
+def categories_at(analysis: Analysis, events: I8) -> I8:
+    """As ``categories`` of the curves, at a few events in ascending order."""
+    count, table = len(events), analysis.timeline.allocations
+    since, before = (np.searchsorted(events, each) for each in _held(analysis))
+    seen = np.flatnonzero(since != before)
+    category, size = _category_of_rows(analysis, seen), table.requested_bytes[seen]
+    changes = np.zeros((len(Category), count + 1), dtype=np.int64)
+    np.add.at(changes, (category, since[seen]), size)
+    np.subtract.at(changes, (category, before[seen]), size)
+    held = changes.cumsum(axis=1)[:, :count]
+    held[_REST] = analysis.timeline.reserved_bytes[events] - held.sum(axis=0)
+    return held
+
+
 def category_curves(analysis: Analysis, window: Window | None = None) -> Curves:
     """The curves of a device at full resolution, all of them or a window: ``categories`` is int64 of (7, events)."""
-    timeline, attribution = analysis.timeline, analysis.attribution
-    table = timeline.allocations
+    timeline = analysis.timeline
     first, stop = window or (0, len(timeline))
-    names = list(Category)
-    code = np.array([names.index(rule.category) for rule in attribution.rules])[attribution.rule]
-    pending = np.zeros(len(table), dtype=np.bool_)
-    pending[: len(timeline.replay.initial_pending)] = timeline.replay.initial_pending
-    until = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
-    counted = ~pending & (table.alloc_event < stop) & ((until < 0) | (until >= first))
-    curves = np.zeros((len(names), stop - first), dtype=np.int64)
-    for number, name in enumerate(names):
-        if name is Category.FRAGMENTATION:
-            continue
-        rows = np.flatnonzero((code == number) & counted)
+    born, until = _held(analysis)
+    counted = np.flatnonzero((born < stop) & (until >= first))
+    category = _category_of_rows(analysis, counted)
+    part = slice(first, stop)
+    curves = np.zeros((len(Category), stop - first), dtype=np.int64)
+    curves[_REST] = timeline.reserved_bytes[part]
+    for number in range(len(Category)):
+        rows = counted[category == number]
         if not len(rows):  # zeros that nothing writes to take no memory
             continue
-        size, born = table.requested_bytes[rows], table.alloc_event[rows]
-        before = int(size[born < first].sum())
-        curves[number] = running(Window(first, stop), before, (born, size), (until[rows], -size))
-    rest = names.index(Category.FRAGMENTATION)
-    part = slice(first, stop)
-    curves[rest] = timeline.reserved_bytes[part]
-    for number in range(len(names)):
-        if number != rest:
-            curves[rest] -= curves[number]
+        size = timeline.allocations.requested_bytes[rows]
+        before = int(size[born[rows] < first].sum())
+        curves[number] = running(Window(first, stop), before, (born[rows], size), (until[rows], -size))
+        curves[_REST] -= curves[number]
     levels = (timeline.requested_bytes[part], timeline.allocated_bytes[part], timeline.reserved_bytes[part])
     return Curves(*levels, curves, first)
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memtrace_tui.data.buckets import EMPTY, FADED, UNUSED, columns, overlay, raster, ticks
 
+from memtrace.answers.curves import category_curves
 from memtrace.attribution.categories import Category
 
 REST = list(Category).index(Category.FRAGMENTATION)
@@ -22,10 +23,11 @@ def test_every_extreme_is_kept(data: st.DataObject) -> None:
     stop = data.draw(st.integers(start + 1, provider.count))
     width = data.draw(st.integers(1, 220))
     found = columns(provider, start, stop, width, data.draw(st.booleans()))
-    curves = provider.curves
+    curves = category_curves(provider.analysis)
     live = (curves.reserved_bytes - curves.categories[REST])[start:stop]
     assert found.high.max() == live.max() and found.low.min() == live.min()
     assert found.reserved.max() == curves.reserved_bytes[start:stop].max()
+    assert (found.layers == np.delete(curves.categories, REST, 0)[:, found.high_event]).all()
     assert (found.layers.sum(axis=0) == found.high).all() and (found.low <= found.high).all()
     assert ((found.high_event >= start) & (found.high_event < stop)).all()
     assert (found.start[1:] >= found.start[:-1]).all()

@@ -156,23 +156,50 @@ def test_one_grammar_of_places() -> None:
 
 
 class Grid:
-    """What a terminal shows after such sequences: cursor addressing and text; colours are not looked at."""
+    """What a terminal shows after such sequences: text, and of each cell its colours and attributes."""
 
     def __init__(self, width: int, height: int) -> None:
         self.rows = [[" "] * width for _ in range(height)]
+        self.looks = [[("", "", "")] * width for _ in range(height)]
+        self.attributes, self.front, self.behind = "", "", ""
 
     def feed(self, sequence: str) -> None:
         x = y = 0
-        for move, text in re.findall(r"\x1b\[(\d+;\d+)H|\x1b\[[\d;]*m|([^\x1b]+)", sequence):
+        for move, column, pen, text in re.findall(r"\x1b\[(?:(\d+;\d+)H|(\d+)G|([\d;]*)m)|([^\x1b]+)", sequence):
             if move:
                 y, x = (int(part) - 1 for part in move.split(";"))
+            elif column:
+                x = int(column) - 1
+            elif not text:
+                self._take(pen)
             for character in text:
                 self.rows[y][x] = character
+                self.looks[y][x] = self._look(character)
                 x += 1
+
+    def _take(self, pen: str) -> None:
+        for code in re.findall(r"[34]8;2;\d+;\d+;\d+|\d+", pen or "0"):
+            if code == "0":
+                self.attributes = self.front = self.behind = ""
+            elif code == "22":
+                self.attributes = self.attributes.strip("12")
+            elif code in ("39", "49") or re.match("[34][0-8]", code):
+                colour = "" if code[1] == "9" else code[1:]
+                self.front, self.behind = (colour, self.behind) if code[0] == "3" else (self.front, colour)
+            else:
+                self.attributes += code
+
+    def _look(self, character: str) -> tuple[str, str, str]:
+        """Bold, dim and the colour in front don't show on a blank."""
+        seen = self.attributes.strip("12") if character == " " else self.attributes
+        return seen, "" if character == " " and not seen else self.front, self.behind
 
 
 texts = st.text("abc █▄", min_size=1, max_size=6)
-styles = st.sampled_from([None, Style(color="red"), Style(bgcolor="blue", bold=True)])
+styles = st.sampled_from([
+    None, Style(color="red"), Style(bgcolor="blue", bold=True), Style(color="#010203", bgcolor="#f0e0d0"),
+    Style(color="#010203", dim=True), Style(color="green", bgcolor="blue", underline=True), Style(reverse=True),
+])  # fmt: skip
 rows = st.lists(st.tuples(texts, styles), max_size=6)
 
 
@@ -192,6 +219,11 @@ def test_only_changes_are_sent_and_they_make_the_picture(
         strips = [Strip([Segment(*part) for part in row]).adjust_cell_length(width) for row in picture]
         grid.feed(terminal.changes(pieces(strips, cut), console))
         assert ["".join(row) for row in grid.rows] == [strip.text for strip in strips]
+        plain = Grid(width, 3)  # each cell with its whole style
+        for y, strip in enumerate(strips):
+            for x, (text, style, _) in enumerate(part for cell in strip.divide(range(1, width + 1)) for part in cell):
+                plain.feed(f"\x1b[m\x1b[{y + 1};{x + 1}H" + (style or Style()).render(text))
+        assert grid.looks == plain.looks
         assert terminal.changes(pieces(strips), console) == ""
         one = [*strips[:2], Strip([*strips[2].crop(0, width - 1), Segment("!")])]
         sent = terminal.changes(pieces(one)[2:], console)  # what did not change need not be handed on

@@ -338,7 +338,7 @@ async def test_two_devices_take_turns() -> None:
 async def test_the_mouse() -> None:
     async with open_app(TINY, (120, 40)) as pilot:
         screen = main_screen(pilot)
-        await pilot.click("#tab-timeline")
+        await pilot.click("#tabs", offset=(14, 0))
         await settle(pilot)
         assert screen.current == "timeline"
         await pilot.click("#chart", offset=(60, 8))

@@ -13,9 +13,10 @@ from pathlib import Path
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Container
+from textual.reactive import Reactive
 from textual.screen import Screen
 from textual.timer import Timer
-from textual.widgets import Input, Tab, Tabs
+from textual.widgets import Input
 
 from memtrace.errors import MemtraceError, UsageError
 from memtrace.ranges import PLACES
@@ -28,16 +29,14 @@ from memtrace_tui.dialogs import Ask, Details, OneKey
 from memtrace_tui.session import Session
 from memtrace_tui.settings import is_served
 from memtrace_tui.views import VIEWS, View, help_lines
-from memtrace_tui.widgets.bars import Cursor, FilterBar, KeyBar, Scrubber
+from memtrace_tui.widgets.bars import Cursor, FilterBar, KeyBar, Scrubber, TabBar
 from memtrace_tui.widgets.base import Changed, Failed, MoveCursor, Open, keys
-
-# titles on the tabs, the last where there is little room
-_LONG = {name: f"{each.key} {each.title}" for name, each in VIEWS.items()}
-_SHORT = {name: title.replace("Allocations", "Allocs").replace("Findings", "Finds") for name, title in _LONG.items()}
 
 
 class MainScreen(Screen[None]):
     """One view at a time, and the keys that work on all of them."""
+
+    focused = Reactive(None, repaint=False)  # what changes with the focus are two widgets, not the whole screen
 
     BINDINGS = keys("""
         comma full_stop     event(±1)               Event / Next event              , .      One event back or on
@@ -74,6 +73,7 @@ class MainScreen(Screen[None]):
         self.speed = max(session.provider.count // 600, 1)
         self._cursor, self._scrubber = Cursor(session), Scrubber(session)
         self._filter, self._key_bar = FilterBar(), KeyBar()
+        self._tabs = TabBar({name: f"{each.key} {each.title}" for name, each in VIEWS.items()})
         self._is_stale = False
         self._trail: list[Goto] = []  # places before the present one; and those that alt+left came from
         self._ahead: list[Goto] = []
@@ -83,10 +83,7 @@ class MainScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """A line of tabs, the cursor, the filter while it is written, the body, and two lines below."""
-        tabs = Tabs(*(Tab(title, id=f"tab-{name}") for name, title in _SHORT.items()),
-                    active=f"tab-{self.current}", id="tabs")  # fmt: skip
-        tabs.can_focus = False
-        yield tabs
+        yield self._tabs
         yield self._cursor
         yield self._filter
         yield Container(id="body")
@@ -110,7 +107,7 @@ class MainScreen(Screen[None]):
         try:
             for entry in VIEWS.values():  # so that the first key to a screen need not import it
                 entry.load()
-            _ = self.session.provider.curves  # for the timeline, which is often next and waits for them
+            _ = self.session.provider.live_bytes  # for the timeline, which is often next and waits for it
             layer_of_rows(self.session.provider)  # for the details of an allocation
             self.session.explain()
         except Exception as error:
@@ -138,26 +135,10 @@ class MainScreen(Screen[None]):
         with self.app.batch_update():  # one repaint
             for view in body.query(View):
                 view.display = view.view == name
-            tabs = self.query_one(Tabs)
-            with tabs.prevent(Tabs.TabActivated):
-                tabs.active = f"tab-{name}"
-            self._name_tabs()
+            self._tabs.current = name
+            self._tabs.refresh()
             self.set_focus(self.view.main())
             self.view.show()
-
-    def _name_tabs(self) -> None:
-        """By key and title; where even short titles are too much for the screen, only the present one has its own."""
-        fits = (each for each in (_LONG, _SHORT) if len(" ".join(each.values())) < self.app.size.width)
-        titles = next(fits, {name: title if name == self.current else title[0] for name, title in _SHORT.items()})
-        for name, title in titles.items():
-            tab = self.query_one(f"#tab-{name}", Tab)
-            if tab.label_text != title:
-                tab.label = title
-
-    async def on_tabs_tab_activated(self, message: Tabs.TabActivated) -> None:
-        name = (message.tab.id or "").removeprefix("tab-")
-        if name != self.current:
-            await self.action_view(name)
 
     def update(self) -> None:
         """Something that screens show has changed: draw once, however many changes there were."""
@@ -257,7 +238,6 @@ class MainScreen(Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width >= 118, "wide").set_class(event.size.height < 16, "low")
-        self._name_tabs()
         self.update()
 
     # -- the filter

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from memtrace.analysis import Analysis
-from memtrace.answers.curves import Curves, category_curves
+from memtrace.answers.curves import live_curve
 from memtrace.answers.report import Moment, Report, moment_of, report
 from memtrace.attribution.categories import category_name
 from memtrace.attribution.phases import Phase
@@ -101,9 +101,9 @@ class Provider:
     # -- the whole recording
 
     @cached_property
-    def curves(self) -> Curves:
-        """Memory by category at every event."""
-        return category_curves(self.analysis)
+    def live_bytes(self) -> I8:
+        """Requested bytes that the program held after each event."""
+        return live_curve(self.analysis)
 
     @cached_property
     def spans(self) -> tuple[PhaseSpan, ...]:

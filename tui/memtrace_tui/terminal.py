@@ -6,16 +6,19 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import groupby, zip_longest
 from operator import itemgetter
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len
+from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
 from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
 from textual.strip import Strip
 
-Cell = tuple[str, Style | str | None]  # character and style; "" and the character for its second half, if it is wide
+Cell = tuple[str, Any]  # character and its pen; "" and the character for its second half, if it is wide
 Piece = tuple[int, int, Strip]  # row, column, and what is there
 _NARROW = re.compile("[ -~\u00a0-\u02ff\u2190-\u21ff\u2500-\u25fc]*").fullmatch  # a cell each
 _UNKNOWN: Cell = ("", "?")
@@ -35,12 +38,38 @@ def speaks_utf8() -> bool:
     return all(each.lower().replace("-", "") in ("", "utf8") for each in encodings)
 
 
+class Pen(NamedTuple):
+    """What a terminal writes with: the parts of an SGR sequence. Blanks are written in any colour (""), and with any
+    attributes that don't show on them."""
+
+    attributes: str
+    front: str
+    behind: str
+
+
+_PLAIN = Pen("", "39", "49")
+_UNSEEN_ON_BLANKS = ("", "1", "2")  # bold and dim
+
+
+@lru_cache(4096)
+def _pens(style: Style | None, colours: ColorSystem | None) -> tuple[Pen, Pen]:
+    """For characters, and for blanks."""
+    if style is None or colours is None:
+        return _PLAIN, Pen("", "", "49")
+    codes = [] if style.color is None else style.color.downgrade(colours).get_ansi_codes()
+    codes_behind = [] if style.bgcolor is None else style.bgcolor.downgrade(colours).get_ansi_codes(False)
+    attributes = style.without_color._make_ansi_codes(colours)
+    pen = Pen(attributes, ";".join(codes) or "39", ";".join(codes_behind) or "49")
+    return pen, Pen("", "", pen.behind) if attributes in _UNSEEN_ON_BLANKS else pen
+
+
 class Terminal:
     """Remembers what is on screen. Textual repaints whole regions, which over a slow link is what a key waits for."""
 
     def __init__(self, is_ascii: bool) -> None:
         self._is_ascii = is_ascii
         self._rows: dict[int, list[Cell]] = {}
+        self._pen = _PLAIN
 
     def forget(self) -> None:
         """Something else may have written there: draw everything the next time."""
@@ -53,26 +82,49 @@ class Terminal:
             before = self._rows.get(y, [])
             row = self._rows[y] = before.copy()
             for _, x, strip in line:
-                cells = self._cells(strip)
+                cells = self._cells(strip, console._color_system)
                 row += [_UNKNOWN] * (x - len(row))
                 row[x : x + len(cells)] = cells
-            for first, stop in _differing(before, row):
-                written.append(f"\x1b[{y + 1};{first + 1}H")
-                written += _written(row[first:stop], console)
+            for number, (first, stop) in enumerate(_differing(before, row)):
+                written.append(f"\x1b[{first + 1}G" if number else f"\x1b[{y + 1};{first + 1}H")
+                written += self._written(row[first:stop])
+        if self._pen != _PLAIN:
+            self._pen = _PLAIN
+            written.append("\x1b[m")
         return "".join(written)
 
-    def _cells(self, strip: Strip) -> list[Cell]:
+    def _cells(self, strip: Strip, colours: ColorSystem | None) -> list[Cell]:
         cells: list[Cell] = []
         for text, style, control in strip:
             if control:
                 continue
+            pen, blank = _pens(style, colours)
             shown = text.translate(ASCII) if self._is_ascii else text
             if _NARROW(shown):
-                cells += [(character, style) for character in shown]
+                cells += [(character, blank if character == " " else pen) for character in shown]
                 continue
             for piece in _characters(shown):
-                cells += [(piece, style), *[("", piece)] * (cell_len(piece) - 1)]
+                cells += [(piece, pen), *[("", piece)] * (cell_len(piece) - 1)]
         return cells
+
+    def _written(self, cells: list[Cell]) -> Iterator[str]:
+        """The cells, and before each run of one style what has to change of the last one."""
+        for pen, group in groupby((cell for cell in cells if cell[0]), key=itemgetter(1)):
+            attributes, front, behind = pen
+            old, codes = self._pen, ""
+            if not front and old.attributes in _UNSEEN_ON_BLANKS:
+                attributes, front = old.attributes, old.front
+            if attributes != old.attributes:
+                if attributes in _UNSEEN_ON_BLANKS and old.attributes in _UNSEEN_ON_BLANKS:
+                    codes = f"22;{attributes}"
+                else:
+                    codes, old = f"0;{attributes}", _PLAIN
+            colours = (new for new, was in ((front, old.front), (behind, old.behind)) if new and new != was)
+            codes = ";".join(filter(None, (codes.removesuffix(";"), *colours)))
+            self._pen = Pen(attributes, front or old.front, behind)
+            if codes:
+                yield f"\x1b[{codes}m"
+            yield from map(itemgetter(0), group)
 
 
 def _characters(text: str) -> list[str]:
@@ -96,12 +148,6 @@ def _differing(old: list[Cell], new: list[Cell]) -> list[tuple[int, int]]:
         else:
             ranges.append((x, x + 1))
     return ranges
-
-
-def _written(cells: list[Cell], console: Console) -> Iterator[str]:
-    for style, group in groupby((cell for cell in cells if cell[0]), key=itemgetter(1)):
-        run = "".join(map(itemgetter(0), group))
-        yield style.render(run, color_system=console._color_system) if isinstance(style, Style) else run
 
 
 class Changes(CompositorUpdate):

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from memtrace.answers.curves import categories_at
 from memtrace.attribution.categories import Category
 from memtrace.snapshot.model import I8, U1
 from memtrace_tui.provider import Provider
@@ -69,19 +70,16 @@ def columns(provider: Provider, start: int, stop: int, width: int, by_time: bool
     if stop <= start:
         none = np.zeros(width, np.int64)
         return Columns(none, none, none, np.zeros((len(LAYERS), width), np.int64), none, none, none)
-    curves = provider.curves
-    rest = list(Category).index(Category.FRAGMENTATION)
     edges = window_edges(provider, start, stop, width, by_time)
     ranges = _ranges(edges, start)
-    live = curves.reserved_bytes[start:stop] - curves.categories[rest, start:stop]
-    reserved = curves.reserved_bytes[start:stop]
+    live, reserved = provider.live_bytes[start:stop], provider.timeline.reserved_bytes[start:stop]
     high_event, low, high, top = (np.zeros(width, dtype=np.int64) for _ in range(4))
     for i, (a, b) in enumerate(ranges):
         piece = live[a - start : b - start]
         at = int(piece.argmax())
         high_event[i] = a + at
         high[i], low[i], top[i] = piece[at], piece.min(), reserved[a - start : b - start].max()
-    layers = np.stack([row[high_event] for i, row in enumerate(curves.categories) if i != rest])
+    layers = np.delete(categories_at(provider.analysis, high_event), list(Category).index(Category.FRAGMENTATION), 0)
     return Columns(edges[:-1], edges[1:], high_event, layers, low, high, top)
 
 

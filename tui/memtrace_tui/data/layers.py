@@ -58,8 +58,8 @@ def _by_order(sites: I8) -> tuple[int, I8]:
     """(how many layers a pass ran, which of them each of its allocations is of, in the order of the pass, -1 for none),
     from the call sites of its allocations; 0 layers where no order is told."""
     told = np.full(len(sites), -1, dtype=np.int64)
-    _, inverse, counts = np.unique(sites, return_inverse=True, return_counts=True)
-    places = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
+    order = np.argsort(sites, kind="stable")
+    places = np.split(order, np.flatnonzero(np.diff(sites[order])) + 1)
     rhythms = [_rhythm(place) for place in places]
     often = Counter(rhythm for rhythm in rhythms if rhythm[0] >= _LEAST_LAYERS)
     (layers, gap), alike = max(often.items(), key=lambda item: item[1], default=((0, 0.0), 0))

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from memtrace.answers.curves import pick_events
+from memtrace.answers.curves import category_curves, pick_events
 from memtrace.attribution.categories import Category
+from memtrace.history.timeline import Window
 from memtrace_tui.data.details import allocation_lines, event_text, stack_lines
 from memtrace_tui.data.lines import BLANK, Line, line
 from memtrace_tui.views import View
@@ -54,12 +55,14 @@ class TimelineView(View):
         return [head, *allocation_lines(self.session.provider, row, event, width)]
 
     def csv(self) -> Iterable[Sequence[str]]:
-        chart, curves, provider = self.main(), self.session.provider.curves, self.session.provider
+        chart, provider = self.main(), self.session.provider
         yield "event", "time_us", "requested_bytes", "allocated_bytes", "reserved_bytes", *map(str, Category)
-        for event in pick_events(curves, 4000, chart.start, chart.stop).tolist() if provider.count else ():
-            row = [event, provider.timeline.time_us(event), curves.requested_bytes[event]]
-            row += [curves.allocated_bytes[event], curves.reserved_bytes[event], *curves.categories[:, event]]
-            yield ["" if value is None else str(value) for value in row]
+        if provider.count:
+            curves = category_curves(provider.analysis, Window(chart.start, chart.stop))
+            for event in pick_events(curves, 4000).tolist():
+                row = [event, provider.timeline.time_us(event), *provider.timeline.curve_at(event)]
+                row += curves.categories[:, event - curves.first].tolist()
+                yield ["" if value is None else str(value) for value in row]
 
     def copy_text(self) -> str:
         provider, event = self.session.provider, self.session.event

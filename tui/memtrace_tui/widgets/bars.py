@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -111,6 +112,37 @@ class Scrubber(Cursored):
     def event_at(self, x: int) -> int:
         _, highest, _ = skyline(self.session.provider, self.size.width)
         return int(highest[max(min(x, len(highest) - 1), 0)])
+
+
+class TabBar(Drawn):
+    """The screens by key and title, the present one marked; a click shows one.
+
+    Textual's Tabs is ten widgets, whose styles and hidden underline cost a third of every change of the screen.
+    """
+
+    def __init__(self, titles: Mapping[str, str]) -> None:
+        super().__init__(id="tabs")
+        self._long, self.current = titles, ""
+
+    def _titles(self) -> dict[str, str]:
+        """Short where long ones don't fit; where that is too much, too, only the present one has its own."""
+        short = {name: title.replace("Allocations", "Allocs").replace("Findings", "Finds")
+                 for name, title in self._long.items()}  # fmt: skip
+        fits = (dict(each) for each in (self._long, short) if len(" ".join(each.values())) < self.size.width)
+        return next(fits, {name: title if name == self.current else title[0] for name, title in short.items()})
+
+    def draw_line(self, y: int) -> Strip:
+        parts = [
+            self.look.spans([(f"{title} ", "strong" if name == self.current else "text")], len(title) + 1,
+                            "select" if name == self.current else "panel")
+            for name, title in self._titles().items()
+        ]  # fmt: skip
+        return Strip.join(parts).adjust_cell_length(self.size.width, self.look.style("text", "panel"))
+
+    def on_click(self, event: events.Click) -> None:
+        keys = [title[0] for title in self._titles().values() for _ in f"{title} "]
+        if event.x < len(keys):
+            self.app.simulate_key(keys[event.x])
 
 
 class KeyBar(Drawn):
