@@ -44,18 +44,20 @@ class OutermostStep:
 
 
 class AutoHooks:
-    """Calls ``on_model(model)``, ``after_backward()``, ``before_step(optimizer)`` and ``after_step(optimizer)``."""
+    """Calls ``on_model(model)``, ``on_call(rows, tokens of one)``, ``after_backward()``, ``before_step(optimizer)`` and
+    ``after_step(optimizer)``."""
 
     def __init__(
         self,
         log: PhaseLog,
         on_model: Callable[[Any], None],
+        on_call: Callable[[int, int], None],
         after_backward: Callable[[], None],
         before_step: Callable[[Any], None],
         after_step: Callable[[Any], None],
     ) -> None:
         self.log = log
-        self.on_model, self.after_backward = on_model, after_backward
+        self.on_model, self.on_call, self.after_backward = on_model, on_call, after_backward
         self.before_step, self.after_step = before_step, after_step
         self._local = threading.local()
         self._compiling: Callable[[], bool] = lambda: False
@@ -215,6 +217,8 @@ class AutoHooks:
         """
         run, given = self.log.run, kwargs.get("input_ids", kwargs.get("inputs_embeds", next(iter(args), None)))
         shape = tuple(getattr(given, "shape", ()))
+        if len(shape) == 2:
+            self.on_call(int(shape[0]), int(shape[1]))
         if self.log.name != FORWARD or len(shape) < 2:
             return
         if given.is_floating_point() and "inputs_embeds" not in kwargs:

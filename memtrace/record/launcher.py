@@ -211,9 +211,7 @@ def _begin_in_child(options: RecordOptions) -> None:
 
 
 def _record_children(inner: Recorder) -> None:
-    """Have forked and spawned children recorded too."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=inner.forked)
+    """Have spawned children recorded too; forked ones are (see :meth:`Recorder.forked`)."""
     if not _children_find_memtrace():
         return  # what can't be unpickled would break them
     original = multiprocessing.spawn.get_preparation_data

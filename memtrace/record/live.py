@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -85,7 +84,6 @@ class LiveServer:
         self._pieces: tuple[int, int, int] | None = None  # the numbers of FreePieces
         self._phases_of = -1  # the step whose phases are looked at: one a second
         self._phase_levels: dict[str, tuple[int, int]] = {}  # (allocated at its end, peak so far), while watched
-        _servers.add(self)
 
     def start(self) -> None:
         """Listen, and begin to serve. Where that fails one line says why, and the run goes on unwatched."""
@@ -213,7 +211,7 @@ class LiveServer:
         for order in orders:
             reply: dict[str, Any] = {"type": "done", "do": str(order.get("do"))[:40]}
             try:
-                reply |= _ORDERS.get(reply["do"], LiveServer._unknown)(self, order)
+                reply |= self._obey(reply["do"], order)
             except Exception as error:
                 reply["error"] = f"{type(error).__name__}: {error}"[:300]
             self._say(watcher, reply)
@@ -223,24 +221,27 @@ class LiveServer:
         with contextlib.suppress(OSError):
             watcher.socket.close()
 
-    # orders
-    def _unknown(self, order: dict[str, Any]) -> dict[str, Any]:
-        return {"error": "no such order"}
+    def _obey(self, what: str, order: dict[str, Any]) -> dict[str, Any]:
+        """Carry out a watcher's order; returns what there is to say of it."""
+        if what == "snapshot":
+            file = self.recorder.save("-live", "request", mode=0o600)
+            return {"file": str(file)} if file is not None else {"error": "could not be written"}
+        if what == "stacks":
+            self.recorder.switch_stacks(order.get("on") is True)
+            return {"stacks": self.recorder.recording}
+        if what == "phase":
+            self.recorder.log.enter(str(order.get("name"))[:60])
+            return {"phase": self.recorder.log.name}
+        if what == "blocks":
+            return self._want_blocks(order.get("at"))
+        if what != "detach":
+            return {"error": "no such order"}
+        if self.on_detach is None:
+            return {"error": "the program records itself; it was not attached to"}
+        threading.Thread(target=self.on_detach, name="memtrace-detach", daemon=True).start()
+        return {}
 
-    def _snapshot(self, order: dict[str, Any]) -> dict[str, Any]:
-        file = self.recorder.save("-live", "request", mode=0o600)
-        return {"file": str(file)} if file is not None else {"error": "could not be written"}
-
-    def _stacks(self, order: dict[str, Any]) -> dict[str, Any]:
-        self.recorder.switch_stacks(order.get("on") is True)
-        return {"stacks": self.recorder.recording}
-
-    def _phase(self, order: dict[str, Any]) -> dict[str, Any]:
-        self.recorder.log.enter(str(order.get("name"))[:60])
-        return {"phase": self.recorder.log.name}
-
-    def _blocks(self, order: dict[str, Any]) -> dict[str, Any]:
-        moment = order.get("at")
+    def _want_blocks(self, moment: Any) -> dict[str, Any]:
         if moment not in protocol.MOMENTS:
             return {"error": f"at is one of {', '.join(protocol.MOMENTS)}"}
         wait = self._not_before - time.monotonic()
@@ -250,12 +251,6 @@ class LiveServer:
         self._wanted = moment
         if moment == "now":
             self._look("now")
-        return {}
-
-    def _detach(self, order: dict[str, Any]) -> dict[str, Any]:
-        if self.on_detach is None:
-            return {"error": "the program records itself; it was not attached to"}
-        threading.Thread(target=self.on_detach, name="memtrace-detach", daemon=True).start()
         return {}
 
     # what is said
@@ -416,20 +411,11 @@ class LiveServer:
                 self._drop(watcher)
 
 
-_ORDERS: dict[str, Callable[[LiveServer, dict[str, Any]], dict[str, Any]]] = {
-    "snapshot": LiveServer._snapshot,
-    "stacks": LiveServer._stacks,
-    "phase": LiveServer._phase,
-    "blocks": LiveServer._blocks,
-    "detach": LiveServer._detach,
-}
-_servers: weakref.WeakSet[LiveServer] = weakref.WeakSet()
-
-
 def let_watchers_in(recorder: Recorder) -> Recorder:
     """Give a recorder its server, if its options ask for one."""
     if recorder.options.live and recorder.steps is not None:
         recorder.live = LiveServer(recorder, recorder.steps)
+        recorder.in_child.append(recorder.live.forked)
         recorder.log.on_enter = recorder.live.entered
     return recorder
 
@@ -451,12 +437,3 @@ def _as_if_recorded(snapshot: dict[str, Any], device: int) -> list[list[dict[str
                 events.append(event | {"time_us": now, "frames": block["frames"]})
             address += block["size"]
     return [[] for _ in range(device)] + [events]
-
-
-def _forked() -> None:
-    for server in list(_servers):
-        server.forked()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)

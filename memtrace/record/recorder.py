@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,9 +85,12 @@ class Recorder:
         self.steps = StepLog(self.backend, options.step_log) if options.step_log or options.live else None
         self.live: Any = None  # a memtrace.record.live.LiveServer, which lets watchers in
         self.device = 0  # the one in use when the recording began
-        self.hooks = AutoHooks(self.log, self._know_model, self._after_backward, self._before_step, self._after_step)
+        self.hooks = AutoHooks(
+            self.log, self._know_model, self._called, self._after_backward, self._before_step, self._after_step
+        )
         self.deep = DeepNames(self.backend) if options.deep else None
         self.is_child = False  # forked or spawned by the process that memtrace was started in
+        self.in_child: list[Callable[[], None]] = [self.forked]  # called in a forked child
         self.process = os.getpid()
         self.stacks = options.stacks
         self.started_us: int | None = None
@@ -100,6 +104,7 @@ class Recorder:
         self._backward_passes = 0
         self._config: dict[str, Any] = {}
         self._lock = threading.RLock()
+        _made.add(self)
 
     # life
     def follow(self) -> None:
@@ -179,7 +184,6 @@ class Recorder:
             with messages.guarded("switching the recording off"):
                 self._stop_history()
             if self.steps is not None:
-                self.steps.close()
                 with messages.guarded("writing the step log"):
                     self._write_steps()
 
@@ -208,8 +212,10 @@ class Recorder:
         self.labels.add_model(model)
         if self.started_us is not None:
             self.outside.read("model", self.device)
+
+    def _called(self, rows: int, length: int) -> None:
         if self.steps is not None:
-            self.steps.follow(model)
+            self.steps.called(rows, length)
 
     def _write_steps(self) -> None:
         if self.options.step_log and self.steps and self._folder is not None:
@@ -421,6 +427,18 @@ def _attempt(problems: list[str], default: Any, job: Callable[[], Any]) -> Any:
         problems.append(f"{type(error).__name__}: {error}")
         return default
 
+
+_made: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for recorder in list(_made):
+        for tell in list(recorder.in_child):
+            tell()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 _observing: list[Recorder] = []
 _observed_backends: list[Any] = []

@@ -44,7 +44,7 @@ class SignalWatch:
         for number in wanted:
             self._previous[number] = signal.signal(number, self._handle)
         threading.Thread(target=self._watch, args=(self._pipe[0],), name="memtrace-signals", daemon=True).start()
-        _watching.append(self)
+        self.recorder.in_child.append(self.forked)
 
     def remove(self) -> None:
         """Give the signals back, except those the program has taken since."""
@@ -54,7 +54,7 @@ class SignalWatch:
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, previous)
         self._previous = {}
-        _watching.remove(self)
+        self.recorder.in_child.remove(self.forked)
         current = signal.set_wakeup_fd(-1)
         if current != self._pipe[1]:
             signal.set_wakeup_fd(current)
@@ -106,19 +106,6 @@ class SignalWatch:
             if file is not None:
                 messages.say(f"terminated; recorded to {file}")
         _die(number)
-
-
-_watching: list[SignalWatch] = []
-
-
-def _forked() -> None:
-    for watch in list(_watching):
-        watch.forked()
-    _watching.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
 
 
 def _die(number: int) -> None:

@@ -6,11 +6,10 @@ are 21 MB here and some 30 MB in a file. A step's peak is had by resetting PyTor
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from memtrace.record.backend import CudaBackend
@@ -40,21 +39,13 @@ class StepLog:
         self._cells = array("q")
         self._forgotten = 0  # rows that were there before the first one kept
         self._tokens = self._longest = 0
-        self._handles: list[Any] = []
         self._failed = False
         self._not_before = 0.0
 
-    def follow(self, model: Any) -> None:
-        """Note the shape of what the model is called with; nothing is read from the device."""
-        with contextlib.suppress(AttributeError, TypeError):
-            self._handles.append(model.register_forward_pre_hook(self._called, with_kwargs=True))
-
-    def _called(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        shape: Sequence[int] = getattr(ids, "shape", ())
-        if len(shape) == 2:
-            self._tokens = max(self._tokens, int(shape[0]) * int(shape[1]))
-            self._longest = max(self._longest, int(shape[1]))
+    def called(self, rows: int, length: int) -> None:
+        """A model was called with so many rows of so many tokens."""
+        self._tokens = max(self._tokens, rows * length)
+        self._longest = max(self._longest, length)
 
     def note(self, step: int) -> None:
         """A step has ended. Never raises: a log must not stop a run."""
@@ -100,12 +91,6 @@ class StepLog:
         while rows:
             yield b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows)
             rows, following = self.since(following, 1000)
-
-    def close(self) -> None:
-        """Stop following models."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
     def __len__(self) -> int:
         return len(self._cells) // _WIDTH

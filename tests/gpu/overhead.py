@@ -109,7 +109,6 @@ class Bench:
     def logged_steps(self, count: int) -> dict[str, Any]:
         """Pairs of a bare step and one with the light step log, and the seconds the log's own code took."""
         log = StepLog(get_backend())
-        log.follow(self.model)
         own: list[float] = []
         ratios: list[float] = []
         for number in range(count):
@@ -122,7 +121,6 @@ class Bench:
                     own.append(time.perf_counter() - began)
                     seconds[how] += own[-1]
             ratios.append(seconds["logged"] / seconds["bare"])
-        log.close()
         step_s = statistics.median(self.step() for _ in range(10))
         return {
             "pairs": count, "median_ratio": statistics.median(ratios), "ratio_95_percent": interval(ratios),

@@ -735,5 +735,8 @@ def test_step_log_is_kept_whether_or_not_a_step_is_recorded(stand_in: StandIn, t
     rec = recorder.Recorder(options, model, optimizer)
     rec.begin()
     train(model, optimizer, 3)
+    with torch.no_grad():
+        model(torch.randn(100, 64))  # belongs to a step that never ended
     rec.end()
-    assert read_log(tmp_path / "run.steps.jsonl").step.tolist() == [0, 1, 2]
+    log = read_log(tmp_path / "run.steps.jsonl")
+    assert log.step.tolist() == [0, 1, 2] and log.tokens.tolist() == [8 * 64] * 3
