@@ -20,7 +20,6 @@ from memtrace.compiled import described
 
 _CORE = ("numpy", "networkx", "orjson", "textual", "rich", "zstandard")
 _TRAINING = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "trl", "triton")
-_DRIVER = re.compile(r"NVRM version:.*?\s(\d+(?:\.\d+)+)\s")
 _TORCH_BUILD = re.compile(r"^(cuda|hip|xpu)\b[^=\n]*=\s*['\"]([\w.+-]+)['\"]", re.MULTILINE)
 _TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "TERM_PROGRAM", "TMUX")
 _PLAIN = re.compile(r"[\w.+-]{1,40}")
@@ -35,8 +34,8 @@ def environment() -> list[tuple[str, str]]:
         ("system", f"{platform.platform()}, {os.cpu_count()} CPUs"),
         *((name, _installed(name)) for name in (*_CORE, *_TRAINING)),
         ("torch built for", _torch_build()),
-        ("NVIDIA driver", _driver()),
-        ("GPUs", _gpus()),
+        ("NVIDIA driver", _ask_driver("driver_version").partition(";")[0] or "none found"),
+        ("GPUs", _ask_driver("name,memory.total") or "none found"),
         ("terminal", _terminal()),
         ("text encoding", f"{locale.getpreferredencoding(False)}, stdout {getattr(sys.stdout, 'encoding', None)}"),
     ]
@@ -68,18 +67,6 @@ def _torch_build() -> str:
         found = [f"{kind.upper()} {version}" for kind, version in _TORCH_BUILD.findall(text)]
         return ", ".join(found) or "CPU only"
     return "no torch"
-
-
-def _driver() -> str:
-    try:
-        found = _DRIVER.search(Path("/proc/driver/nvidia/version").read_text(encoding="ascii", errors="replace"))
-    except OSError:
-        found = None
-    return found[1] if found else _ask_driver("driver_version").partition(",")[0] or "none found"
-
-
-def _gpus() -> str:
-    return _ask_driver("name,memory.total") or "none found"
 
 
 def _ask_driver(fields: str) -> str:

@@ -13,11 +13,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from memtrace.cli.common import add_shared, print_json, say_written, usual_signals, whole_number
-from memtrace.cli.estimate import add_setup, card_from, compared, options_from, show
+from memtrace.cli.common import add_shared, print_json, usual_signals, whole_number
+from memtrace.cli.estimate import add_setup, answer
 from memtrace.cli.leads import check_program
 from memtrace.errors import UsageError
-from memtrace.writing import check_target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
         return _run_script(args, program)
     if args.model is None or args.seq_len is None:
         raise UsageError("nothing to run: give a script, -m and a module, or --model and --seq-len")
-    return _run_model(args)
+    from memtrace.estimate.dryrun.source import dry_source, snapshot
+
+    return answer(args, lambda: dry_source(args.model), snapshot)
 
 
 def _run_script(args: argparse.Namespace, program: list[str]) -> int:
@@ -92,21 +93,3 @@ def _run_script(args: argparse.Namespace, program: list[str]) -> int:
 
     print(*lines(found, gpu.name), sep="\n", file=sys.stderr)
     return found.exit_code
-
-
-def _run_model(args: argparse.Namespace) -> int:
-    from memtrace.estimate.dryrun.source import dry_source, snapshot
-    from memtrace.estimate.estimate import estimate
-
-    if args.trace is not None:
-        check_target(Path(args.trace), args.force, args.against, args.model)
-    source = dry_source(args.model)
-    found = estimate(source, options_from(args), *card_from(args))
-    against = compared(found, args.against)
-    if args.trace is not None:
-        from memtrace.estimate.predicted import write_document
-
-        write_document(snapshot(found, source), Path(args.trace))
-        say_written(args.trace)
-    show(args, found, (), against)
-    return 0

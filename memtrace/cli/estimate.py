@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,11 @@ from memtrace.writing import check_target
 if TYPE_CHECKING:
     from memtrace.analysis import Analysis
     from memtrace.estimate.advice import Change
-    from memtrace.estimate.against import Against
     from memtrace.estimate.estimate import Estimate
     from memtrace.estimate.options import RunOptions
     from memtrace.estimate.presets import GpuPreset
+    from memtrace.estimate.shapes import ModelShape
+    from memtrace.estimate.source import StreamSource
 
 
 _ANY_LENGTH = 2  # where the options are of a run of many lengths
@@ -138,43 +140,40 @@ def card_from(args: argparse.Namespace) -> tuple[GpuPreset | None, int | None]:
 
 def run(args: argparse.Namespace) -> int:
     from memtrace.estimate.advice import advise
-    from memtrace.estimate.estimate import estimate
+    from memtrace.estimate.predicted import snapshot
     from memtrace.estimate.presets import model_shape
+
+    return answer(args, lambda: model_shape(args.model), snapshot, advise)
+
+
+def answer(
+    args: argparse.Namespace,
+    find: Callable[[], StreamSource | ModelShape],
+    document: Callable[[Estimate], dict[str, Any]],
+    advise: Callable[[Estimate], tuple[Change, ...]] = lambda _: (),
+) -> int:
+    """Print the estimate of what ``find`` finds, beside --against; ``document`` makes what --trace writes."""
+    from memtrace.answers.report import report
+    from memtrace.estimate.against import compare
+    from memtrace.estimate.estimate import estimate
+    from memtrace.estimate.predicted import write_document
+    from memtrace.estimate.text import as_json, render
+    from memtrace.history.timeline import choose_event
 
     if args.trace is not None:
         check_target(Path(args.trace), args.force, args.against, args.model)
-    result = estimate(model_shape(args.model), options_from(args), *card_from(args))
-    against = compared(result, args.against)
-    changes = advise(result)
+    found, against = estimate(find(), options_from(args), *card_from(args)), None
+    if args.against is not None:
+        analysis = analysed(args.against)
+        against = compare(found, report(analysis, choose_event(analysis.timeline, "peak")))
+    changes = advise(found)
     if args.trace is not None:
-        from memtrace.estimate.predicted import snapshot, write_document
-
-        write_document(snapshot(result), Path(args.trace))
+        write_document(document(found), Path(args.trace))
         say_written(args.trace)
-    show(args, result, changes, against)
-    return 0
-
-
-def show(args: argparse.Namespace, found: Estimate, changes: tuple[Change, ...], against: Against | None) -> None:
-    """Print the answer, as --json says."""
-    from memtrace.estimate.text import as_json, render
-
     if args.json:
-        print_json(as_json(found, changes, against))
-    else:
-        print("\n".join(render(found, changes, against)))
-
-
-def compared(found: Estimate, file: str | None) -> Against | None:
-    """The estimate beside what the recording ``file`` says at its peak."""
-    if file is None:
-        return None
-    from memtrace.answers.report import report
-    from memtrace.estimate.against import compare
-    from memtrace.history.timeline import choose_event
-
-    analysis = analysed(file)
-    return compare(found, report(analysis, choose_event(analysis.timeline, "peak")))
+        return print_json(as_json(found, changes, against))
+    print("\n".join(render(found, changes, against)))
+    return 0
 
 
 def analysed(file: str) -> Analysis:

@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,13 +123,15 @@ def _choose(places: Sequence[Path], args: argparse.Namespace) -> Path:
 
 
 def _print(args: argparse.Namespace, watched: Watched) -> int:
-    from memtrace.live.metrics import sinks
+    from memtrace.live.alarms import SOON_STEPS
+    from memtrace.live.metrics import open_sink
     from memtrace.render.live_text import live_text
 
     dies = _forecast_step(args.forecast)
     width = min(shutil.get_terminal_size().columns, 120)
     shown, written = 0, -1
-    with sinks(args.metrics) as opened:
+    with ExitStack() as sinks:
+        opened = [sinks.enter_context(closing(open_sink(spec))) for spec in args.metrics]
         while True:
             goes_on = _gather(watched, args, first=not shown)
             view = watched.state.view()
@@ -136,7 +139,9 @@ def _print(args: argparse.Namespace, watched: Watched) -> int:
                 print_json(view.as_json() | {"predicted_oom_step": dies})
             elif not args.metrics or args.once:
                 print(live_text(view, width), flush=True)
-                _say_forecast(dies, view)
+                if dies is not None:
+                    near = "ALARM: " if view.step <= dies <= view.step + SOON_STEPS else ""
+                    print(f" {near}by the forecast of its lengths the run dies in step {dies}")
             rows = [row for row in watched.state.rows if row["step"] > written]
             written = rows[-1]["step"] if rows else written
             for sink in opened:
@@ -181,14 +186,6 @@ def _forecast_step(file: str | None) -> int | None:
         return None if oom is None else int(oom["step"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(f"{file}: not what memtrace forecast --json prints ({type(error).__name__})") from None
-
-
-def _say_forecast(dies: int | None, view: LiveView) -> None:
-    from memtrace.live.alarms import SOON_STEPS
-
-    if dies is not None:
-        near = "ALARM: " if view.step <= dies <= view.step + SOON_STEPS else ""
-        print(f" {near}by the forecast of its lengths the run dies in step {dies}")
 
 
 def _ranks(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from typing import IO, Any
 import orjson
 
 from memtrace._version import __version__
-from memtrace.export.tracks import Slice, Tracks
+from memtrace.export.tracks import Tracks
 
 _PHASES, _RANGES = 1, 2  # thread numbers
 
@@ -36,7 +36,11 @@ def _events(tracks: Tracks, name: str, base_ns: int) -> Iterator[dict[str, Any]]
         yield _label("thread_name", pid, _RANGES, "recorded ranges")
     for thread, category, slices in ((_PHASES, "phase", tracks.phases), (_RANGES, "range", tracks.ranges)):
         for piece in slices:
-            yield _slice(piece, pid, thread, category, base_ns)
+            args = {key: value for key in ("event", "step") if (value := getattr(piece, key)) is not None}
+            yield {
+                "ph": "X", "name": piece.name, "cat": category, "pid": pid, "tid": thread,
+                "ts": (piece.start_ns - base_ns) / 1000, "dur": (piece.end_ns - piece.start_ns) / 1000, "args": args,
+            }  # fmt: skip
     for time_ns, number, asked_bytes in tracks.ooms:
         args, ts = {"event": number, "asked_bytes": asked_bytes}, (time_ns - base_ns) / 1000
         head = {"ph": "i", "s": "p", "name": "out of memory", "cat": "oom", "pid": pid, "tid": _PHASES}
@@ -49,11 +53,3 @@ def _events(tracks: Tracks, name: str, base_ns: int) -> Iterator[dict[str, Any]]
 
 def _label(kind: str, pid: int, tid: int, text: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": text}}
-
-
-def _slice(piece: Slice, pid: int, tid: int, category: str, base_ns: int) -> dict[str, Any]:
-    args = {key: value for key, value in (("event", piece.event), ("step", piece.step)) if value is not None}
-    return {
-        "ph": "X", "name": piece.name, "cat": category, "pid": pid, "tid": tid,
-        "ts": (piece.start_ns - base_ns) / 1000, "dur": (piece.end_ns - piece.start_ns) / 1000, "args": args,
-    }  # fmt: skip

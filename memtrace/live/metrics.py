@@ -6,7 +6,6 @@ on; its own step count is left alone), ``mlflow[:RUN_ID]`` and ``otel`` (gauges 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,14 +143,3 @@ _KINDS: Mapping[str, Callable[[str], Sink]] = {
     "mlflow": _mlflow,
     "otel": _otel,
 }
-
-
-@contextlib.contextmanager
-def sinks(specs: Sequence[str]) -> Any:
-    """The sinks of these names, closed at the end."""
-    opened = [open_sink(spec) for spec in specs]
-    try:
-        yield opened
-    finally:
-        for sink in opened:
-            sink.close()

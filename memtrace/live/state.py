@@ -29,6 +29,10 @@ _COUNTERS = (
     "peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "device_free_bytes", "device_total_bytes",
     "limit_bytes", "capacity_bytes", "time_us", "step", "retries",
 )  # fmt: skip
+_JSON_KEYS = (  # of a view, beside those of a report
+    "pid", "step", "phase", "rate_bytes_per_step", "headroom_bytes", "forecast_oom_step", "seconds_per_step", "now",
+    "looked_at", "looked_step", "growing", "alarms", "outside", "ended",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +77,7 @@ class LiveView:
 
     def as_json(self) -> dict[str, Any]:
         """One object: the keys of ``report``, and those of a program that runs."""
-        own = {
-            "pid": self.pid, "step": self.step, "phase": self.phase, "rate_bytes_per_step": self.rate_bytes_per_step,
-            "headroom_bytes": self.headroom_bytes, "forecast_oom_step": self.forecast_oom_step,
-            "seconds_per_step": self.seconds_per_step, "now": dict(self.now), "looked_at": self.looked_at,
-            "looked_step": self.looked_step, "growing": [asdict(site) for site in self.growing],
-            "alarms": list(self.alarms), "outside": list(self.outside), "rank": self.about.get("rank"),
-            "ended": self.ended,
-        }  # fmt: skip
+        own = {name: getattr(self, name) for name in _JSON_KEYS} | {"rank": self.about.get("rank")}
         if self.report is None:
             return self._from_counters() | own
         levels = ("requested_bytes", "allocated_bytes", "reserved_bytes")
@@ -173,6 +170,9 @@ class LiveState:
         rate = 0.0
         if len(series) > 2:
             rate = trend(series.step[-_RATE_STEPS:], series.allocated_bytes[-_RATE_STEPS:]).per_step_bytes
+        headroom = headroom_bytes(series, capacity)
+        if not len(series) and capacity is not None:
+            headroom = capacity - self.now.get("peak_allocated_bytes", 0)
         end = None
         if rise is not None and rise.left_steps < float("inf"):
             end = int(series.step[-1]) + round(max(rise.left_steps, 0))
@@ -188,7 +188,7 @@ class LiveState:
             series=series,
             curves=self._curves(),
             rate_bytes_per_step=round(rise.per_step_bytes if rise is not None else rate),
-            headroom_bytes=headroom_bytes(series, capacity) if len(series) else self._headroom(),
+            headroom_bytes=headroom,
             forecast_oom_step=end,
             seconds_per_step=median(took) / 1e6 if took else None,
             report=self.report,
@@ -199,10 +199,6 @@ class LiveState:
             outside=self.outside,
             ended=self.ended,
         )
-
-    def _headroom(self) -> int | None:
-        capacity = self.now.get("capacity_bytes")
-        return None if capacity is None else int(capacity) - int(self.now.get("peak_allocated_bytes", 0))
 
     def _curves(self) -> list[tuple[int, int, int, int]]:
         """Step by step where there are steps, else second by second; the last hour."""

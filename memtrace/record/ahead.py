@@ -168,7 +168,8 @@ def forecast_line(
     if not steps:
         return "not known, since the data set does not tell its lengths"
     gpu, total = recorded_gpu(facts), int(facts.get("device_total_bytes") or 0)
-    limit = min(int(facts.get("limit_bytes") or total), _room(facts) or total)
+    free, held = facts.get("device_free_bytes"), facts.get("stats", {}).get("reserved_bytes.all.current", 0)
+    limit = min(int(facts.get("limit_bytes") or total), total if free is None else int(free) + int(held))
     allocator = parse_conf(conf_string(os.environ), device_total_bytes=total or None)
     run = FitRun(RunPlan(ShapeSource(shape), options, steps, gpu), allocator)
     search = Search(replace(run, config=run.config.with_limit(limit)))
@@ -184,16 +185,6 @@ def forecast_line(
         helps = "; ".join(f"{change.option} {change.was} → {change.now} helps" for change in plan.changes)
     asked = format_bytes(as_is.oom.requested_bytes)
     return f"dies in step {as_is.oom.step}, {as_is.oom.phase}: {asked} refused ({over}); {helps}"
-
-
-def _room(facts: Mapping[str, Any]) -> int:
-    """What the process has reserved and what is free on the card; 0 where it isn't known."""
-    free, held = facts.get("device_free_bytes"), _number(facts.get("stats"), "reserved_bytes.all.current")
-    return int(free) + held if isinstance(free, int) else 0
-
-
-def _number(stats: Any, key: str) -> int:
-    return int(stats.get(key, 0)) if isinstance(stats, Mapping) else 0
 
 
 def _steps(

@@ -100,7 +100,9 @@ class AutoHooks:
             if not is_marked:
                 self.log.enter(BETWEEN)  # not after an error: the phase stays what it was when it failed
             with messages.guarded("looking at the gradients"):
-                self._note_kept()
+                self._passes += 1
+                if self._logits is not None:  # the graph has been let go of: does the program itself hold them?
+                    self.log.run["keep_logits"] = self._logits() is not None
                 self.after_backward()
             return result
 
@@ -251,12 +253,6 @@ class AutoHooks:
         elif logits is None and getattr(output, "last_hidden_state", None) is not None:
             run.setdefault("loss", "own")
         self._logits = weakref.ref(logits) if logits is not None else None
-
-    def _note_kept(self) -> None:
-        """Once the backward pass has let go of its graph: whether the program itself holds the logits."""
-        self._passes += 1
-        if self._logits is not None:
-            self.log.run["keep_logits"] = self._logits() is not None
 
     # the optimizer
     def _optimizer_begins(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:

@@ -179,7 +179,12 @@ class LiveServer:
             self._second(now)
         if self._raw is not None:
             self._hand_out()
-        self._send_rows()
+        for watcher in self._watchers:
+            if not watcher.unsent:  # else rows wait in the log
+                rows, following = self.steps.since(watcher.next_row, _ROWS_AT_ONCE)
+                if rows:
+                    self._say(watcher, {"type": "rows", "rows": rows})
+                    watcher.next_row = following
         self._flush()
         return is_due
 
@@ -392,14 +397,6 @@ class LiveServer:
             watcher.dropped += 1
         else:
             watcher.unsent += line
-
-    def _send_rows(self) -> None:
-        for watcher in self._watchers:
-            if not watcher.unsent:  # rows wait in the log
-                rows, following = self.steps.since(watcher.next_row, _ROWS_AT_ONCE)
-                if rows:
-                    self._say(watcher, {"type": "rows", "rows": rows})
-                    watcher.next_row = following
 
     def _flush(self) -> None:
         for watcher in [each for each in self._watchers if each.unsent]:

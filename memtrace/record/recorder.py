@@ -251,15 +251,11 @@ class Recorder:
         self.outside.read("step", self.device)
         if self.recording and id(optimizer) not in self._remembered:
             self._remembered.add(id(optimizer))
-            self._remember()
+            models, optimizers = self.labels.alive()  # while they are: a script's objects are often gone at its end
+            self.labels.remember(models, optimizers, now_us())
+            self._config = facts.run_config(models, optimizers)
         if self.log.next_step(by_program=False):
             self._note_step()
-
-    def _remember(self) -> None:
-        """Look at models and optimizers while they are alive: a script's objects are often gone at its end."""
-        models, optimizers = self.labels.alive()
-        self.labels.remember(models, optimizers, now_us())
-        self._config = facts.run_config(models, optimizers)
 
     def _config_of(self, models: list[Contents], optimizers: list[Any]) -> dict[str, Any]:
         """What the living objects tell, else what they told after the first step."""

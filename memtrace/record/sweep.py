@@ -111,7 +111,9 @@ def measure(trial: Trial, model: str, steps: int, limit_bytes: int | None = None
     status, message = "ok", ""
     cfg = qlora.step_config(trial.options, steps, trial.eval_batches, trial.packed)
     try:
-        _run(trial, model, cfg, device, meter)
+        reference = qlora.load_base(model, cfg, device).eval() if trial.reference else None
+        net = qlora.add_adapters(qlora.load_base(model, cfg, device), cfg)
+        qlora.run_loop(net, qlora.make_optimizer(net, cfg), cfg, device, meter.enter, reference=reference)
     except torch.OutOfMemoryError as error:
         status, message = "oom", str(error).strip().splitlines()[0][:400]
     meter.read()
@@ -125,12 +127,6 @@ def measure(trial: Trial, model: str, steps: int, limit_bytes: int | None = None
         phases=meter.phases,
         seconds=round(time.monotonic() - start, 2),
     )
-
-
-def _run(trial: Trial, folder: str, cfg: qlora.StepConfig, device: str, meter: Meter) -> None:
-    reference = qlora.load_base(folder, cfg, device).eval() if trial.reference else None
-    model = qlora.add_adapters(qlora.load_base(folder, cfg, device), cfg)
-    qlora.run_loop(model, qlora.make_optimizer(model, cfg), cfg, device, meter.enter, reference=reference)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,8 @@ def diff_markdown(answer: Difference, sites: int = 12) -> str:
         for site in changed[:sites]:
             sizes = (format_delta(site.delta_bytes), format_bytes(site.before_bytes), format_bytes(site.after_bytes))
             kind = category_name(f"{site.category}/{site.subcategory}", answer.lora_meaning)
-            lines.append(f"| {' | '.join(sizes)} | {kind} | {_code(_place(site))} | {_note(site)} |")
+            place = _place(site).replace("`", "'").replace("|", "\\|").replace("\n", " ")
+            lines.append(f"| {' | '.join(sizes)} | {kind} | `{place}` | {_note(site)} |")
         if len(changed) > sites:
             rest = sum(site.delta_bytes for site in changed[sites:])
             lines.append(f"| {format_delta(rest)} | | | in {len(changed) - sites} more | | |")
@@ -177,7 +178,3 @@ def _escape(text: str) -> str:
     for special in "\\`*_{}[]<>|#":
         text = text.replace(special, f"\\{special}")
     return text
-
-
-def _code(text: str) -> str:
-    return "`" + text.replace("`", "'").replace("|", "\\|").replace("\n", " ") + "`"

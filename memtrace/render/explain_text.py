@@ -217,11 +217,6 @@ def _plain(text: str) -> str:
     return text.replace("__", r"\_\_").replace("<", "&lt;").replace("*", r"\*")
 
 
-def _grown(when: When) -> list[str]:
-    pairs = list(when.grew_bytes.items())[:5]
-    return [f"{category_name(key, when.lora['meaning'])} {format_delta(n)}" for key, n in pairs]
-
-
 def render_markdown(answer: Explanation) -> list[str]:
     """The whole answer as Markdown; nothing in it but file names and what stacks name."""
     lines = [f"### {_headline(answer)}", ""]
@@ -231,7 +226,8 @@ def render_markdown(answer: Explanation) -> list[str]:
     lines += [f"- {_plain(sentence)}" for sentence in [*answer.because, *answer.worth_saying, *answer.sizes]]
     said = any(_SINCE in sentence for sentence in answer.because)
     if answer.when is not None and answer.when.grew_bytes and not said:
-        grown = ", ".join(_grown(answer.when))
+        meaning, most = answer.when.lora["meaning"], list(answer.when.grew_bytes.items())[:5]
+        grown = ", ".join(f"{category_name(key, meaning)} {format_delta(size)}" for key, size in most)
         lines.append(f"- {_SINCE}: {grown}.")
     if answer.findings:
         lines += ["", "| finding | bytes | best change saves |", "| --- | ---: | --- |"]

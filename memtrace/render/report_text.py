@@ -31,7 +31,10 @@ def render_report(report: Report, width: int = 80, sites: int = 8) -> Iterator[T
     yield from _fragmentation(report)
     if report.at.event >= 0 or report.at.kind != "end":  # without history there are no peaks
         levels = (f"{key.removesuffix('_bytes')} {format_bytes(size)}" for key, size in report.peaks.items())
-        yield Text(f"peaks over {_where(report)}: {' · '.join(levels)}")
+        where = "the recording"
+        if report.window is not None:
+            where = f"events {format_count(report.window[0])} to {format_count(report.window[1] - 1)}"
+        yield Text(f"peaks over {where}: {' · '.join(levels)}")
     yield from _outside(report)
     yield Text()
     yield from _sites(report, width, sites)
@@ -44,12 +47,6 @@ def render_report(report: Report, width: int = 80, sites: int = 8) -> Iterator[T
     if report.warnings:
         yield Text()
         yield from warning_lines(report.warnings)
-
-
-def _where(report: Report) -> str:
-    if report.window is None:
-        return "the recording"
-    return f"events {format_count(report.window[0])} to {format_count(report.window[1] - 1)}"
 
 
 def _head(report: Report) -> list[Text]:

@@ -17,7 +17,8 @@ def render_simulation(answer: Answer, width: int = 100) -> Iterator[Text]:
     yield Text()
     recorded = answer.recorded
     reserved, allocated = format_bytes(recorded.peak_reserved_bytes), format_bytes(recorded.peak_allocated_bytes)
-    yield Text(f"the recording: peak reserved {reserved}, peak allocated {allocated}, {_ooms(recorded.num_ooms)}")
+    refusals = {0: "no refusal", 1: "one refusal"}.get(recorded.num_ooms, f"{recorded.num_ooms} refusals")
+    yield Text(f"the recording: peak reserved {reserved}, peak allocated {allocated}, {refusals}")
     yield Text()
     yield from _table(answer.runs, width)
     yield Text()
@@ -26,10 +27,6 @@ def render_simulation(answer: Answer, width: int = 100) -> Iterator[Text]:
     if answer.notes:
         yield Text()
         yield from warning_lines(answer.notes)
-
-
-def _ooms(count: int) -> str:
-    return {0: "no refusal", 1: "one refusal"}.get(count, f"{count} refusals")
 
 
 def _self_check(check: SelfCheck) -> Iterator[Text]:

@@ -60,7 +60,11 @@ class _Scrubber:
         if kind is str:
             known = self._texts.get((key, value))
             if known is None:
-                known = self._texts[key, value] = self._text(value, key)
+                text, is_message = value, key == "message"
+                if is_message:
+                    text = _PROCESS.sub(lambda found: str(self._hiding.number("process ids", found[0])), text)
+                known = self._hiding.words(text, any_number=is_message, gpu=key == "gpu")
+                self._texts[key, value] = known
             return known
         if depth > _DEEPEST:
             return None
@@ -96,8 +100,3 @@ class _Scrubber:
             else:
                 self._hiding.remove("unknown keys", (where, str(key)[:1000]))
         return new
-
-    def _text(self, text: str, key: str) -> str:
-        if key == "message":
-            text = _PROCESS.sub(lambda found: str(self._hiding.number("process ids", found[0])), text)
-        return self._hiding.words(text, any_number=key == "message", gpu=key == "gpu")

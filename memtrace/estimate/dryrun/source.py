@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from memtrace.errors import NoAnswerError, UsageError
+from memtrace.errors import UsageError
 from memtrace.estimate.dryrun.outcome import Recorded
 from memtrace.estimate.dryrun.stacks import Frames
 from memtrace.estimate.dryrun.worker import dry_run
@@ -83,10 +83,10 @@ class _Writer(SnapshotWriter):
         return self._found.stacks[self._found.stack_of[index]]
 
 
-def snapshot(found: Estimate, source: DryRunSource) -> dict[str, Any]:
+def snapshot(found: Estimate) -> dict[str, Any]:
     """The dry run as PyTorch's ``_snapshot()`` would return it, marked as predicted."""
-    if source.recorded is None:
-        raise NoAnswerError("this source has not run yet")
+    source = found.source
+    assert isinstance(source, DryRunSource) and source.recorded is not None  # it was run for the estimate
     config = {"model": plain(source.architecture), "options": plain(asdict(found.options)), "dry_run": True}
     return document(_Writer(found, source.recorded), found.gpu, config)
 
