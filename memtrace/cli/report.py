@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memtrace.attribution.categories import Category
 from memtrace.cli.common import add_shared, open_analysis, option, print_answer, print_json, print_text, whole_number
@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     budget = report(analysis, at)
     own = _own_estimate(analysis, at, budget)
     if args.json:
-        return print_json(budget, estimate=_estimate_json(own))
+        told = None if own is None else {"against": own[0], "options": own[1].options, "notes": own[1].notes}
+        return print_json(budget, estimate=told)
     from memtrace.render.report_text import render_report
 
     print_text(lambda width: render_report(budget, width, args.top), 120)
@@ -74,12 +75,3 @@ def _own_estimate(analysis: Analysis, at: At, budget: Report) -> tuple[Against, 
         return against_own_estimate(analysis, budget)
     at_peak = report(analysis, choose_event(analysis.timeline, "peak"))
     return against_own_estimate(analysis, at_peak)
-
-
-def _estimate_json(own: tuple[Against, Setup] | None) -> dict[str, Any] | None:
-    if own is None:
-        return None
-    from dataclasses import asdict
-
-    against, setup = own
-    return {"against": asdict(against), "options": asdict(setup.options), "notes": list(setup.notes)}

@@ -47,19 +47,15 @@ def folder(make: bool = False) -> Path:
     return found
 
 
-def _address(place: Path) -> tuple[str, int | None]:
-    """(what to bind or connect to, a folder's descriptor to close): a socket's path has 107 bytes at most."""
-    if len(os.fsencode(place)) < 100:
-        return str(place), None
-    number = os.open(place.parent, os.O_RDONLY)
-    return f"/proc/self/fd/{number}/{place.name}", number
-
-
 @contextlib.contextmanager
 def _at(place: Path) -> Iterator[tuple[socket.socket, str]]:
+    """A socket, and what it can bind or connect to."""
     if not _HAS_SOCKETS:
         raise MissingDependencyError("watching needs Unix sockets, which this platform lacks")
-    address, number = _address(place)
+    address, number = str(place), None
+    if len(os.fsencode(place)) >= 100:  # a socket's path has 107 bytes at most
+        number = os.open(place.parent, os.O_RDONLY)
+        address = f"/proc/self/fd/{number}/{place.name}"
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         yield made, address

@@ -26,7 +26,10 @@ def render_ranks(answer: RankComparison, width: int = 100) -> Iterator[Text]:
         yield from (Text(f"  {reason}") for reason in answer.odd.why[1:])
     if answer.ranks:
         yield Text()
-        yield Text(f"{_where(answer)}; ranks numbered by {answer.numbered_by}", style="dim")
+        where = "categories at each rank's own event"
+        if answer.compared_step is not None:
+            where = f"categories at each rank's peak in step {answer.compared_step} ({answer.aligned_by})"
+        yield Text(f"{where}; ranks numbered by {answer.numbered_by}", style="dim")
         yield from _tables(answer, width)
     if len(answer.ranks) > 1:
         yield Text()
@@ -43,12 +46,6 @@ def render_ranks(answer: RankComparison, width: int = 100) -> Iterator[Text]:
     for which, warning in ((predicted, PREDICTED), (inexact, _INEXACT)):
         if which:
             yield from warning_lines([f"rank {', '.join(which)}: {warning}"])
-
-
-def _where(answer: RankComparison) -> str:
-    if answer.compared_step is None:
-        return "categories at each rank's own event"
-    return f"categories at each rank's peak in step {answer.compared_step} ({answer.aligned_by})"
 
 
 def _tables(answer: RankComparison, width: int) -> list[Text]:
