@@ -54,13 +54,16 @@ def outside_allocator(timeline: Timeline) -> dict[str, Any] | None:
 def _rows(readings: list[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
     """What each step between two readings added, of this process alone where every reading tells it.
 
-    Nothing where the first reading is not of the start: what came before it would count as what came then.
+    Nothing where the readings are not of the start and then in their order, as what came before one would count as what
+    came then; nor where a process holds less than its allocator, or more than all.
     """
     points = [row["at"] for row in readings]
-    if points[:1] != ["start"] or points[-1] != "snapshot" or len(set(points)) < len(points):
+    if points[:1] != ["start"] or points[-1] != "snapshot" or points != [each for each in CAME if each in points]:
         return
     is_told = all(_size(row.get("process_bytes")) is not None for row in readings)
     held = "process_bytes" if is_told else "used_bytes"
+    if any(not row["reserved_bytes"] <= row[held] <= row["used_bytes"] for row in readings):
+        return
     before = 0
     for row in readings:
         now = row[held] - row["reserved_bytes"]

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -140,11 +140,22 @@ class Logs:
         own = (any(one is message for one in reading.messages) for reading in self._readings)
         source = self.sources[[*own].index(True)]
         if source == "-":
-            return lines_around(io.BytesIO(b"".join(self._stdin)), message.line)
+            told = b"".join(self._stdin)
+            return lines_around(_lines(io.BytesIO(told), told[:_HEAD_BYTES]), message.line)
         if not Path(source).is_file() or Path(source).stat().st_size > _TWICE_BYTES:
             return [], []
         with _unpacked(source) as stream:
-            return lines_around(stream, message.line)
+            return lines_around(_lines(stream, beginning(source)), message.line)
+
+
+def _lines(stream: BinaryIO, head: bytes) -> Iterable[bytes]:
+    """Lines of a log in UTF-8, as what finds messages numbers them."""
+    from memtrace.oomlog.windows import utf16
+
+    encoding = utf16(head)
+    if encoding is None:
+        return stream
+    return (line.encode("utf-8", "replace") for line in io.TextIOWrapper(stream, encoding, "replace", "\n"))
 
 
 def refuse_foreign(sources: Sequence[str]) -> None:

@@ -191,11 +191,13 @@ def _outside(message: OomMessage, f: OomFacts, verdict: str) -> Iterator[str]:
         yield f"This process uses {f.own_outside} outside PyTorch's allocator (context, NCCL, other libraries)."
     if f.own_pid is not None:
         yield f"Process {f.own_pid} must be this process: no other could hold what PyTorch has reserved."
-    for pid, amount in message.other_processes:
-        if pid != f.own_pid and amount is not None and amount >= 64 * MIB:
-            unsure = f.own_pid is None and message.process_bytes is None
-            tail = " (it may be this very process: containers renumber)." if unsure else "."
-            yield f"Process {pid} holds {format_bytes(amount)} on the same card{tail}"
+    others = [(pid, amount) for pid, amount in message.other_processes
+              if pid != f.own_pid and amount is not None and amount >= 64 * MIB]  # fmt: skip
+    unsure = f.own_pid is None and message.process_bytes is None
+    maybe = "it" if len(others) == 1 else "one of them"
+    for number, (pid, amount) in enumerate(others, 1):
+        tail = f" ({maybe} may be this very process: containers renumber)." if unsure and number == len(others) else "."
+        yield f"Process {pid} holds {format_bytes(amount)} on the same card{tail}"
     other = message.other_allocations_bytes
     if other is not None and message.allocated_bytes is not None and other > message.allocated_bytes:
         yield f"{format_bytes(other)} of this process is Metal memory outside PyTorch's pool, more than PyTorch's own."

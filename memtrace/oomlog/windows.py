@@ -87,13 +87,13 @@ def blocks(source: Readable | bytes | str) -> Iterator[bytes]:
         if isinstance(piece, str):
             yield piece.encode("utf-8", "replace")
             continue
-        encoding = _utf16(piece[:4096]) if number == 0 else None
+        encoding = utf16(piece[:4096]) if number == 0 else None
         if encoding is not None:
             decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
         yield bytes(piece) if decoder is None else decoder.decode(bytes(piece)).encode("utf-8", "replace")
 
 
-def _utf16(head: bytes) -> str | None:
+def utf16(head: bytes) -> str | None:
     """Name of the UTF-16 flavour ``head`` looks like, if any: a byte order mark, or a NUL in every other place."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"

@@ -124,6 +124,11 @@ def test_a_file_is_read_up_to_its_message(tmp_path: Path) -> None:
     for names in (("other", "log"), ("log", "other")):
         several = Logs([str(tmp_path / name) for name in names])
         assert several.around(several.reading.messages[0]) == (before, after)
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be"):  # as PowerShell's > writes it
+        wide = tmp_path / encoding
+        wide.write_bytes(text.encode(encoding))
+        decoded = Logs([str(wide)])
+        assert decoded.around(decoded.reading.messages[0]) == (before, after)
     packed = tmp_path / "log.gz"
     packed.write_bytes(gzip.compress(text.encode()))
     unpacked = Logs([str(packed)])

@@ -80,6 +80,13 @@ def test_memory_of_other_processes() -> None:
     assert any("Process 12 holds 18.00 GiB" in fact for fact in answer.worth_saying)
 
 
+def test_one_of_several_processes_may_be_this_one() -> None:
+    others = "Process 12 has 18.00 GiB memory in use. Process 13 has 5.50 GiB memory in use. "
+    answer = judge(text("1.00 GiB", "24.00 GiB", "0 bytes", "5.00 GiB", "0 bytes", processes=others))
+    (told,) = (fact for fact in answer.worth_saying if "this very process" in fact)
+    assert "one of them may be" in told
+
+
 def test_memory_of_another_library_in_this_process() -> None:
     answer = judge(text("1.00 GiB", "24.00 GiB", "0 bytes", "5.00 GiB", "0 bytes", processes=own("23.00 GiB")))
     assert (answer.verdict, answer.confidence) == ("not_pytorch", "derived")

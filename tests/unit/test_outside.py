@@ -99,6 +99,9 @@ _NOW = {"at": "snapshot", "used_bytes": 5, "reserved_bytes": 0}
         [{"at": "snapshot"}],
         [{"at": [], "used_bytes": -1}],
         [{"at": "start", "used_bytes": True}],
+        [_NOW | {"at": at} for at in ("start", "step", "backward", "snapshot")],  # not in their order
+        [_NOW | {"at": "start", "reserved_bytes": 9}, _NOW],  # the allocator holds more than the card
+        [_NOW | {"at": "start", "process_bytes": 9}, _NOW | {"process_bytes": 5}],  # the process, too
     ],
 )
 def test_strange_readings_are_no_rows(rows: Any, tmp_path: Path) -> None:
