@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 
 from memtrace.oomlog.clean import TextFlow
-from memtrace.oomlog.message import SIZE, MessageDraft, MessageKind, Range
+from memtrace.oomlog.message import SIZE, MessageKind, OomMessage, Range
 
 _I = re.IGNORECASE
 _TORCH_BACKENDS = ("cuda", "hip", None)
@@ -96,7 +96,7 @@ _TAILS: tuple[tuple[re.Pattern[str], Range], ...] = tuple(
     )
 )
 
-Found = tuple[re.Match[str], MessageDraft]
+Found = tuple[re.Match[str], OomMessage]
 
 
 def allocator_drafts(flow: TextFlow) -> Iterator[Found]:
@@ -108,7 +108,7 @@ def allocator_drafts(flow: TextFlow) -> Iterator[Found]:
     names = [exception_before(flow, head.start()) for head in heads]
     begins = [head.start() - (len(name) + 1 if name else 0) for head, name in zip(heads, names, strict=True)]
     ends = [min(head.end() + _BODY, stop) for head, stop in zip(heads, [*begins[1:], len(flow.text)], strict=False)]
-    ready: dict[int, MessageDraft] = {}  # messages already read together with the one before them
+    ready: dict[int, OomMessage] = {}  # messages already read together with the one before them
     for index, (head, name) in enumerate(zip(heads, names, strict=True)):
         draft = ready.get(index)
         if draft is None:
@@ -142,14 +142,14 @@ def is_code(flow: TextFlow, start: int, end: int) -> bool:
     return flow.text[max(0, start - 1) : start] in ('"', "'", "`") and bool(_QUOTED_TEST.match(flow.text, end))
 
 
-def _read(head: re.Match[str], body: str, exception: str | None) -> MessageDraft | None:
+def _read(head: re.Match[str], body: str, exception: str | None) -> OomMessage | None:
     """Read what follows ``head``; ``body`` is the text up to the next message. None if this is not a message.
 
     A head without any of the layout's parts ("CUDA out of memory" in a sentence) gives a draft without figures;
     whether that counts is for the caller, who knows the line it stands on.
     """
     backend = head["backend"]
-    draft = MessageDraft(MessageKind.ALLOCATOR, backend=backend.lower() if backend else None, exception=exception)
+    draft = OomMessage(MessageKind.ALLOCATOR, backend=backend.lower() if backend else None, exception=exception)
     if exception in _EXCEPTIONS and draft.backend in _TORCH_BACKENDS:
         draft.implies(_EXCEPTIONS[exception])
     if _PREEMPTIVE.match(body):
@@ -190,7 +190,7 @@ def _read(head: re.Match[str], body: str, exception: str | None) -> MessageDraft
     return draft
 
 
-def _read_preemptive(draft: MessageDraft, body: str) -> MessageDraft:
+def _read_preemptive(draft: OomMessage, body: str) -> OomMessage:
     draft.implies(("2.12", None))
     draft.what = "PyTorch rejected the request because it would exceed the per-process memory fraction"
     draft.note("rejected before asking the driver: set_per_process_memory_fraction is in force")
@@ -209,7 +209,7 @@ def _read_preemptive(draft: MessageDraft, body: str) -> MessageDraft:
     return draft
 
 
-def _parts(draft: MessageDraft, body: str, place: int, parts: Parts) -> int:
+def _parts(draft: OomMessage, body: str, place: int, parts: Parts) -> int:
     """Find the parts in order, noticing when something stood between them; where the last one ended."""
     for pattern, name, slack, versions in parts:
         found = re.compile(pattern, _I).search(body, place, place + _GAP)
@@ -223,7 +223,7 @@ def _parts(draft: MessageDraft, body: str, place: int, parts: Parts) -> int:
     return place
 
 
-def _read_list(draft: MessageDraft, body: str, first: re.Match[str]) -> int:
+def _read_list(draft: OomMessage, body: str, first: re.Match[str]) -> int:
     draft.put_device(first["device"])
     draft.put("total_bytes", first[2], first[3])
     if draft.backend is None:
@@ -236,12 +236,12 @@ def _read_list(draft: MessageDraft, body: str, first: re.Match[str]) -> int:
         draft.implies(("1.4" if "reserved_bytes" in draft.figures else None, "2.1"))
     if not _LIST_END.search(body, first.end(), place + _GAP):
         draft.cut_short = True
-    elif not {"reserved_bytes", "reserved_unallocated_bytes"} & draft.figures.keys():
+    elif not {"reserved_bytes", "reserved_unallocated_bytes"} & draft.figures:
         draft.damaged = True
     return place
 
 
-def _read_sentences(draft: MessageDraft, body: str, first: re.Match[str]) -> int:
+def _read_sentences(draft: OomMessage, body: str, first: re.Match[str]) -> int:
     draft.put_device(first["device"])
     if draft.notes:
         draft.implies(("2.3", "2.4"))
@@ -263,7 +263,7 @@ def _read_sentences(draft: MessageDraft, body: str, first: re.Match[str]) -> int
     return place
 
 
-def _put_process(draft: MessageDraft, process: re.Match[str]) -> None:
+def _put_process(draft: OomMessage, process: re.Match[str]) -> None:
     figure, unit = process[3], process[4]
     if process["own"]:
         if figure.strip("0.") == "":
@@ -271,26 +271,26 @@ def _put_process(draft: MessageDraft, process: re.Match[str]) -> None:
         else:
             draft.put("process_bytes", figure, unit)
         return
-    probe = MessageDraft(draft.kind)
+    probe = OomMessage(draft.kind)
     probe.put("process_bytes", figure, unit)
-    amount = probe.figures.get("process_bytes") or None
-    draft.processes.append((int(process["pid"]), amount))
+    amount = probe.process_bytes or None
+    draft.other_processes += ((int(process["pid"]), amount),)
     if amount is None:
         draft.note("the memory of a process is printed as unknown (a container hides it)")
 
 
 def _mixed(
-    heads: list[re.Match[str]], pieces: list[str], following: list[str], exception: str | None, draft: MessageDraft
-) -> tuple[MessageDraft, MessageDraft | None]:
+    heads: list[re.Match[str]], pieces: list[str], following: list[str], exception: str | None, draft: OomMessage
+) -> tuple[OomMessage, OomMessage | None]:
     """Two messages, the first cut by the second: (first, second if it had to be read specially)."""
     body, rest = "".join(pieces), "".join(following)
     doubled = any(len(label.findall(rest)) > 1 for label in _LABELS)
-    if not doubled and not (draft.has_layout and any(label.search(rest) for label in _LABELS)):
+    if not doubled and not (draft.has_figures and any(label.search(rest) for label in _LABELS)):
         return draft, None
     second = _read(heads[1], rest, None)
     if second is not None and second.is_whole:
         first = _read(heads[0], body + rest[second.consumed :], exception)
-        if first is not None and first.has_layout and not first.cut_short and len(first.figures) > len(draft.figures):
+        if first is not None and first.has_figures and not first.cut_short and len(first.figures) > len(draft.figures):
             first.damaged = True
             first.note("another message stands in the middle of this one")
             return first, second
@@ -309,9 +309,7 @@ def _mixed(
     return draft, second
 
 
-def _without_intruders(
-    head: re.Match[str], pieces: list[str], exception: str | None, draft: MessageDraft
-) -> MessageDraft:
+def _without_intruders(head: re.Match[str], pieces: list[str], exception: str | None, draft: OomMessage) -> OomMessage:
     """Read again with a line or three left out, in case another writer's lines stand inside the message."""
     best = draft
     count = min(len(pieces), _MAX_SPLICED_LINES)

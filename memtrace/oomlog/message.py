@@ -1,15 +1,12 @@
-"""One out-of-memory message as read from a log, and the draft it is while figures arrive one by one."""
+"""One out-of-memory message as read from a log; its figures arrive one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field, fields
+from collections.abc import Set
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Any
 
-from memtrace.frozen import dataclass
 from memtrace.units import GIB, KIB, MIB, TIB
 
 Range = tuple[str | None, str | None]
@@ -72,7 +69,7 @@ def unit_bytes(unit: str, *, decimal_units: bool = False) -> int:
     return (_DECIMAL if decimal_units and "i" not in unit.lower() else _BINARY)[letter]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OomMessage:
     """What one message says; every figure is as printed, in bytes, and None where the text does not give it.
 
@@ -82,8 +79,8 @@ class OomMessage:
     prints two decimals, so a figure stands for an interval.
     """
 
-    is_gpu_oom: bool
     kind: MessageKind
+    is_gpu_oom: bool = True
     backend: str | None = None
     device: int | None = None
     tried_bytes: int | None = None
@@ -98,7 +95,7 @@ class OomMessage:
     private_pools_bytes: int | None = None
     other_allocations_bytes: int | None = None
     other_processes: tuple[tuple[int, int | None], ...] = ()
-    half_unit_bytes: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    half_unit_bytes: dict[str, float] = field(default_factory=dict)
     what: str = ""
     """One clause in words: what was refused, by whom."""
     line: int = 0
@@ -117,7 +114,10 @@ class OomMessage:
     notes: tuple[str, ...] = ()
     text: str = ""
     """The message itself, white space collapsed, at most 600 characters."""
+    consumed: int = field(default=0, compare=False)
+    """While it is read: characters of the body that belong to it."""
 
+    # ---- what it says ------------------------------------------------------------------------------------------
     def interval(self, name: str) -> tuple[float, float] | None:
         """Lowest and highest value (bytes) that prints as figure ``name`` did; None where it isn't given."""
         value = getattr(self, name)
@@ -131,32 +131,21 @@ class OomMessage:
         return {key: getattr(self, key) for key in CONTRACT_KEYS}
 
     @property
+    def figures(self) -> Set[str]:
+        """Names of the figures that it gives."""
+        return self.half_unit_bytes.keys()
+
+    @property
     def has_figures(self) -> bool:
-        """Whether the text says how much was asked for or how much there was."""
+        """Whether the text says how much was asked for or how much there was: it got as far as the device's figures."""
         return self.tried_bytes is not None or self.total_bytes is not None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the text was read to its end without anything in between."""
+        return self.has_figures and not self.cut_short and not self.damaged
 
-@dataclass
-class MessageDraft:
-    """Mutable twin of OomMessage. ``consumed``: characters of the body that belong to the message."""
-
-    kind: MessageKind
-    is_gpu_oom: bool = True
-    backend: str | None = None
-    device: int | None = None
-    component: str | None = None
-    what: str = ""
-    exception: str | None = None
-    cut_short: bool = False
-    damaged: bool = False
-    is_caught: bool = False
-    versions: Range = (None, None)
-    figures: dict[str, int] = field(default_factory=dict)
-    half_units: dict[str, float] = field(default_factory=dict)
-    processes: list[tuple[int, int | None]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    consumed: int = 0
-
+    # ---- while it is read --------------------------------------------------------------------------------------
     def put(self, name: str, figure: str, unit: str = "bytes", *, decimal_units: bool = False) -> None:
         """Record figure ``name``; sentinels leave it unknown, and a first reading is never overwritten."""
         factor = unit_bytes(unit, decimal_units=decimal_units)
@@ -167,8 +156,8 @@ class MessageDraft:
         if size_bytes >= SENTINEL_BYTES:
             self.note(f"{name.removesuffix('_bytes').replace('_', ' ')} printed as {figure} {unit}: means unknown")
         elif name not in self.figures:
-            self.figures[name] = size_bytes
-            self.half_units[name] = 0.0 if factor == 1 else 0.5 * factor / 10 ** len(figure.partition(".")[2])
+            setattr(self, name, size_bytes)
+            self.half_unit_bytes[name] = 0.0 if factor == 1 else 0.5 * factor / 10 ** len(figure.partition(".")[2])
 
     def put_device(self, written: str | None) -> None:
         """Record the device number; PyTorch 2.3 (and one back end up to 2.9) writes it as a raw byte."""
@@ -178,37 +167,12 @@ class MessageDraft:
             self.device = ord(written)
             self.note("the device number is a raw byte (PyTorch 2.3)")
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the text was read to its end without anything in between."""
-        return self.has_layout and not self.cut_short and not self.damaged
-
-    @property
-    def has_layout(self) -> bool:
-        """Whether the text got as far as the figures of the device."""
-        return "total_bytes" in self.figures or "tried_bytes" in self.figures
-
     def note(self, text: str) -> None:
         """Remember something about the reading that a person should know."""
         if text not in self.notes:
-            self.notes.append(text)
+            self.notes += (text,)
 
     def implies(self, versions: Range) -> None:
         """Narrow the range of PyTorch versions; a contradiction is ignored (the first evidence stays)."""
-        self.versions = intersect(self.versions, versions) or self.versions
-
-    def build(self, *, line: int, rank: int | None, text: str) -> OomMessage:
-        """The finished message."""
-        names = {one.name for one in fields(OomMessage)} & {one.name for one in fields(self)} - {"notes"}
-        same: dict[str, Any] = {name: getattr(self, name) for name in names} | self.figures
-        return OomMessage(
-            **same,
-            half_unit_bytes=MappingProxyType(dict(self.half_units)),
-            other_processes=tuple(self.processes),
-            torch_at_least=self.versions[0],
-            torch_below=self.versions[1],
-            notes=tuple(self.notes),
-            line=line,
-            rank=rank,
-            text=text,
-        )
+        known = self.torch_at_least, self.torch_below
+        self.torch_at_least, self.torch_below = intersect(known, versions) or known

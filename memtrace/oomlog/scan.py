@@ -9,13 +9,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 from memtrace.frozen import dataclass
 from memtrace.oomlog.allocator import allocator_drafts, exception_before, is_code
 from memtrace.oomlog.clean import TextFlow, clean_lines, flows
-from memtrace.oomlog.message import MessageDraft, MessageKind, OomMessage, intersect
+from memtrace.oomlog.message import MessageKind, OomMessage
 from memtrace.oomlog.texts import TEXTS
 from memtrace.oomlog.windows import Readable, TextWindow, windows
 
@@ -73,7 +72,7 @@ def _read_window(window: TextWindow) -> list[OomMessage]:
             index = flow.index_at(place)
             spot = (flow.lines[index].number, place - flow.starts[index])
             other = best.get(spot)
-            if other is None or len(message.half_unit_bytes) > len(other.half_unit_bytes):
+            if other is None or len(message.figures) > len(other.figures):
                 best[spot] = message
     return [best[spot] for spot in sorted(best)]
 
@@ -116,14 +115,15 @@ def _holds(pattern: re.Pattern[str], line: str) -> bool:
     return pattern.search(line) is not None
 
 
-def _finish(flow: TextFlow, draft: MessageDraft, start: int, end: int) -> OomMessage:
+def _finish(flow: TextFlow, draft: OomMessage, start: int, end: int) -> OomMessage:
     first, last = flow.index_at(max(0, start)), flow.index_at(max(0, end - 1))
     line = flow.lines[first]
     is_warning, rank = _said_by(f"{line.prefix}{line.text}")
     draft.is_caught = draft.kind is not MessageKind.WARNING and is_warning
     shown = " ".join(flow.lines[i].text for i in range(first, min(last + 1, first + 40)))
-    rank = line.rank if line.rank is not None else rank
-    return draft.build(line=line.number, rank=rank, text=shown[:_TEXT_LIMIT])
+    draft.rank = line.rank if line.rank is not None else rank
+    draft.line, draft.text = line.number, shown[:_TEXT_LIMIT]
+    return draft
 
 
 class _Collector:
@@ -226,14 +226,12 @@ def _refine(message: OomMessage, warning: OomMessage) -> OomMessage:
         and getattr(message, name) is not None
         and _inside(message, name, value)
     }
-    known = (message.torch_at_least, message.torch_below)
-    versions = intersect(known, (warning.torch_at_least, warning.torch_below)) or known
-    return replace(
+    refined = replace(
         message,
         **exact,
-        half_unit_bytes=MappingProxyType({**message.half_unit_bytes, **dict.fromkeys(exact, 0.0)}),
-        torch_at_least=versions[0],
-        torch_below=versions[1],
+        half_unit_bytes={**message.half_unit_bytes, **dict.fromkeys(exact, 0.0)},
         rank=message.rank if message.rank is not None else warning.rank,
         notes=(*message.notes, "exact byte counts from the warning lines before it"),
     )
+    refined.implies((warning.torch_at_least, warning.torch_below))
+    return refined

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from memtrace.frozen import dataclass
-from memtrace.oomlog.message import MessageDraft, MessageKind
+from memtrace.oomlog.message import MessageKind, OomMessage
 
 _FIGURES = {
     "tried": "tried_bytes", "total": "total_bytes", "free": "free_bytes", "allocated": "allocated_bytes",
@@ -43,16 +43,17 @@ class OomText:
         """Whether a text in lower case, without white space, is worth searching."""
         return any(word in low for word in self.words.split())
 
-    def draft(self, found: re.Match[str]) -> MessageDraft:
+    def draft(self, found: re.Match[str]) -> OomMessage:
         """The message a match stands for."""
         groups = found.groupdict()
-        draft = MessageDraft(
+        draft = OomMessage(
             self.kind,
             is_gpu_oom=self.kind not in (MessageKind.HOST, MessageKind.ON_CHIP, MessageKind.PLAN),
             backend=(groups.get("backend") or "").lower() or self.backend or None,
             component=(groups.get("component") or "").lower() or self.component or None,
             what=self.what,
-            versions=self.versions,
+            torch_at_least=self.versions[0],
+            torch_below=self.versions[1],
         )
         decimal = self.kind is MessageKind.METAL
         for group, name in _FIGURES.items():
