@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
 from memtrace.attribution.categories import Category
 from memtrace.frozen import dataclass
 from memtrace.history.timeline import NEVER, Window, running
+from memtrace.snapshot.model import I8
 
-I8 = NDArray[np.int64]
 _REST = list(Category).index(Category.FRAGMENTATION)
 
 

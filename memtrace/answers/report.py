@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtrace.analysis import Analysis
 from memtrace.answers.fragmentation import Fragmentation, measure
@@ -20,8 +19,8 @@ from memtrace.attribution.reasons import unattributed_reason
 from memtrace.attribution.rules import Rule
 from memtrace.frozen import dataclass
 from memtrace.history.timeline import At, choose_event
+from memtrace.snapshot.model import I8
 
-I8 = NDArray[np.int64]
 LEVELS = ("requested", "allocated", "reserved")
 
 

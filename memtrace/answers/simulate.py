@@ -19,7 +19,6 @@ from memtrace.allocator.config import (
     AllocatorConfig,
     Version,
     conf_string,
-    fraction_limit,
     from_snapshot,
     release_of,
 )
@@ -33,7 +32,7 @@ from memtrace.attribution.classify import Attribution
 from memtrace.attribution.sites import frame_label
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.frozen import dataclass
-from memtrace.history.refusals import refusals
+from memtrace.history.refusals import refusals, stated_limit_bytes
 from memtrace.history.timeline import Timeline
 from memtrace.snapshot.model import Bool, Snapshot
 
@@ -122,11 +121,6 @@ class Answer:
         told |= {"limit_at_least_bytes": limit.at_least_bytes, "limit_below_bytes": limit.below_bytes}
         kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "simulations"}
         return kept | {"self_check": told}
-
-
-def device_total(snapshot: Snapshot) -> int | None:
-    """Memory of the card in bytes, where memtrace's own recorder noted it."""
-    return snapshot.noted_bytes("device_total_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +216,8 @@ def answer(
     if not len(device.trace):
         raise NoAnswerError("the snapshot has no trace of events, so there is no program to replay")
     version = question.version or release_of(snapshot)
-    asked = [(conf, _config(conf, version, device_total(snapshot))) for conf in question.confs]  # bad strings first
+    total = snapshot.noted_bytes("device_total_bytes")
+    asked = [(conf, _config(conf, version, total)) for conf in question.confs]  # bad strings first
     if any(config.backend != "native" for _, config in asked):
         raise NoAnswerError("the cudaMallocAsync back end leaves placement to the driver, which is not modelled")
     recorded = replace(from_snapshot(snapshot.settings, version), padding_bytes=timeline.replay.padding_bytes)
@@ -281,7 +276,8 @@ def _jobs(
     capacity = question.capacity_bytes if question.capacity_bytes is not None else limit_bytes
     tried = [(conf, replace(config, padding_bytes=own.padding_bytes)) for conf, config in asked]
     for conf in sensible_confs(own.version, capacity is not None) if question.search else ():
-        config = replace(parse_conf(conf, own.version, device_total(snapshot)), padding_bytes=own.padding_bytes)
+        config = parse_conf(conf, own.version, snapshot.noted_bytes("device_total_bytes"))
+        config = replace(config, padding_bytes=own.padding_bytes)
         # Without edits, the first run is that of the recorded settings already.
         if conf not in question.confs and (question.edits or not config.places_like(own)):
             tried.append((conf, config))
@@ -306,11 +302,8 @@ def _config(conf: str, version: Version, total_bytes: int | None) -> AllocatorCo
 
 def _limit(snapshot: Snapshot, timeline: Timeline, version: Version) -> Limit:
     """The limit the recorded run had: noted by a recorder, set by a recorded fraction, or shown by the trace."""
-    if (noted := snapshot.noted_bytes("limit_bytes")) is not None:
-        return recorded_limit(timeline.replay, noted)
-    fraction, total = from_snapshot(snapshot.settings, version).memory_fraction, device_total(snapshot)
-    if fraction is not None and total is not None:
-        return recorded_limit(timeline.replay, fraction_limit(fraction, total, version))
+    if (stated := stated_limit_bytes(snapshot, version)) is not None:
+        return recorded_limit(timeline.replay, stated)
     card = [refusal.card_bytes for refusal in refusals(timeline) if refusal.card_bytes is not None]
     if card:  # a full card: what the process held then and what was free
         return Limit(card[-1], "card")

@@ -34,6 +34,9 @@ _RUN_KEYS = {  # of the run that memtrace built, as recorded → option
     )
 }  # fmt: skip
 
+# What a model that the estimate doesn't cover raises, or a configuration that is not as memtrace writes it.
+NOT_COVERED = (MemtraceError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -57,8 +60,8 @@ def against_own_estimate(analysis: Analysis, at_peak: Report) -> tuple[Against, 
         if setup is None:
             return None
         found = estimate(setup.shape, setup.options, recorded_gpu(snapshot.memtrace))
-    except (MemtraceError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
-        return None  # not covered, or not a configuration as memtrace writes it
+    except NOT_COVERED:
+        return None
     return compare(found, at_peak), setup
 
 

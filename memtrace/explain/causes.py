@@ -188,7 +188,7 @@ class _Comparison:
         """Every cause, in the order in which they take what is theirs."""
         yield from self._growth()
         for name in _GROUPS:
-            was, now = (side.held(self._rows(side, name)) for side in (self.before, self.after))
+            was, now = (side.case.live_total(self._rows(side, name)) for side in (self.before, self.after))
             self.held[name], self.left[name] = (was, now), now - was
         yield from self._evaluation()
         yield from self._weights()
@@ -235,7 +235,7 @@ class _Comparison:
         return f"{_AT}: " + ", ".join(told)
 
     def _growth(self) -> Iterator[Cause]:
-        size = [side.held(side.leaked) for side in (self.before, self.after)]
+        size = [side.case.live_total(side.leaked) for side in (self.before, self.after)]
         was, now = map(format_bytes, size)
         if any(size):
             title = "memory that every step leaves behind"

@@ -17,9 +17,10 @@ from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Explanation, Together, When
 from memtrace.explain.case import Case
 from memtrace.explain.detectors import detect, ranked
+from memtrace.explain.proof import share_by_growth
 from memtrace.explain.setting import setting_of_log
 from memtrace.explain.sizes import asked_at, possibilities, possible_models
-from memtrace.explain.snapshot_facts import device_total_bytes, verdict_at
+from memtrace.explain.snapshot_facts import verdict_at
 from memtrace.history.layout import layout_at
 from memtrace.history.refusals import Refusal, refusals
 from memtrace.history.timeline import At, choose_event
@@ -193,7 +194,7 @@ def _oom(case: Case, refusal: Refusal | None, message: OomMessage | None) -> Map
         "backend": text.get("backend") or case.setting.backend,
         "device": case.timeline.device.device,
         "tried_bytes": refusal.need_bytes,
-        "total_bytes": device_total_bytes(case.timeline) or text.get("total_bytes"),
+        "total_bytes": case.timeline.snapshot.noted_bytes("device_total_bytes") or text.get("total_bytes"),
         "free_bytes": refusal.device_free_bytes if refusal.device_free_bytes is not None else text.get("free_bytes"),
         "allocated_bytes": case.allocated_bytes,
         "reserved_bytes": case.reserved_bytes,
@@ -222,22 +223,12 @@ def _when(case: Case) -> When | None:
 
 
 def _tokens_that_fit(case: Case) -> float | None:
-    """Share of the batch's tokens for which the pass would have fitted; None where that isn't the question.
-
-    What grows with tokens is taken to be all that is neither stored weights, trained, nor a workspace.
-    """
+    """Share of the batch's tokens for which the pass would have fitted; None where that isn't the question."""
     refused, capacity = case.refused, case.capacity
     needed = refused.facts.still_needed_bytes if refused is not None else None
     if case.verdict.verdict != "budget" or capacity is None or refused is None or needed is None:
         return None
-    if case.phase not in (Phase.FORWARD, Phase.BACKWARD) or case.in_evaluation:
-        return None
-    fixed = case.kind(Category.LORA) | case.kind(Category.RUNTIME)
-    fixed |= case.kind(Purpose.QUANTIZED, Purpose.UNQUANTIZED, Purpose.QUANT_STATE, Purpose.BUFFER)
-    fixed_bytes = case.live_total(fixed)
-    growing = refused.pieces.allocated_bytes + needed - fixed_bytes
-    share = (capacity.low_bytes - fixed_bytes) / growing if growing > 0 else 0.0
-    return share if 0 < share < 1 else None
+    return share_by_growth(case, (), refused.pieces.allocated_bytes + needed, capacity.low_bytes)
 
 
 def _first_step(case: Case) -> bool | None:

@@ -10,11 +10,10 @@ from typing import Any
 from memtrace.allocator.config import AllocatorConfig, from_snapshot, release_of
 from memtrace.allocator.rounding import round_size
 from memtrace.analysis import Analysis
-from memtrace.errors import MemtraceError
 from memtrace.estimate.forecast import RunPlan, forecast
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.placement import ForecastRefusal, Peaks
-from memtrace.estimate.recorded import recorded_gpu, recorded_tokens, setup_of
+from memtrace.estimate.recorded import NOT_COVERED, recorded_gpu, recorded_tokens, setup_of
 from memtrace.estimate.schedule import steps_of
 from memtrace.estimate.source import ShapeSource
 from memtrace.explain.facts import FactSource, OomFacts, measured
@@ -24,7 +23,6 @@ from memtrace.frozen import dataclass
 _CLOSE_SHARE = 0.05
 """A forecast that misses the recorded peak by more says nothing about changes."""
 _MOST_BATCHES = 2_000
-_ERRORS = (MemtraceError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class Forecaster:
             changed = replace(self.plan.options, **options)
             lengths = [min(length, longest) for length in self.lengths]
             return forecast(replace(self.plan, options=changed, steps=_steps(lengths, changed)), self.config).peaks
-        except _ERRORS:
+        except NOT_COVERED:
             return None
 
 
@@ -66,8 +64,8 @@ def forecaster_of(analysis: Analysis, held_bytes: int | None) -> Forecaster | No
             ShapeSource(setup.shape), options, _steps(list(lengths), options), recorded_gpu(snapshot.memtrace)
         )
         config = from_snapshot(snapshot.settings, release_of(snapshot)).with_limit(None)
-    except _ERRORS:
-        return None  # not covered, or not a configuration as memtrace writes it
+    except NOT_COVERED:
+        return None
     whole = Forecaster(plan, lengths, config)
     peaks = whole.peaks({})
     if peaks is None:

@@ -219,7 +219,7 @@ def _outcome(bench: Bench, proposals: Sequence[Proposal]) -> Together | None:
         return None
     reserved, served = bench.replayed(proposals)
     peak = reserved + (bench.rest_after(proposals) if case.is_oom else 0)
-    share = _share_by_growth(bench.case, proposals, peak, capacity) if peak > capacity else None
+    share = share_by_growth(bench.case, proposals, peak, capacity) if peak > capacity else None
     return Together(peak, capacity, served and peak <= capacity, Basis.REPLAY, tokens_share=share)
 
 
@@ -233,8 +233,9 @@ def _share_by_forecast(bench: Bench, options: Mapping[str, Any], capacity: int) 
     return low / _SHARE_STEPS or None
 
 
-def _share_by_growth(case: Case, proposals: Sequence[Proposal], peak: int, capacity: int) -> float | None:
-    """The same by what grows with the tokens: all but weights, what is trained and the runtime's own."""
+def share_by_growth(case: Case, proposals: Sequence[Proposal], peak: int, capacity: int) -> float | None:
+    """Share of the batch's tokens with which the pass fits, by what grows with them: all but weights, what is trained
+    and the runtime's own. None where that isn't the question."""
     if case.phase not in (Phase.FORWARD, Phase.BACKWARD) or case.in_evaluation:
         return None
     stays = case.size * (case.kind(Category.LORA, Category.RUNTIME, Category.BASE_WEIGHTS) & case.live)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memtrace.allocator.config import conf_string, from_snapshot
+from memtrace.allocator.config import from_snapshot
 from memtrace.analysis import Analysis, is_truncated
 from memtrace.arrays import among, distinct
 from memtrace.attribution.categories import Purpose
@@ -22,7 +22,7 @@ from memtrace.explain.facts import ByteSpan, FactSource, OomFacts, measured
 from memtrace.explain.verdict import Verdict, judge
 from memtrace.frozen import dataclass
 from memtrace.history.layout import Layout, State, layout_at
-from memtrace.history.refusals import Refusal, refusals
+from memtrace.history.refusals import Refusal, refusals, stated_limit_bytes
 from memtrace.history.timeline import Timeline
 from memtrace.snapshot.model import DEFAULT_POOL, Action
 from memtrace.units import counted
@@ -51,7 +51,7 @@ def refused_at(
         return None
     pieces = measure_pieces(layout_at(timeline, event), refusal)
     free = refusal.device_free_bytes
-    total = device_total_bytes(timeline)
+    total = timeline.snapshot.noted_bytes("device_total_bytes")
     if printed is not None:
         free = round(printed.free.middle) if free is None and printed.free is not None else free
         total = round(printed.total.middle) if total is None and printed.total is not None else total
@@ -164,23 +164,6 @@ def _missing_states(analysis: Analysis, event: int) -> int | None:
     return max(0, 2 * int(size[params].sum()) - int(size[full].sum()))
 
 
-def _recorded_limit_bytes(timeline: Timeline) -> int | None:
-    """A limit that the file itself states: memtrace's recorder does, or a fraction in the settings string with the
-    card's size beside it."""
-    limit, total = (timeline.snapshot.noted_bytes(key) for key in ("limit_bytes", "device_total_bytes"))
-    if limit is not None:
-        return limit
-    if "per_process_memory_fraction" in conf_string(timeline.snapshot.settings) and total is not None:
-        fraction = from_snapshot(timeline.snapshot.settings).memory_fraction
-        return int(fraction * total) if fraction is not None and fraction < 1 else None
-    return None
-
-
-def device_total_bytes(timeline: Timeline) -> int | None:
-    """The card's memory, where the file says it."""
-    return timeline.snapshot.noted_bytes("device_total_bytes")
-
-
 def _limit(
     timeline: Timeline, refusal: Refusal, free: int | None, given_bytes: int | None, printed: OomFacts | None
 ) -> tuple[ByteSpan | None, str]:
@@ -188,8 +171,8 @@ def _limit(
     explain a refusal although the card had room."""
     if given_bytes is not None:
         return ByteSpan.exactly(given_bytes), "given"
-    if (recorded := _recorded_limit_bytes(timeline)) is not None:
-        return ByteSpan.exactly(recorded), "recorded"
+    if (stated := stated_limit_bytes(timeline.snapshot)) is not None:
+        return ByteSpan.exactly(stated), "recorded"
     limit, total = (printed.limit, printed.total) if printed is not None else (None, None)
     if limit is not None and (total is None or limit.low < total.high):
         return ByteSpan(round(limit.low), round(limit.high)), "log"

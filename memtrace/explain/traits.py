@@ -40,10 +40,6 @@ class RunSide:
         at = At("peak", event, timeline.time_us(event))
         self.case = Case(analysis, at, *verdict_at(analysis, at.event))
 
-    def held(self, rows: Bool) -> int:
-        """Requested bytes of those rows that are live at the peak."""
-        return int(self.case.size[rows & self.case.live].sum())
-
     @cached_property
     def of_attention(self) -> Bool:
         """Attention matrices, their gradients and copies: what has the size of one, in whatever type."""
@@ -128,7 +124,7 @@ class RunSide:
     @cached_property
     def quantized(self) -> bool:
         """Whether weights are stored in 4 or 8 bits."""
-        return self.held(self.case.kind(Purpose.QUANTIZED)) > 0
+        return self.case.live_total(self.case.kind(Purpose.QUANTIZED)) > 0
 
     def traits(self) -> dict[str, str]:
         """Everything known of the run, in words; what is not known is left out."""

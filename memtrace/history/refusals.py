@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from memtrace.allocator.config import Version, fraction_limit, from_snapshot, release_of
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, segment_size
 from memtrace.frozen import dataclass
 from memtrace.history.timeline import Timeline
+from memtrace.snapshot.model import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +49,13 @@ def refusals(timeline: Timeline) -> list[Refusal]:
             )
         )
     return found
+
+
+def stated_limit_bytes(snapshot: Snapshot, version: Version | None = None) -> int | None:
+    """The limit of the process that the file itself states: memtrace's recorder notes it, or it is a fraction in the
+    settings string with the card's size beside it. ``version`` is the release's unless given."""
+    if (noted := snapshot.noted_bytes("limit_bytes")) is not None:
+        return noted
+    version = version or release_of(snapshot)
+    fraction, total = from_snapshot(snapshot.settings).memory_fraction, snapshot.noted_bytes("device_total_bytes")
+    return fraction_limit(fraction, total, version) if fraction is not None and total is not None else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from memtrace.analysis import Analysis, analyse, is_predicted, is_truncated
 from memtrace.answers.curves import category_curves
-from memtrace.answers.report import Moment, Site, report
+from memtrace.answers.report import Moment, report
 from memtrace.attribution.categories import Category, Purpose
 from memtrace.cache.index import open_recording
 from memtrace.errors import MemtraceError, SnapshotError
@@ -22,7 +22,6 @@ from memtrace.snapshot.devices import choose_device
 from memtrace.snapshot.model import Snapshot
 
 _RANK = re.compile(r"rank[_\-.=]?(\d+)", re.IGNORECASE)
-_SITES = 12
 _SMALLEST_WEIGHT_BYTES = 1 << 16  # norms and biases are the same everywhere
 
 
@@ -35,16 +34,6 @@ class StepPeak:
     allocated_bytes: int
     reserved_bytes: int
     categories: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A call site without its line: bytes at the rank's event."""
-
-    category: str
-    subcategory: str
-    frame: str
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +64,6 @@ class Rank:
     steps: tuple[StepPeak, ...]
     steps_recorded: bool
     truncated: bool
-    sites: tuple[Place, ...]
     exact: bool
     lora: Mapping[str, str]
     weights: Mapping[int, int]
@@ -133,7 +121,6 @@ def _summarise(path: str, source: str, wanted: int | None, use_index: bool) -> R
         steps=step_peaks(analysis),
         steps_recorded=analysis.attribution.facts.phases.basis == "recorded",
         truncated=is_truncated(timeline) is True,
-        sites=_sites(budget.top),
         weights=_weights(analysis, at.event),
         makes_loss=bool(analysis.attribution.rows_of(Purpose.LOSS).any()),
         predicted=is_predicted(snapshot),
@@ -184,12 +171,3 @@ def _weights(analysis: Analysis, event: int) -> dict[int, int]:
     rows = rows[analysis.attribution.rows_of(*kept)[rows]]
     sizes, counts = np.unique(analysis.timeline.allocations.requested_bytes[rows], return_counts=True)
     return {size: n for size, n in zip(sizes.tolist(), counts.tolist(), strict=True) if size >= _SMALLEST_WEIGHT_BYTES}
-
-
-def _sites(top: Iterable[Site]) -> tuple[Place, ...]:
-    merged: dict[tuple[str, str, str], int] = {}
-    for site in top:
-        key = (site.category, site.subcategory, re.sub(r":\d+ ", " ", site.frame))
-        merged[key] = merged.get(key, 0) + site.bytes
-    ranked = sorted(merged.items(), key=lambda item: -item[1])[:_SITES]
-    return tuple(Place(category, sub, frame, size) for (category, sub, frame), size in ranked)
