@@ -99,28 +99,19 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _snapshot(args: argparse.Namespace) -> int:
-    from memtrace.errors import NoAnswerError
+    from memtrace.analysis import analyse
     from memtrace.export.cut import cut, read_recording, write_snapshot
     from memtrace.history.timeline import build
-    from memtrace.ranges import check_ranges, parse_range, steps_window
+    from memtrace.ranges import check_ranges
     from memtrace.snapshot.devices import choose_device
 
     check_ranges(args.events, args.steps)
-
     recording = read_recording(args.file)
     device, why = choose_device(recording.snapshot, args.device)
     if why is not None:
         print(f"memtrace: {why}", file=sys.stderr)
     timeline = build(recording.snapshot, device)
-    if not len(timeline):
-        raise NoAnswerError(f"{args.file}: no trace was recorded, so there is nothing to cut")
-    if args.events is not None:
-        first, stop = parse_range(args.events, 0, len(timeline), "events")
-    else:
-        from memtrace.analysis import analyse
-
-        first, stop = steps_window(analyse(timeline).attribution.facts.phases, args.steps, args.file)
-    snapshot = cut(recording, timeline, first, stop)
+    snapshot = cut(recording, timeline, *analyse(timeline).within(args.events, args.steps).timeline.span)
     with output_stream(args) as out:
         write_snapshot(snapshot, out)
     return 0

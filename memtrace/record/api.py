@@ -18,12 +18,6 @@ from memtrace.record.recorder import DEFAULT_MAX_ENTRIES, Recorder, RecordOption
 from memtrace.record.signals import SignalWatch
 
 
-def options_for(path: str | os.PathLike[str], **rest: Any) -> RecordOptions:
-    """Options for a recording whose final file is ``path``."""
-    wanted = Path(path)
-    return RecordOptions(folder=wanted.parent, stem=wanted.stem, suffix=wanted.suffix or ".pickle", **rest)
-
-
 class Recording(contextlib.AbstractContextManager["Recording"]):
     """A recording in progress. Made by :func:`record`; every method does nothing where recording is not possible."""
 
@@ -109,9 +103,11 @@ def record(
     if running is not None:
         messages.say("already recording; this record() adds its phases and steps to that recording")
         return Recording(running, owns=False)
-    rest = {"stacks": stacks, "max_entries": max_entries, "steps": steps, "deep": deep, "force": force}
-    rest |= {"live": live or bool(metrics), "on_alarm": on_alarm, "metrics": tuple(metrics)}
-    options = options_for(path, **rest)
+    wanted = Path(path)
+    options = RecordOptions(
+        wanted.parent, wanted.stem, wanted.suffix or ".pickle", stacks=stacks, max_entries=max_entries, steps=steps,
+        deep=deep, force=force, live=live or bool(metrics), on_alarm=on_alarm, metrics=tuple(metrics),
+    )  # fmt: skip
     try:
         backend_module.get().require()
     except MissingDependencyError as error:
