@@ -123,7 +123,11 @@ LISTS: dict[str, Callable[[int], Raw]] = {
     "configuration": extra("config", lambda count: {f"k{i}": i for i in range(count)}),
     "statistics": extra("stats", lambda count: {f"allocation.all.peak{i}": i for i in range(count)}),
 }  # fmt: skip
+# What stands in the extra key, in settings and annotations, explain reads as segments does, and more of it.
+SAID = LISTS.keys() - {"segments", "blocks", "pools", "pools of events", "streams", "stacks", "metadata", "frames",
+                       "one deep stack", "frees", "ooms", "devices"}  # fmt: skip
 VERBS = [["explain", "--json"], ["segments", "--json"], ["scrub", "--check"]]
+CASES = [(what, verb) for what in LISTS for verb in VERBS if not (verb[0] == "segments" and what in SAID)]
 
 
 def work(path: Path, verb: list[str]) -> tuple[int, int]:
@@ -146,8 +150,7 @@ def work(path: Path, verb: list[str]) -> tuple[int, int]:
     return calls, peak
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
-@pytest.mark.parametrize("what", LISTS)
+@pytest.mark.parametrize(("what", "verb"), CASES, ids=[f"{what}-{verb[0]}" for what, verb in CASES])
 def test_twice_as_much_is_twice_the_work(
     what: str, verb: list[str], tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -157,12 +160,12 @@ def test_twice_as_much_is_twice_the_work(
     main([verb[0], str(paths[0]), *verb[1:]])  # imports, and expressions that are compiled once
     costs = [work(path, verb) for path in paths]
     if not is_linear(costs):  # an expression may be compiled again in the middle, once the library's cache is full
-        costs = [min(pair) for pair in zip(costs, [work(path, verb) for path in paths], strict=True)]
+        again = [work(path, verb) for path in paths]
+        costs = [(min(a, b), min(c, d)) for (a, c), (b, d) in zip(costs, again, strict=True)]
     assert is_linear(costs), costs
-    assert costs[2][1] < 2.5 * costs[1][1], costs
 
 
 def is_linear(costs: list[tuple[int, int]]) -> bool:
-    """Whether the second doubling costs about twice what the first did, without what any file costs."""
+    """Whether the second doubling costs about twice what the first did, without what any file costs, and memory."""
     first, second, third = (calls for calls, _ in costs)
-    return third - second < 2.5 * max(second - first, 0) + 0.3 * first
+    return third - second < 2.5 * max(second - first, 0) + 0.3 * first and costs[2][1] < 2.5 * costs[1][1]
