@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -740,3 +741,15 @@ def test_step_log_is_kept_whether_or_not_a_step_is_recorded(stand_in: StandIn, t
     rec.end()
     log = read_log(tmp_path / "run.steps.jsonl")
     assert log.step.tolist() == [0, 1, 2] and log.tokens.tolist() == [8 * 64] * 3
+
+
+def test_a_forked_child_of_a_recorded_block_leaves_the_file_to_its_parent(stand_in: StandIn, tmp_path: Path) -> None:
+    with api.record(tmp_path / "run.pickle") as recording:
+        child = os.fork()
+        if not child:
+            try:
+                recording.close()
+            finally:
+                os._exit(len(list(tmp_path.iterdir())))
+        assert os.waitpid(child, 0)[1] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["run.pickle"]
