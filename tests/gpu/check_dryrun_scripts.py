@@ -15,7 +15,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +93,12 @@ def measured(name: str, folder: Path, model: Path) -> Row:
 
 def measure(folder: Path, chosen: list[str]) -> None:
     with tempfile.TemporaryDirectory() as made, ThreadPoolExecutor(8) as pool:
-        model = model_folder(Path(made), weights=True)
-        found = pool.map(lambda name: measured(name, folder, model), names(chosen))
-        rows = dict(zip(names(chosen), found, strict=True))
-    (folder / "truth.json").write_text(json.dumps(rows, indent=1))
-    for name, row in rows.items():
-        print(name, row)
+        model, rows = model_folder(Path(made), weights=True), {}
+        begun = {pool.submit(measured, name, folder, model): name for name in names(chosen)}
+        for done in as_completed(begun):  # written as they come: the machine may be taken away
+            rows[begun[done]] = done.result()
+            print(begun[done], done.result(), flush=True)
+            (folder / "truth.json").write_text(json.dumps(dict(sorted(rows.items())), indent=1))
 
 
 def dry(name: str, model: Path, out: Path) -> Row:

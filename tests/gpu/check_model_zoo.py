@@ -1,7 +1,6 @@
 """Published models × optimizers × batches, trained on a GPU and dry-run without one: the error of the peaks.
 
     python tests/gpu/check_model_zoo.py measure OUT.json [MODEL…]    # on the GPU
-    python tests/gpu/check_model_zoo.py convolutions OUT.json        # on the GPU: what cuDNN takes for itself
     python tests/gpu/check_model_zoo.py predict DRY.json [MODEL…]    # anywhere: dry-runs them
     python tests/gpu/check_model_zoo.py compare TRUTH.json DRY.json  # prints the table
 
@@ -39,7 +38,6 @@ NEED_GIB = {"qwen3-0.6b": 42, "pythia-410m": 22, "opt-350m": 20, "convnext_base"
 OTHERS_GIB, CARD_GIB, PROCESSES, TOGETHER = 12, 126, 14, 6
 LONGEST_S = 400  # after which no measurement begins
 CARDS_GIB = (1, 2, 4, 6, 8, 12, 16, 24)  # for which "does it fit" is asked
-WAYS = (("float32", "contiguous_format"), ("bfloat16", "contiguous_format"), ("bfloat16", "channels_last"))
 KEYS = ("requested", "allocated", "reserved")
 Row = dict[str, Any]
 
@@ -169,68 +167,6 @@ def measured(words: list[str]) -> Row:
     return row | {"seconds": round(time.monotonic() - began, 2)} | ({"error": error} if error else {})
 
 
-def convolutions(out: Path) -> None:
-    """Every distinct convolution of the vision models: the sizes that its passes ask the allocator for, in order."""
-    import torch
-    import torchvision
-    from zoo import VISION
-
-    shapes: dict[tuple[Any, ...], None] = {}
-    for name in VISION:
-        model = getattr(torchvision.models, name)(num_classes=100).to("meta")
-        for module in model.modules():
-            if isinstance(module, torch.nn.Conv2d):
-                module.register_forward_pre_hook(lambda conv, args: shapes.setdefault(_shape(conv, args[0])))
-        for batch, size in (IMAGES[1], IMAGES[4]):
-            model(torch.empty(batch, 3, size, size, device="meta"))
-    jobs = [[str(part), mode] for part in range(8) for mode in ("heuristic", "benchmark")]
-    listed = list(shapes)
-
-    def run(job: list[str]) -> list[Row]:
-        torch.backends.cudnn.benchmark = job[1] == "benchmark"
-        chosen = listed[int(job[0]) :: 8] if job[1] == "heuristic" else listed[int(job[0]) :: 64]
-        return [row for shape in chosen for row in _convolution(shape, job[1])]
-
-    found = in_processes(jobs, run, lambda _job: 8, CARD_GIB, PROCESSES)
-    out.write_text(json.dumps([row for rows in found for row in rows or ()], separators=(",", ":")))
-    print(len(shapes), "shapes", sum(len(rows or ()) for rows in found), "rows")
-
-
-def _shape(conv: Any, images: Any) -> tuple[Any, ...]:
-    return tuple(images.shape), conv.out_channels, conv.kernel_size, conv.stride, conv.padding, conv.groups
-
-
-def _convolution(shape: tuple[Any, ...], mode: str) -> list[Row]:
-    """Passes of one convolution. ``times``: how often it ran before; the first benchmark tries what there is."""
-    import torch
-
-    size, width, kernel, stride, padding, groups = shape
-    rows = []
-    for precision, layout in WAYS:
-        dtype, order = getattr(torch, precision), getattr(torch, layout)
-        x = torch.randn(size, device="cuda", dtype=dtype).to(memory_format=order).requires_grad_()
-        conv = torch.nn.Conv2d(size[1], width, kernel, stride, padding, groups=groups, bias=False)
-        conv = conv.to("cuda", dtype, memory_format=order)
-        grad = torch.ones_like(conv(x)) if mode == "heuristic" else None
-        for times in range(2 if grad is None else 1):
-            torch.cuda.memory._record_memory_history(max_entries=10000, stacks="python")
-            y = conv(x)
-            middle = len(torch.cuda.memory._snapshot()["device_traces"][0])
-            y.backward(torch.ones_like(y) if grad is None else grad)
-            trace = torch.cuda.memory._snapshot()["device_traces"][0]
-            torch.cuda.memory._record_memory_history(enabled=None)
-            x.grad = conv.weight.grad = None
-            row = {"shape": shape, "precision": precision, "layout": layout, "mode": mode, "times": times}
-            rows.append(row | {"forward": _asked(trace[:middle]), "backward": _asked(trace[middle:])})
-        del x, y, grad, conv
-        torch.cuda.empty_cache()
-    return rows
-
-
-def _asked(events: list[Row]) -> list[int]:
-    return [event["size"] for event in events if event["action"] == "alloc"]
-
-
 # ---- without a GPU ---------------------------------------------------------------------------------------------------
 def dry(chosen: list[str]) -> list[Row]:
     """All configurations, dry-run. The libraries are imported once, with the device in place; each run is a fork."""
@@ -308,8 +244,6 @@ def show(pairs: list[tuple[Row, Row]]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "measure":
         measure(Path(sys.argv[2]), sys.argv[3:])
-    elif sys.argv[1] == "convolutions":
-        convolutions(Path(sys.argv[2]))
     elif sys.argv[1] == "predict":
         predict(Path(sys.argv[2]), sys.argv[3:])
     else:

@@ -74,24 +74,36 @@ def _check(version: str, facts: dict[str, object]) -> None:
         raise MissingDependencyError(f"a dry run knows PyTorch's CPU and CUDA builds; this is {version}")
 
 
+def stand_in_for_cublaslt(cuda_major: int) -> Path:
+    """The library that ``cublaslt.c`` says, under the name of CUDA's release. Raises MissingDependencyError."""
+    source = _SOURCE.with_name("cublaslt.c")
+    key = hashlib.blake2b(source.read_bytes(), digest_size=12).hexdigest()
+    options = ["-xc", str(source), f"-DCUDA_MAJOR={cuda_major}", f"-Wl,-soname,libcublasLt.so.{cuda_major}"]
+    return kept_file(f"cublaslt-{cuda_major}-{key}.so", lambda file: _compile(options, file, source.name))
+
+
 def _build(torch: Path, version: str, target: Path) -> None:
+    messages.say(f"compiling the helper for PyTorch {version}, once (10 to 30 seconds)")
+    include = torch / "include"
+    options = [
+        "-O1", "-std=c++20", str(_SOURCE), "-DAT_PER_OPERATOR_HEADERS", f"-I{include}",
+        f"-I{include / 'torch/csrc/api/include'}", f"-L{torch / 'lib'}", *(f"-l{name}" for name in _LIBRARIES),
+    ]  # fmt: skip
+    _compile(options, target, f"the helper for PyTorch {version}")
+
+
+def _compile(options: list[str], target: Path, what: str) -> None:
     compiler = os.environ.get("CXX") or next(filter(shutil.which, _COMPILERS), None)
     if compiler is None:
         raise MissingDependencyError("a dry run compiles a helper once: no C++ compiler (g++) is found")
-    messages.say(f"compiling the helper for PyTorch {version}, once (10 to 30 seconds)")
-    include = torch / "include"
-    command = [
-        *compiler.split(), "-O1", "-std=c++20", "-fPIC", "-shared", "-w", "-o", str(target), str(_SOURCE),
-        "-DAT_PER_OPERATOR_HEADERS", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}",
-        f"-L{torch / 'lib'}", *(f"-l{name}" for name in _LIBRARIES),
-    ]  # fmt: skip
+    command = [*compiler.split(), "-fPIC", "-shared", "-w", "-o", str(target), *options]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise MissingDependencyError(f"the C++ compiler can't be run: {error}") from None
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
-        raise MissingDependencyError(f"the helper does not compile for PyTorch {version}: {errors[0].strip()}")
+        raise MissingDependencyError(f"{what} does not compile: {errors[0].strip()}")
 
 
 def operators_of_cuda() -> list[str]:

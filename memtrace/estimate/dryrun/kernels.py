@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from memtrace.estimate.dryrun.assumed import Assumptions
+from memtrace.estimate.dryrun.convolutions import Convolutions
+from memtrace.estimate.dryrun.machine import DryMemory
 from memtrace.estimate.engine.kernels import (
-    KernelDevice,
     efficient_backward_workspace,
     fused_4bit_product,
     fused_backward_workspace,
@@ -28,10 +29,11 @@ _MATH, _FLASH, _EFFICIENT, _CUDNN = 0, 1, 2, 3  # at::SDPBackend
 
 
 class Kernels:
-    """Handlers of one process's operators, for the kernels of ``device``."""
+    """Handlers of one process's operators, for the kernels of the card of ``memory``."""
 
-    def __init__(self, helper: ctypes.CDLL, device: KernelDevice, assumed: Assumptions) -> None:
-        self.helper, self.device, self.assumed = helper, device, assumed
+    def __init__(self, helper: ctypes.CDLL, memory: DryMemory, assumed: Assumptions) -> None:
+        self.helper, self.device, self.assumed = helper, memory.gpu.device, assumed
+        self._convolutions = Convolutions(memory, assumed)
         self._keys = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("VE"))
         self._libraries: list[Any] = [_shapes_from_cpp()]
         self.only_flash = False  # as a package of its own takes attention over
@@ -115,7 +117,8 @@ class Kernels:
     def _aten(self) -> dict[str, Handler]:
         fused = self._fused_backward
         return {
-            "aten::convolution": self._convolution,
+            "aten::convolution": self._convolutions.forward,
+            "aten::convolution_backward": self._convolutions.backward,
             "aten::_softmax": self._dense,
             "aten::_log_softmax": self._dense,
             "aten::_softmax_backward_data": self._softmax_backward,
@@ -161,11 +164,6 @@ class Kernels:
         result = default(x, *args)
         del copy
         return result
-
-    def _convolution(self, default: Handler, *args: Any) -> Any:
-        """Its workspace is chosen by cuDNN's heuristics, which nobody else knows."""
-        self.assumed.note("workspace", "cuDNN's workspaces of convolutions are missing; large ones decide the peak")
-        return default(*args)
 
     def _loss(self, default: Handler, x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
         """A loss that is summed up is there once for each element first."""

@@ -65,7 +65,7 @@ class DryDevice:
             page_states()  # imports bitsandbytes while there is no GPU: else it looks for CUDA's libraries
         from memtrace.estimate.dryrun.kernels import Kernels
 
-        self.kernels = Kernels(library, gpu.device, assumed)
+        self.kernels = Kernels(library, self.memory, assumed)
         answers = self._answers()
         _kept.append((answers, library))
         library.memtrace_open(ctypes.byref(answers))
