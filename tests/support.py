@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from memtrace.analysis import Analysis, analyse
 from memtrace.cache import folder, index
 from memtrace.history.timeline import Timeline, build
+from memtrace.oomlog import LogReading, OomMessage, read_log
 from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.decoder.decode import decode
 from memtrace.snapshot.load import load
@@ -135,3 +137,13 @@ def raw_recording(name: str) -> dict[str, Any]:
     """A recording's content as it was pickled."""
     with open_stream(trace_path(name)) as opened:
         return decode(opened.stream, opened.head, opened.name)
+
+
+def read_text(log: str | bytes) -> LogReading:
+    """A log that is at hand as text or bytes, read."""
+    return read_log(io.BytesIO(log.encode("utf-8", "replace") if isinstance(log, str) else log))
+
+
+def parse_log(log: str | bytes) -> tuple[OomMessage, ...]:
+    """Its messages."""
+    return read_text(log).messages

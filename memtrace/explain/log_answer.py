@@ -77,7 +77,7 @@ def verdict_from_log(
     setting: RunSetting | None = None,
     frames: Sequence[Frame] = (),
 ) -> TextAnswer:
-    """Judge the messages of one log (as ``parse_log`` returns them). ``frames``: of the traceback that ends in the
+    """Judge the messages of one log (as ``read_log`` returns them). ``frames``: of the traceback that ends in the
     principal message, the outermost first."""
     if not messages:
         return TextAnswer("unknown", "guess", ("Nothing in the log says that memory ran out.",))

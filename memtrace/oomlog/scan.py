@@ -46,18 +46,11 @@ class LogReading:
     stopped_early: bool = False
 
 
-def parse_log(stream: Readable | bytes | str) -> tuple[OomMessage, ...]:
-    """Every out-of-memory message of a log, in order, each printed once or more counted once.
-
-    ``stream``: a binary stream, or bytes or text; any size, any encoding. Never raises on content.
-    """
-    return read_log(stream).messages
-
-
-def read_log(stream: Readable | bytes | str) -> LogReading:
-    """Like :func:`parse_log`, with the settings in the log and whether all of it was read."""
+def read_log(log: Readable) -> LogReading:
+    """Every out-of-memory message of a log of any size, in order, each printed once or more counted once. Never raises
+    on content."""
     collector, settings = _Collector(), dict[str, None]()
-    for window in windows(stream, settings):
+    for window in windows(log, settings):
         if collector.full:
             return LogReading(collector.finish(), tuple(settings), stopped_early=True)
         for message in _read_window(window):

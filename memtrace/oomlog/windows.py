@@ -54,9 +54,9 @@ _LINE_END_SEARCH = 1024
 
 
 class Readable(Protocol):
-    """What a log may be: anything with ``read(n)`` that returns bytes (text is encoded)."""
+    """What a log may be."""
 
-    def read(self, size: int, /) -> bytes | str: ...
+    def read(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +76,14 @@ def _settings(buffer: bytes) -> Iterator[str]:
             yield line.decode("utf-8", "replace").strip()
 
 
-def blocks(source: Readable | bytes | str) -> Iterator[bytes]:
-    """The log as UTF-8 blocks, whatever it came as: bytes, text, a stream; UTF-16 (a PowerShell redirect) too."""
-    if isinstance(source, bytes | str):
-        pieces: Iterator[bytes | str] = (source[i : i + BLOCK_BYTES] for i in range(0, len(source), BLOCK_BYTES))
-    else:
-        pieces = iter(lambda: source.read(BLOCK_BYTES) or b"", b"")
+def blocks(log: Readable) -> Iterator[bytes]:
+    """The log as UTF-8 blocks; it may be UTF-16, as PowerShell redirects."""
     decoder: codecs.IncrementalDecoder | None = None
-    for number, piece in enumerate(pieces):
-        if isinstance(piece, str):
-            yield piece.encode("utf-8", "replace")
-            continue
+    for number, piece in enumerate(iter(lambda: log.read(BLOCK_BYTES) or b"", b"")):
         encoding = utf16(piece[:4096]) if number == 0 else None
         if encoding is not None:
             decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-        yield bytes(piece) if decoder is None else decoder.decode(bytes(piece)).encode("utf-8", "replace")
+        yield piece if decoder is None else decoder.decode(piece).encode("utf-8", "replace")
 
 
 def utf16(head: bytes) -> str | None:
@@ -103,10 +96,10 @@ def utf16(head: bytes) -> str | None:
     return None
 
 
-def windows(source: Readable | bytes | str, settings: dict[str, None]) -> Iterator[TextWindow]:
+def windows(log: Readable, settings: dict[str, None]) -> Iterator[TextWindow]:
     """Stretches around every trigger, in order; lines that set the allocator are added to ``settings``."""
     buffer, line = b"", 1  # line: number of buffer[0]
-    stream = blocks(source)
+    stream = blocks(log)
     block = next(stream, None)
     while block is not None:
         following = next(stream, None)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import parse_log, read_text
 
 from memtrace.explain.log_answer import verdict_from_log
-from memtrace.oomlog import OomMessage, parse_log, read_log
+from memtrace.oomlog import OomMessage, read_log
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -261,7 +262,7 @@ def test_any_chunking_reads_the_same(pairs: list[tuple[Case, str]], data: st.Dat
                 data.draw(st.sampled_from([1, 7, 300, 5000, 20000]) if self.tell() < 20000 else st.just(9000))
             )
 
-    whole = read_log(log)
+    whole = read_text(log)
     assert read_log(Trickle(log)) == whole
     assert len(whole.messages) == len({m.text for m in whole.messages})
 
@@ -306,7 +307,7 @@ pieces = st.sampled_from(
     st.one_of(st.binary(max_size=600), st.lists(st.one_of(pieces, st.binary(max_size=6)), max_size=40).map(b"".join))
 )
 def test_no_input_raises(data: bytes) -> None:
-    reading = read_log(data)
+    reading = read_text(data)
     verdict = verdict_from_log(reading.messages)
     assert verdict.because
     assert verdict.confidence in ("derived", "guess")

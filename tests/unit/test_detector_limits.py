@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import parse_log
 from toy_run import ADAM, CALL, COPY, EVALUATE, LOADER, MIB, MODEL, PACK, TRAIN, Run, Toy, root, trained
 
 from memtrace.attribution.categories import Purpose
@@ -22,7 +23,6 @@ from memtrace.explain.proof import Bench, Proposal, proven
 from memtrace.explain.snapshot_facts import verdict_at
 from memtrace.explain.verdict import judge
 from memtrace.history.timeline import At, choose_event
-from memtrace.oomlog import parse_log
 
 GIB = 1 << 30
 PLAIN: dict[str, Any] = {"checkpointing": True, "logits": 2 * MIB}

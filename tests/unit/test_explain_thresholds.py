@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import analysis, info
+from support import analysis, info, parse_log
 from toy_run import COPY, LOADER, MIB, Run, Toy, root
 
 from memtrace.analysis import Analysis
@@ -22,7 +22,6 @@ from memtrace.explain.facts import ByteSpan, FactSource, OomFacts
 from memtrace.explain.log_answer import verdict_from_log
 from memtrace.explain.sizes import possible_models
 from memtrace.explain.verdict import judge
-from memtrace.oomlog import parse_log
 
 
 @pytest.mark.parametrize(("low", "said"), [(9500, "about 9.28 GiB"), (9499, "less than 9.77 GiB")])

@@ -6,11 +6,11 @@ import gzip
 from pathlib import Path
 
 import pytest
+from support import read_text
 
 from memtrace.explain.explain import explain_log
 from memtrace.explain.inputs import Logs
 from memtrace.explain.traceback import frames_in_log, lines_around, moment_in_log
-from memtrace.oomlog import read_log
 
 MODULE = (
     '  File "/x/site-packages/torch/nn/modules/module.py", line 1790, in _call_impl\n    return forward_call(*args)\n'
@@ -114,7 +114,7 @@ def test_a_file_is_read_up_to_its_message(tmp_path: Path) -> None:
     file = tmp_path / "log"
     text = "loss 1\n" * 1000 + "".join(log(BACKWARD, "  3%| | 3/100 [00:04<06:00, 2.75it/s]")) + "restarting\n" * 9
     file.write_text(text)
-    reading = read_log(text)
+    reading = read_text(text)
     read = Logs([str(file)])
     before, after = read.around(read.reading.messages[0])
     assert len(before) == 400 and "out of memory" in before[-1] and after == ["restarting\n"] * 9

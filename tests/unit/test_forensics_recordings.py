@@ -6,11 +6,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-from support import NAMES, analysis, info, labels
+from support import NAMES, analysis, info, labels, read_text
 
 from memtrace.explain.answer import Explanation, Finding
 from memtrace.explain.explain import explain_snapshot
-from memtrace.oomlog import read_log
 from memtrace.render.explain_text import render_explanation
 
 LLAMA = "llama2-7b_"
@@ -190,7 +189,7 @@ def test_every_finding_is_measured_and_says_why(name: str) -> None:
 def test_the_log_of_a_run_supplies_limit_and_card(name: str) -> None:
     oom: dict[str, Any] = info(LLAMA + name)["oom"]
     log = f"step 3\nTraceback (most recent call last):\ntorch.OutOfMemoryError: {oom['message']}\n"
-    alone, both = explained(LLAMA + name), explain_snapshot(analysis(LLAMA + name), reading=read_log(log))
+    alone, both = explained(LLAMA + name), explain_snapshot(analysis(LLAMA + name), reading=read_text(log))
     assert both.verdict == alone.verdict
     assert both.capacity is not None and both.capacity.source == "log"
     assert both.oom is not None and both.oom["total_bytes"] and near(both.oom["limit_bytes"], oom["device_allocated"])
@@ -199,7 +198,7 @@ def test_the_log_of_a_run_supplies_limit_and_card(name: str) -> None:
 
 def test_a_log_of_another_run_is_not_mixed_in() -> None:
     message = info(LLAMA + "oom-at-load")["oom"]["message"]
-    answer = explain_snapshot(analysis(LLAMA + "oom-first-step"), reading=read_log(message))
+    answer = explain_snapshot(analysis(LLAMA + "oom-first-step"), reading=read_text(message))
     assert answer.capacity is not None and answer.capacity.source == "inferred"
     assert any("log" in line for line in answer.warnings)
 

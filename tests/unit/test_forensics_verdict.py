@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import TRACES
+from support import TRACES, read_text
 from toy_run import MIB, Run, Toy, root, trained
 
 from memtrace.analysis import analyse
@@ -17,7 +17,6 @@ from memtrace.explain.snapshot_facts import measure_pieces, verdict_at
 from memtrace.history.layout import layout_at
 from memtrace.history.refusals import refusals
 from memtrace.history.timeline import build
-from memtrace.oomlog import read_log
 from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.decoder.decode import decode
 from memtrace.snapshot.load import from_raw
@@ -160,13 +159,13 @@ def test_the_last_of_several_refusals_is_explained() -> None:
 
 def test_a_refusal_only_the_log_saw() -> None:
     log = "RuntimeError: CUDA error: out of memory\n"
-    answer = explain_snapshot(trained(checkpointing=True).run.analysis(), reading=read_log(log))
+    answer = explain_snapshot(trained(checkpointing=True).run.analysis(), reading=read_text(log))
     assert answer.verdict == "unknown" and answer.oom is not None and answer.findings
-    assert explain_log(read_log(log)).verdict == "unknown"
+    assert explain_log(read_text(log)).verdict == "unknown"
 
 
 def test_a_log_without_messages() -> None:
-    answer = explain_log(read_log("epoch 1 loss 2.0\n" * 50))
+    answer = explain_log(read_text("epoch 1 loss 2.0\n" * 50))
     assert answer.verdict == "unknown" and answer.oom is None and answer.ooms == () and answer.findings == ()
 
 

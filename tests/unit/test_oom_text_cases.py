@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import parse_log
 
 from memtrace.explain.log_answer import verdict_from_log
-from memtrace.oomlog import CONTRACT_KEYS, OomMessage, parse_log
+from memtrace.oomlog import CONTRACT_KEYS, OomMessage
 
 TRUTH = Path(__file__).parent.parent / "truth" / "oom_messages.jsonl"
 CASES: list[dict[str, Any]] = [json.loads(line) for line in TRUTH.read_text().splitlines()]

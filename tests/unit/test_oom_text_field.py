@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import read_text
 
 from memtrace.cli import main
 from memtrace.explain.answer import Explanation
 from memtrace.explain.explain import explain_log
 from memtrace.explain.log_answer import principal
 from memtrace.explain.traceback import lines_around
-from memtrace.oomlog import read_log
 
 TRUTH = Path(__file__).parent.parent / "truth" / "field_logs.jsonl"
 CASES: list[dict[str, Any]] = [json.loads(line) for line in TRUTH.read_text().splitlines()]
@@ -21,7 +21,7 @@ BY_ID = {case["id"]: case["text"] for case in CASES}
 
 
 def explained(text: str) -> Explanation:
-    reading = read_log(text)
+    reading = read_text(text)
     around = lines_around(text.encode().splitlines(keepends=True), principal(reading.messages).line)
     return explain_log(reading, (), *around)
 
@@ -163,6 +163,6 @@ def test_a_smaller_evaluation_is_spelled_for_the_trainer_of_the_traceback(file: 
         "GiB of which 1.00 GiB is free. Of the allocated memory 22.50 GiB is allocated by PyTorch, and 0.50 GiB is "
         "reserved by PyTorch but unallocated.\n",
     ]
-    answer = explain_log(read_log("".join(lines)), (), lines)
+    answer = explain_log(read_text("".join(lines)), (), lines)
     change = next(finding for finding in answer.findings if finding.id == "eval_peak").advice[0].change
     assert words in change and ("per_device" in change) == ("transformers" in file)

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import pytest
+from support import parse_log
 
 from memtrace.explain.log_answer import verdict_from_log
-from memtrace.oomlog import MessageKind, parse_log
+from memtrace.oomlog import MessageKind
 
 MIB, GIB = 1 << 20, 1 << 30
 

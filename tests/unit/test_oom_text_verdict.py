@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import pytest
+from support import parse_log
 
 from memtrace.explain.log_answer import TextAnswer, verdict_from_log
-from memtrace.oomlog import parse_log
 
 
 def judge(log: str) -> TextAnswer:
