@@ -99,11 +99,13 @@ class AutoHooks:
             self.log.completed += 1
             if not is_marked:
                 self.log.enter(BETWEEN)  # not after an error: the phase stays what it was when it failed
-            with messages.guarded("looking at the gradients"):
+            try:
                 self._passes += 1
                 if self._logits is not None:  # the graph has been let go of: does the program itself hold them?
                     self.log.run["keep_logits"] = self._logits() is not None
                 self.after_backward()
+            except Exception as error:
+                messages.failed("looking at the gradients", error)
             return result
 
         torch.autograd.backward = backward
@@ -152,14 +154,18 @@ class AutoHooks:
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
             if hooks._compiling() or not hooks._begins():
                 return plain_call(module, *args, **kwargs)
-            with messages.guarded("looking at a call"):
+            try:
                 hooks._note_input(args, kwargs)
+            except Exception as error:
+                messages.failed("looking at a call", error)
             try:
                 result = plain_call(module, *args, **kwargs)
             finally:
                 hooks._local.inside = False
-            with messages.guarded("looking at a call"):
+            try:
                 hooks._note_output(result)
+            except Exception as error:
+                messages.failed("looking at a call", error)
             hooks._ends()
             return result
 
@@ -257,8 +263,10 @@ class AutoHooks:
     # the optimizer
     def _optimizer_begins(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._step.begins(optimizer)
-        with messages.guarded("looking at the gradients"):
+        try:
             self.before_step(optimizer)
+        except Exception as error:
+            messages.failed("looking at the gradients", error)
         if self._passes:
             self.log.run["accumulate"] = max(self._passes, self.log.run.get("accumulate", 1))
         self._passes = 0
@@ -269,7 +277,9 @@ class AutoHooks:
             return
         self.log.completed += 1
         self.log.enter(BETWEEN)
-        with messages.guarded("counting a step"):
+        try:
             self.after_step(optimizer)
+        except Exception as error:
+            messages.failed("counting a step", error)
         if self._discovery:
             self._end_discovery()

@@ -135,9 +135,11 @@ class LiveServer:
             self._look("backward")
 
     def stepped(self) -> None:
-        """A step has ended."""
+        """A step has ended. Phases are followed in the steps that matter; most steps are spared the calls."""
         if self._wanted == "step":
             self._look("step")
+        elif self._wanted is None and self.recorder.log.step > self._phases_of:
+            self.recorder.log.on_enter = None
 
     def _look(self, moment: str) -> None:
         self._wanted = None
@@ -253,7 +255,7 @@ class LiveServer:
         if wait > 0:  # what was seen last is young enough
             self._tell(self._seen)
             return {"wait_s": round(wait, 1)}
-        self._wanted = moment
+        self._wanted, self.recorder.log.on_enter = moment, self.entered
         if moment == "now":
             self._look("now")
         return {}
@@ -305,6 +307,8 @@ class LiveServer:
         if self._wanted is None and now >= max(self._own_at, self._not_before) and len(self.steps) > 2:
             self._own_at = now + _OWN_S
             self._wanted = "step" if self._largest else "backward"
+        if self._watchers or self._wanted is not None:
+            self.recorder.log.on_enter = self.entered
 
     def _judge(self, capacity: int) -> None:
         rows, following = self.steps.since(max(0, self._judged - _JUDGED_ROWS), _JUDGED_ROWS * 2)
@@ -413,7 +417,6 @@ def let_watchers_in(recorder: Recorder) -> Recorder:
     if recorder.options.live and recorder.steps is not None:
         recorder.live = LiveServer(recorder, recorder.steps)
         recorder.in_child.append(recorder.live.forked)
-        recorder.log.on_enter = recorder.live.entered
     return recorder
 
 

@@ -19,5 +19,10 @@ def guarded(doing: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = " ".join(str(error).split())[:300]
-        say(f"{doing} failed ({type(error).__name__}: {text}); the program goes on")
+        failed(doing, error)
+
+
+def failed(doing: str, error: Exception) -> None:
+    """That line, where every step comes by and entering ``guarded`` would take its time."""
+    text = " ".join(str(error).split())[:300]
+    say(f"{doing} failed ({type(error).__name__}: {text}); the program goes on")

@@ -21,7 +21,7 @@ COLUMNS = (
     "longest_tokens", "holes_bytes", "retries",
 )  # fmt: skip
 _WIDTH = len(COLUMNS)
-_SHARE = 400
+_SHARE = 1000
 _DROPPED_AT_ONCE = 5_000  # so that forgetting old rows costs a step nothing
 
 
@@ -29,7 +29,7 @@ class StepLog:
     """One row a step. ``tokens`` and ``longest_tokens`` (of one micro-batch, the longest sequence) are 0 if unknown.
 
     Without ``resets`` PyTorch's statistics are only read, the peaks are those of the whole run so far, and steps so
-    short that reading would take more than a four-hundredth of the time have no row each.
+    short that reading would take more than a thousandth of the time have no row each.
     """
 
     def __init__(self, backend: CudaBackend, resets: bool = True) -> None:

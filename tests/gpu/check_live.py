@@ -1,23 +1,16 @@
-"""``memtrace live`` on a GPU: the same losses, the same memory, what a step costs, watchers that come, hang and die.
+"""``memtrace live`` on a GPU: the same losses, the same memory, watchers that come, hang and die.
 
-    python3 tests/gpu/check_live.py OUT.json [--seconds 200] [--steps 1500]
+    python3 tests/gpu/check_live.py OUT.json [--steps 1500]
 
-Cost: units of a plain half second, a second that may be live, and a plain half second again, of steps of a small,
-launch-bound model; a unit's ratio is the second's mean step by that of the half seconds around it. Units are live,
-live and watched, or plain all through (what the method itself sees), in turn. The server is one all the time, so that
-its log, its alarms and what it does only now and then are those of a long run. The mean of the ratios without the
-highest and the lowest fifth has a 95 % interval by bootstrap. Processor time of the whole program is compared
-likewise. The rest runs the same seeded program alone and live, in processes of their own.
+The seeded program runs alone and live, in processes of its own; what a step costs is in check_live_cost.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import json
 import os
-import random
 import signal
 import statistics
 import subprocess
@@ -59,25 +52,13 @@ class Small:
         return loss.detach()
 
 
-def seconds_a_step(small: Small, seconds: float) -> tuple[float, float]:
-    """By the clock and of processor time, the mean of the steps of that time. Nothing is waited for between them, as in
-    a program."""
-    torch.cuda.synchronize()
-    steps, began, worked = 0, time.perf_counter(), time.process_time()
-    while time.perf_counter() < began + seconds:
-        small.step()
-        steps += 1
-    torch.cuda.synchronize()
-    return (time.perf_counter() - began) / steps, (time.process_time() - worked) / steps
-
-
 def warm_up(small: Small) -> None:
     for _ in range(WARM_UP):
         small.step()
 
 
 def watcher() -> subprocess.Popen[str]:
-    """Watches whatever socket is written to its standard input, one after the other."""
+    """Watches the socket that is written to its standard input."""
     command = [sys.executable, str(HERE), "--watch"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
@@ -89,76 +70,6 @@ def be_watched(by: subprocess.Popen[str], recorder: Any, small: Small) -> None:
     by.stdin.flush()
     while not recorder.live._watchers:
         small.step()
-
-
-KINDS = ("live", "live watched", "live", "live watched", "plain")
-
-
-def cost(folder: Path, seconds: float) -> dict[str, Any]:
-    small, by = Small(), watcher()
-    ratios: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    worked: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    plain: list[float] = []
-    with (
-        Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere),
-        memtrace.record(folder / "cost.pickle", stacks="none", live=True, force=True) as recording,
-    ):  # fmt: skip
-        recorder = recording.recorder
-        seconds_a_step(small, 3)
-        _switch_off(recorder)
-        gc.collect()
-        gc.freeze()
-        end, number = time.monotonic() + seconds, 0
-        while time.monotonic() < end:
-            kind = KINDS[number % len(KINDS)]
-            number += 1
-            gc.collect()
-            warm_up(small)
-            before = seconds_a_step(small, 0.5)
-            if kind != "plain":
-                recorder.hooks.install()
-                recorder.hooks.watch(small.model)
-                recorder.live.start()
-            if "watched" in kind:
-                be_watched(by, recorder, small)
-            warm_up(small)
-            found = seconds_a_step(small, 1.0)
-            if kind != "plain":
-                _switch_off(recorder)
-            warm_up(small)
-            after = seconds_a_step(small, 0.5)
-            plain += [before[0], after[0]]
-            for kept, index in ((ratios, 0), (worked, 1)):
-                kept[kind].append(2 * found[index] / (before[index] + after[index]))
-    by.kill()
-    by.wait()
-    for kept in (ratios, worked):
-        kept["live, watched or not"] = kept["live"] + kept["live watched"]
-    return {
-        "step_ms": 1e3 * statistics.median(plain), "rows_in_the_log": len(recorder.steps),
-        **{kind: {"units": len(found), "mean_ratio": trimmed(found), "95_percent": interval(found),
-                  "processor_mean_ratio": trimmed(worked[kind]), "processor_95_percent": interval(worked[kind])}
-           for kind, found in ratios.items()},
-        "ratios": {kind: [round(ratio, 4) for ratio in found] for kind, found in ratios.items() if kind in KINDS},
-    }  # fmt: skip
-
-
-def _switch_off(recorder: Any) -> None:
-    recorder.live.stop()
-    recorder.hooks.remove()
-    recorder.steps.close()
-
-
-def trimmed(values: list[float]) -> float:
-    """The mean without the highest and the lowest fifth: on a shared machine those are its neighbours' doing."""
-    cut = len(values) // 5
-    return statistics.fmean(sorted(values)[cut : len(values) - cut])
-
-
-def interval(values: list[float], draws: int = 4000) -> tuple[float, float]:
-    chance = random.Random(0)
-    means = sorted(trimmed(chance.choices(values, k=len(values))) for _ in range(draws))
-    return means[int(0.025 * draws)], means[int(0.975 * draws)]
 
 
 def own_seconds(folder: Path, steps: int = 300) -> dict[str, Any]:
@@ -186,7 +97,7 @@ def own_seconds(folder: Path, steps: int = 300) -> dict[str, Any]:
             return call
 
         recorder.steps.note, recorder.live.stepped = wrapped(recorder.steps.note), wrapped(recorder.live.stepped)
-        recorder.log.on_enter = wrapped(recorder.log.on_enter)
+        recorder.live.entered = wrapped(recorder.live.entered)
         clock = time.pthread_getcpuclockid(recorder.live._thread.ident)
         torch.cuda.synchronize()
         began, thread_began = time.perf_counter(), time.clock_gettime(clock)
@@ -339,18 +250,11 @@ def blocks_cost(folder: Path) -> dict[str, Any]:
 
 
 def watch() -> None:
-    """What is done now and then is done as seldom as by one watcher that stays."""
     from memtrace.live.watch import Watch
 
-    asked_at = owners_at = 0.0
-    for place in sys.stdin:
-        with contextlib.suppress(memtrace.MemtraceError):
-            found = Watch(Path(place.strip()), looks=False)
-            found.looks, found._asked_at, found._owners_at = True, asked_at, owners_at
-            while found.poll(0.2):
-                found.state.view()
-            asked_at, owners_at = found._asked_at, found._owners_at
-            found.close()
+    found = Watch(Path(sys.stdin.readline().strip()))
+    while found.poll(0.2):
+        found.state.view()
 
 
 def same(steps: int) -> dict[str, Any]:
@@ -369,8 +273,7 @@ def same(steps: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", nargs="?")
-    parser.add_argument("--parts", default="cost,same,killed,own,blocks")
-    parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--parts", default="same,killed,own,blocks")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--program", type=int)
     parser.add_argument("--watch", action="store_true")
@@ -380,10 +283,10 @@ def main() -> None:
     elif args.watch:
         watch()
     else:
-        measure(Path(args.out), args.parts.split(","), args.seconds, args.steps)
+        measure(Path(args.out), args.parts.split(","), args.steps)
 
 
-def measure(out: Path, parts: list[str], seconds: float, steps: int) -> None:
+def measure(out: Path, parts: list[str], steps: int) -> None:
     answer: dict[str, Any] = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name()}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -392,7 +295,6 @@ def measure(out: Path, parts: list[str], seconds: float, steps: int) -> None:
             "killed": killed_program,
             "own": lambda: own_seconds(folder),
             "blocks": lambda: blocks_cost(folder),
-            "cost": lambda: cost(folder, seconds),
         }
         for part in parts:
             began = time.monotonic()

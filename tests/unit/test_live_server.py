@@ -101,6 +101,18 @@ def test_a_watcher_is_told_the_steps_and_the_counters(stand_in: StandIn, tmp_pat
     watcher.of_type("bye")
 
 
+def test_each_step_has_the_shape_of_its_largest_batch(stand_in: StandIn, tmp_path: Path) -> None:
+    model = nn.Embedding(10, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with live(tmp_path) as recording:
+        for shapes in ((3, 5),), ((2, 7), (1, 9)), ():
+            for shape in shapes:
+                model(torch.zeros(shape, dtype=torch.long)).sum().backward()
+            optimizer.step()
+        rows = recording.recorder.steps.since(0)[0]
+    assert [row[6:8] for row in rows] == [[15, 5], [14, 9], [0, 0]]
+
+
 def test_what_a_watcher_may_ask_for(stand_in: StandIn, tmp_path: Path) -> None:
     model, optimizer = net()
     with live(tmp_path, stacks="none") as recording:
