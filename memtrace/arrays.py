@@ -5,11 +5,12 @@ numpy's ``isin`` sorts both sides where numbers are far apart, as sizes are; its
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+Number = TypeVar("Number", bound=np.generic)
 _FEW = 12  # comparing with each is quicker than anything else
 
 
@@ -36,3 +37,10 @@ def among(values: NDArray[Any], wanted: ArrayLike) -> NDArray[np.bool_]:
     for value in looked_for.tolist():
         found |= values == value
     return found
+
+
+def narrowed(values: NDArray[Number]) -> NDArray[Number]:
+    """The same, in the room of one value where all are alike."""
+    if len(values) and (values == values[0]).all():
+        return np.broadcast_to(values[0], values.shape)
+    return values

@@ -30,20 +30,29 @@ def outgrown(facts: Facts, others: Bool) -> Bool:
     others = others | facts.has(Tag.LORA)
     levels, own = _scopes(facts.stacks)
     stack, spans = facts.timeline.allocations.stack, len(facts.phases) + 1
-    count = int(own.max(initial=-1)) + 2
-    inside = np.zeros((count, spans), dtype=np.int64)
-    projected = np.zeros((count, spans), dtype=np.int64)
+    scopes = int(own.max(initial=-1)) + 2
     rows = np.flatnonzero(made)
     linear = rows[facts.has(Tag.LINEAR | Tag.QUANT_MODULE)[rows]]
-    for level in levels:
-        np.maximum.at(inside, (level[stack[rows]], facts.span[rows]), facts.size[rows])
-    for level in levels[:2]:  # a projection's module calls it, or the adapter around it
-        np.maximum.at(projected, (level[stack[linear]], facts.span[linear]), facts.size[linear])
-    inside[-1], projected[-1] = 0, 0
-    largest = projected.max(axis=0, initial=0)
-    at = own[stack], facts.span
-    is_attention = (projected[at] > 0) & (projected[at] * _OF_LARGEST >= largest[facts.span])
-    return made & ~others & is_attention & (facts.size > _LARGER * inside[at])
+
+    def largest_of(rows: I8, levels: list[I8]) -> I8:
+        """By scope (the last: none) and span; one number for both is quicker than a pair."""
+        found = np.zeros(scopes * spans, dtype=np.int64)
+        column, size = facts.span[rows] % spans, facts.size[rows]
+        for level in levels:
+            np.maximum.at(found, (level % scopes * spans)[stack[rows]] + column, size)
+        found[-spans:] = 0
+        return found
+
+    # A projection's module calls it, or the adapter around it.
+    inside, projected = largest_of(rows, levels), largest_of(linear, levels[:2])
+    largest = projected.reshape(-1, spans).max(axis=0, initial=0)
+    candidates = rows[~others[rows]]
+    at = (own % scopes * spans)[stack[candidates]] + facts.span[candidates] % spans
+    found = (projected[at] > 0) & (projected[at] * _OF_LARGEST >= largest[facts.span[candidates]])
+    found &= facts.size[candidates] > _LARGER * inside[at]
+    result = np.zeros(len(made), dtype=np.bool_)
+    result[candidates[found]] = True
+    return result
 
 
 def _scopes(facts: StackFacts) -> tuple[list[NDArray[np.int64]], I8]:

@@ -162,7 +162,9 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lives, stacks.kind[table.stack[~made]])
         phases = with_recorded_steps(phases, trace, timeline.snapshot.memtrace.get("phases"))
     kind = stacks.kind[table.stack]
-    span = phases.span_of(born)
+    # Rows are in order of events: where the spans begin among them is quicker to find than each row's span.
+    counts = np.diff(np.searchsorted(born, phases.start), prepend=0)
+    span = np.repeat(np.arange(-1, len(phases)), counts)
     span_end = np.append(phases.start[1:], NEVER)
     if len(phases):
         span_end[len(phases) - 1] = NEVER  # the recording stops inside the last span
@@ -172,12 +174,14 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     freed_by[(free_stack >= 0) & stacks.has(Tag.ZERO_GRAD)[free_stack]] = Kind.OPTIMIZER
     ended = np.where(_unwound(timeline, phases, freed_by, born, died, span), NEVER, died)
     in_cut = (span >= 0) & np.append(cut, False)[span] & (ended >= span_end[span])
-    death_phase = _phase_of(phases, np.where(ended < NEVER, phases.span_of(ended), -1))
+    phase_at = np.append(np.repeat(phases.phase, np.diff(phases.start)), np.uint8(Phase.UNKNOWN))
+    death_phase = phase_at[np.minimum(ended, len(trace))]
     in_cut &= death_phase != Phase.BACKWARD
     ended[in_cut] = NEVER
     death_phase[ended == NEVER] = Phase.UNKNOWN
     pass_end = _pass_ends(timeline, stacks, phases, born, kind, span, cut)
-    next_pass = _next_pass(phases, born)
+    following = _next_pass(phases, np.append(phases.start[:-1], -1))  # by span, and before the trace
+    next_pass = following[span]
     return Facts(
         timeline=timeline,
         stacks=stacks,
@@ -195,12 +199,12 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         step=_step_of(phases, span),
         pass_end=pass_end,
         held=(pass_end >= 0) & (pass_end < NEVER) & (ended >= pass_end),
-        call_end=_call_ends(trace, stacks, born),
+        call_end=_call_ends(table, stacks, len(trace)),
         outlives_span=(span >= 0) & (span_end[span] < NEVER) & (ended >= span_end[span]),
         persistent=ended == NEVER,
         stays=(ended == NEVER) | (ended > next_pass),
         followed=next_pass < NEVER,
-        lives_on=(ended == NEVER) | (ended > _next_pass(phases, next_pass)),
+        lives_on=(ended == NEVER) | (ended > _next_pass(phases, following)[span]),
         free_stack=free_stack,
         freed_by_program=among(freed_by, [Kind.OTHER, Kind.OPTIMIZER, Kind.LOAD]),
     )
@@ -270,14 +274,11 @@ def _recomputation_ends(timeline: Timeline, stacks: StackFacts, born: I8) -> I8:
     return np.where((_next_refusal(trace, born) < ends) | (len(allocs) > 0 and ends > allocs[-1]), NEVER, ends)
 
 
-def _call_ends(trace: DeviceTrace, stacks: StackFacts, born: I8) -> I8:
-    """First allocation after each row's that no module makes; the last event if none follows."""
-    allocs = np.flatnonzero(trace.action == Action.ALLOC)
-    stack = trace.stack[allocs]
-    outside = allocs[(stacks.depth[stack] == 0) & ~among(stacks.kind[stack], [Kind.FORWARD, Kind.RECOMPUTE])]
-    passed = np.zeros(len(trace) + 1, dtype=np.int32)  # counting is quicker than looking each row up
-    passed[outside + 1] = 1
-    return np.append(outside, len(trace))[np.cumsum(passed, out=passed)[born + 1]]
+def _call_ends(table: Allocations, stacks: StackFacts, count: int) -> I8:
+    """First allocation after each row's that no module makes; the trace's length if none follows."""
+    is_outside = (stacks.depth == 0) & ~among(stacks.kind, [Kind.FORWARD, Kind.RECOMPUTE])
+    outside = is_outside[table.stack] & (table.alloc_event >= 0)
+    return np.append(table.alloc_event[outside], count)[np.cumsum(outside)]
 
 
 def _next_refusal(trace: DeviceTrace, events: I8) -> I8:

@@ -35,10 +35,12 @@ def label_rules(timeline: Timeline, trains: bool) -> list[tuple[Rule, Bool]]:
 
 def labelled_rows(timeline: Timeline) -> Iterator[tuple[Mapping[str, Any], Purpose, I8]]:
     """Each recorded label that fits, with its purpose and the allocations it fits."""
-    table = timeline.allocations
+    table, labels = timeline.allocations, timeline.snapshot.labels
+    if not (labels and len(table)):  # sorting takes long
+        return
     order = np.argsort(table.address, kind="stable")
     address = table.address[order]
-    for label in timeline.snapshot.labels if len(table) else ():
+    for label in labels:
         parsed = _parse(label)
         if parsed is None:
             continue

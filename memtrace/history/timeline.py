@@ -6,7 +6,7 @@ everything above reads. "At event E" means the state just after event E; E = -1 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 NEVER = np.int64(1) << 62  # later than any event
 _AT_ONCE = 1 << 18
+_REFUSALS = 1000  # of so many, the levels are kept
 LEVELS_CONTRADICT = (
     "the file contradicts itself: more is allocated than was ever reserved; what is reserved is shown as at least what "
     "is allocated, and fragmentation is not known"
@@ -47,12 +48,11 @@ class Peak(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The three curves, one entry an event: bytes just after it. ``peaks`` are theirs over the whole trace."""
+    """What is kept of a whole trace's curves (requested, allocated, reserved): their peaks, and ``known``, all three
+    just after the events that are asked for first. The curves themselves are quickly made, and large."""
 
-    requested_bytes: I8
-    allocated_bytes: I8
-    reserved_bytes: I8
     peaks: tuple[Peak, Peak, Peak]
+    known: Mapping[int, tuple[int, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class Timeline:
     levels: Levels
     window: Window | None = None
     _peaks: list[Peak] = field(default_factory=list, init=False, repr=False, compare=False)  # of the window
+    _curves: list[I8] = field(default_factory=list, repr=False, compare=False)  # made when first asked for
 
     @property
     def allocations(self) -> Allocations:
@@ -80,19 +81,26 @@ class Timeline:
         return self.replay.pools
 
     @property
+    def curves(self) -> list[I8]:
+        """(requested, allocated, reserved) bytes after each event."""
+        if not self._curves:
+            self._curves[:] = _curves(self.trace, self.replay)
+        return self._curves
+
+    @property
     def requested_bytes(self) -> I8:
         """What the program asked for and held after each event."""
-        return self.levels.requested_bytes
+        return self.curves[0]
 
     @property
     def allocated_bytes(self) -> I8:
         """The blocks it held after each event."""
-        return self.levels.allocated_bytes
+        return self.curves[1]
 
     @property
     def reserved_bytes(self) -> I8:
         """What the allocator held after each event."""
-        return self.levels.reserved_bytes
+        return self.curves[2]
 
     @property
     def trace(self) -> DeviceTrace:
@@ -122,15 +130,14 @@ class Timeline:
         if event < 0:
             replay = self.replay
             return replay.initial_requested_bytes, replay.initial_allocated_bytes, replay.initial_reserved_bytes
-        return int(self.requested_bytes[event]), int(self.allocated_bytes[event]), int(self.reserved_bytes[event])
+        return self.levels.known.get(event) or _levels(self.curves, event)
 
     def peaks(self) -> tuple[Peak, Peak, Peak]:
         """Peaks of (requested, allocated, reserved) over the span; before a trace's first event counts, too."""
         if self.window is None:
             return self.levels.peaks
         if not self._peaks:
-            curves = (self.requested_bytes, self.allocated_bytes, self.reserved_bytes)
-            self._peaks[:] = _peaks(curves, self.curve_at(-1), self.window)
+            self._peaks[:] = _peaks(self.curves, self.curve_at(-1), self.window)
         requested, allocated, reserved = self._peaks
         return requested, allocated, reserved
 
@@ -182,7 +189,12 @@ class At:
     time_us: int | None
 
 
-def _peaks(curves: tuple[I8, I8, I8], before_bytes: tuple[int, int, int], span: Window) -> tuple[Peak, Peak, Peak]:
+def _levels(curves: Sequence[I8], event: int) -> tuple[int, int, int]:
+    requested, allocated, reserved = (int(curve[event]) for curve in curves)
+    return requested, allocated, reserved
+
+
+def _peaks(curves: Sequence[I8], before_bytes: tuple[int, int, int], span: Window) -> tuple[Peak, Peak, Peak]:
     """Highest values of the curves over a span; before a trace's first event counts, too."""
 
     def peak(curve: I8, before: int) -> Peak:
@@ -208,20 +220,24 @@ def build(
     replay = replay_device(
         device, snapshot.settings, release_of(snapshot), on_progress, is_npu=other_backend(snapshot) == "npu"
     )
-    requested, allocated, reserved = _curves(device.trace, replay)
+    curves = _curves(device.trace, replay)
+    _, allocated, reserved = curves
     first = replay.initial_reserved_bytes
     if not replay.exact and (bool((reserved < allocated).any()) or first < replay.initial_allocated_bytes):
-        reserved = np.maximum(reserved, allocated)
         notes = tuple(dict.fromkeys((LEVELS_CONTRADICT, *replay.notes)))
         first = max(first, replay.initial_allocated_bytes)
         replay = replace(replay, initial_reserved_bytes=first, notes=notes)
+        curves = _curves(device.trace, replay)
     before_bytes = (replay.initial_requested_bytes, replay.initial_allocated_bytes, first)
-    peaks = _peaks((requested, allocated, reserved), before_bytes, Window(0, len(device.trace)))
-    return Timeline(snapshot, device, replay, Levels(requested, allocated, reserved, peaks))
+    peaks = _peaks(curves, before_bytes, Window(0, len(device.trace)))
+    asked = {len(device.trace) - 1, *(peak.event for peak in peaks)} - {-1}
+    asked.update(np.flatnonzero(device.trace.action == Action.OOM)[-_REFUSALS:].tolist())
+    return Timeline(snapshot, device, replay, Levels(peaks, {event: _levels(curves, event) for event in asked}))
 
 
-def _curves(trace: DeviceTrace, replay: Replay) -> tuple[I8, I8, I8]:
-    """(requested, allocated, reserved) after each event: running sums of what each adds or takes away."""
+def _curves(trace: DeviceTrace, replay: Replay) -> list[I8]:
+    """(requested, allocated, reserved) after each event: running sums of what each adds or takes away. Where the file
+    contradicts itself, reserved is at least allocated."""
     table = replay.allocations
     # A row stops counting as allocated at its free request, or at its completion if none is recorded.
     until = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
@@ -232,11 +248,15 @@ def _curves(trace: DeviceTrace, replay: Replay) -> tuple[I8, I8, I8]:
     kind, size = trace.action[events], trace.size[events]
     grows = (kind == Action.SEGMENT_ALLOC) | (kind == Action.SEGMENT_MAP)
     requested, block, born = table.requested_bytes, table.block_bytes, table.alloc_event
-    return (
+    reserved_bytes = int(replay.initial_segments.total_size.sum())
+    curves = [
         running(span, replay.initial_requested_bytes, (born, requested), (table.free_completed_event, -requested)),
         running(span, replay.initial_allocated_bytes, (born, block), (until, -block)),
-        running(span, replay.initial_reserved_bytes, (events, np.where(grows, size, -size))),
-    )
+        running(span, reserved_bytes, (events, np.where(grows, size, -size))),
+    ]
+    if LEVELS_CONTRADICT in replay.notes:
+        np.maximum(curves[2], curves[1], out=curves[2])
+    return curves
 
 
 def running(span: Window, start: int, *changes: tuple[I8, I8]) -> I8:

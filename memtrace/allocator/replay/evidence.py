@@ -12,6 +12,7 @@ from memtrace.allocator.replay.initial import Beginning, find_beginning
 from memtrace.allocator.replay.lifetimes import Lifetimes, link
 from memtrace.allocator.replay.segments import SegmentHistory, trace_back
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_sizes
+from memtrace.arrays import narrowed
 from memtrace.frozen import dataclass
 from memtrace.snapshot.model import DEFAULT_POOL, I4, I8, Action, Bool, Device, PoolId
 
@@ -88,7 +89,9 @@ def gather(device: Device, config: AllocatorConfig, is_npu: bool = False) -> Tra
     small[first], pool[first], stream[first] = beginning.is_small, beginning.pool, beginning.stream
     reserved = int(history.initial.total_size.sum())
     explicit = explicit_releases(trace, reserved, config.gc_threshold > 0)
-    return TraceEvidence(device, config, life, history, beginning, requested, rounded, small, pool, stream, explicit)
+    return TraceEvidence(
+        device, config, life, history, beginning, requested, rounded, small, narrowed(pool), narrowed(stream), explicit
+    )
 
 
 def _alloc_pools(device: Device, life: Lifetimes, history: SegmentHistory, pools: tuple[PoolId, ...]) -> I4:
