@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memtrace.arrays import among, distinct
+from memtrace.arrays import among, distinct, narrowed
 
 RANDOM = np.random.default_rng(7)
 WANTED = {
@@ -33,3 +33,10 @@ def test_among_is_numpys_isin(wanted: list[int], dtype: type) -> None:
 @pytest.mark.parametrize("values", [[], [4], [3, 1, 3, -2, 1]])
 def test_distinct_is_numpys_unique(values: list[int]) -> None:
     assert (distinct(np.array(values, dtype=np.int64)) == np.unique(values)).all()
+
+
+@pytest.mark.parametrize("values", [[], [3], [3, 3, 3], [3, 4, 3]])
+def test_what_is_alike_takes_the_room_of_one(values: list[int]) -> None:
+    found = narrowed(np.array(values, np.int32))
+    assert found.tolist() == values and found.dtype == np.int32
+    assert len(values) < 2 or (found.strides == (0,)) == (len(set(values)) == 1)

@@ -41,6 +41,14 @@ def test_the_end_equals_the_final_segments(name: str) -> None:
     assert requested == int(device.blocks.requested_size.sum())
 
 
+@pytest.mark.parametrize("name", ["tiny-llama_3-steps", "llama2-7b_oom-fragmentation"])
+def test_levels_that_are_kept_are_those_of_the_curves(name: str) -> None:
+    made = timeline(name)
+    for event, levels in made.levels.known.items():
+        assert levels == tuple(int(curve[event]) for curve in made.curves)
+    assert {len(made) - 1, made.peaks()[2].event, *made.oom_events} <= set(made.levels.known)
+
+
 def test_what_was_live_before_a_late_recording() -> None:
     made = timeline("llama2-7b_recorded-after-load")
     assert round(made.curve_at(-1)[0] / GIB, 3) == 4.238
