@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memtrace.errors import NoAnswerError, UsageError
-from memtrace.estimate.presets import preset_config
+from memtrace.estimate.presets import named_config
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
@@ -35,23 +35,18 @@ def write_checkpoint(architecture: dict[str, Any], folder: Path, device: str, se
 def find_model(model: str, scratch: Path, layers: int | None, device: str) -> str:
     """A folder or hub id that ``from_pretrained`` takes; random weights are written under ``scratch`` where needed.
 
-    ``layers`` overrides the number of layers of a model with random weights. Raises UsageError.
+    ``layers`` overrides the number of layers of a model with random weights. Raises UsageError, and SnapshotError for
+    a configuration that can't be read.
     """
     path = Path(model)
-    if path.is_dir() and any(any(path.glob(pattern)) for pattern in _WEIGHTS):
-        return _only_whole(str(path), layers)
-    if path.is_dir() or path.suffix == ".json":
-        file = path / "config.json" if path.is_dir() else path
-        try:
-            architecture = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"cannot read {file}: {error}") from None
-        if not isinstance(architecture, dict) or "model_type" not in architecture:
-            raise UsageError(f"{file} is not a model configuration: it has no model_type")
-    elif "/" in model:
-        return _only_whole(model, layers)
-    else:
-        architecture = preset_config(model)
+    has_weights = any(any(path.glob(pattern)) for pattern in _WEIGHTS)
+    if has_weights or ("/" in model and not path.exists() and path.suffix != ".json"):  # here, or at the hub
+        if layers is not None:
+            raise UsageError(f"--layers works with random weights only, and {model} has weights of its own")
+        return model
+    _, architecture, where = named_config(model)
+    if "model_type" not in architecture:
+        raise UsageError(f"{where}: not a model configuration: it has no model_type")
     if layers is not None:
         architecture["num_hidden_layers"] = layers
         architecture.pop("layer_types", None)
@@ -64,12 +59,6 @@ def find_model(model: str, scratch: Path, layers: int | None, device: str) -> st
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise NoAnswerError(f"cannot make a model with random weights of {model}: {reason}")
     return str(folder)
-
-
-def _only_whole(model: str, layers: int | None) -> str:
-    if layers is not None:
-        raise UsageError(f"--layers works with random weights only, and {model} has weights of its own")
-    return model
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from tools.labelling.labels import run_of, truth  # noqa: E402
 from tools.labelling.stamps import stamping  # noqa: E402
 
 from memtrace.cli import main  # noqa: E402
-from memtrace.errors import UsageError  # noqa: E402
+from memtrace.errors import SnapshotError, UsageError  # noqa: E402
 from memtrace.record import backend, checkpoint, qlora  # noqa: E402
 from memtrace.record.qlora import loss_and_output  # noqa: E402
 
@@ -119,21 +119,21 @@ def test_models_that_cannot_be_found(tmp_path: Path, model_folder: Path) -> None
     bad.write_text("{}")
     for model, layers, says in (
         (str(bad), None, "no model_type"),
-        (str(tmp_path / "none.json"), None, "cannot read"),
+        (str(tmp_path / "none.json"), None, "none.json"),
         ("no-such-preset", None, "no model preset"),
         (str(model_folder), 2, "weights of its own"),
     ):
-        with pytest.raises(UsageError, match=says):
+        with pytest.raises((UsageError, SnapshotError), match=says):
             checkpoint.find_model(model, tmp_path, layers, "cpu")
 
 
 def test_every_preset_is_a_configuration() -> None:
     from transformers import AutoConfig
 
-    from memtrace.estimate.presets import model_names, model_preset
+    from memtrace.estimate.presets import model_names, model_preset, preset_config
 
     for name in model_names():
-        keys = checkpoint.preset_config(name)
+        keys = preset_config(name)
         config = AutoConfig.for_model(keys.pop("model_type"), **keys)
         shape = model_preset(name)
         assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (

@@ -31,9 +31,8 @@ from memtrace.estimate.engine.step import simulate_run
 from memtrace.estimate.estimate import categories_of, subcategories_at
 from memtrace.estimate.options import RunOptions
 from memtrace.estimate.placement import place
-from memtrace.estimate.presets import gpu_preset, model_preset
+from memtrace.estimate.presets import gpu_preset, model_preset, preset_config
 from memtrace.estimate.stream import EMPTY_CACHE, Stream, live_at
-from memtrace.record.checkpoint import preset_config
 
 TRUTH = Path(__file__).parent.parent / "truth" / "measured"
 DEVICE = gpu_preset("h200").device
