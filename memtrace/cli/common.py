@@ -209,8 +209,12 @@ def _open(args: argparse.Namespace) -> tuple[OpenRecording, Device]:
     return recording, device
 
 
-def open_analysis(args: argparse.Namespace) -> tuple[Analysis, At]:
-    """:func:`open_timeline`, attributed by --rules where given, within --events or --steps, and the event of --at."""
+def open_analysis(args: argparse.Namespace, **instead: Any) -> tuple[Analysis, At]:
+    """:func:`open_timeline`, attributed by --rules where given, within --events or --steps, and the event of --at.
+
+    ``instead``: other values of arguments, ``file`` say.
+    """
+    args = argparse.Namespace(**{**vars(args), **instead})
     events, steps, rules = getattr(args, "events", None), getattr(args, "steps", None), getattr(args, "rules", ())
     if events is not None or steps is not None:
         from memtrace.ranges import check_ranges
@@ -219,7 +223,7 @@ def open_analysis(args: argparse.Namespace) -> tuple[Analysis, At]:
     recording, device = _open(args)
     with progress("replaying") as on_progress:
         analysis = recording.analysis(device, rules, on_progress).within(events, steps)
-    return analysis, analysis.at(args.at)
+    return analysis, analysis.at(getattr(args, "at", None))
 
 
 def say_written(path: str | Path) -> None:

@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         check_target(Path(args.plot), args.force, args.before, args.after)
     at_before, at_after = args.at_before or args.at, args.at_after or args.at
-    before, first = open_analysis(argparse.Namespace(**{**vars(args), "file": args.before, "at": at_before}))
-    after, second = open_analysis(argparse.Namespace(**{**vars(args), "file": args.after, "at": at_after}))
+    before, first = open_analysis(args, file=args.before, at=at_before)
+    after, second = open_analysis(args, file=args.after, at=at_after)
     answer = compare(before, after, first if at_before else None, second if at_after else None)
     verdicts: list[GateResult] = []
     if growth is not None:

@@ -48,8 +48,7 @@ def _answer(args: argparse.Namespace) -> Explanation:
         from memtrace.explain.log_answer import principal
 
         return explain_log(reading, logs, *read.around(principal(reading.messages)))
-    args.file = snapshots[0]
-    analysis, at = open_analysis(args)
+    analysis, at = open_analysis(args, file=snapshots[0])
     return explain_snapshot(analysis, at, capacity_bytes=capacity, reading=reading, files=args.files)
 
 
@@ -60,8 +59,7 @@ def _overheads(args: argparse.Namespace) -> int:
 
     if len(args.files) > 1 or not is_snapshot(args.files[0]):
         raise UsageError("--overheads takes one snapshot")
-    args.file = args.files[0]
-    analysis, at = open_analysis(args)
+    analysis, at = open_analysis(args, file=args.files[0])
     found = overheads(analysis, at)
     if args.json:
         return print_json(found)

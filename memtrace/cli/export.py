@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             from memtrace.export.html.page import html_report
 
-            other = open_analysis(argparse.Namespace(**{**vars(args), "file": args.beside})) if args.beside else None
+            other = open_analysis(args, file=args.beside) if args.beside else None
             out.write(printable_lines(html_report(analysis, at, other)).encode())
     return 0
 

@@ -88,8 +88,7 @@ def _replay(args: argparse.Namespace) -> Watched:
         return PlayedRun(None, Path(args.replay), capacity, "the --limit given")
     from memtrace.cli.common import open_analysis
 
-    args.file, args.at, args.no_index = args.replay, None, False
-    analysis, what = open_analysis(args)[0], "the --limit given"
+    analysis, what = open_analysis(args, file=args.replay)[0], "the --limit given"
     if capacity is None and (ooms := analysis.timeline.oom_events):
         from memtrace.explain.snapshot_facts import verdict_at
 

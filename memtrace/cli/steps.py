@@ -28,7 +28,6 @@ def run(args: argparse.Namespace) -> int:
     if Path(args.file).suffix == ".jsonl":
         series = read_log(Path(args.file))
     else:
-        args.at = None
         analysis, _ = open_analysis(args)
         log = analysis.timeline.snapshot.memtrace.get("steps")
         series = from_snapshot_key(log) if log is not None else from_recording(analysis)

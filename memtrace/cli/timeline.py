@@ -34,7 +34,6 @@ def run(args: argparse.Namespace) -> int:
     from memtrace.errors import NoAnswerError
     from memtrace.export.table import curve_columns, write_table
 
-    args.at = None
     if args.plot is not None:
         check_target(Path(args.plot), args.force, args.file)
     analysis, _ = open_analysis(args)
