@@ -385,8 +385,12 @@ def job(number: int, name: str, arguments: argparse.Namespace, checkpoint: Path)
         command = [sys.executable, __file__, "--one", name, "--mode", mode, "--checkpoint", str(checkpoint)]
         command += ["--work", str(arguments.work), "--device", arguments.device]
         (arguments.work / f"{name}.{mode}.meeting").unlink(missing_ok=True)
+        paths = [os.environ.get("PYTHONPATH", "")]
+        if RUNS[name].program == "deepspeed":  # others that find it import it
+            paths.append(os.environ.get("DEEPSPEED_PATH", ""))
+        known = dict(os.environ, PYTHONPATH=os.pathsep.join(paths))
         # Each process sees one GPU.
-        places = [dict(os.environ, CUDA_VISIBLE_DEVICES=str((number + r) % arguments.gpus)) for r in range(ranks)]
+        places = [dict(known, CUDA_VISIBLE_DEVICES=str((number + r) % arguments.gpus)) for r in range(ranks)]
         if ranks > 1:
             words = {"WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
             places = [place | words | {"RANK": str(rank)} for rank, place in enumerate(places)]

@@ -30,12 +30,15 @@ KINDS = {
     "fsdp2": 0.01,
     "fsdp2-offload": 0.001,
     "fsdp2-qlora": 0.01,
+    "fsdp1": 0.01,
     "ddp": 0.01,
     "zero-states": 0.02,
     "deepspeed-2": 0.07,
     "deepspeed-3": 0.01,
 }
-EACH_KIND = ("fsdp2-qlora", "ddp")
+EACH_KIND = ("fsdp2-qlora", "ddp", "fsdp1")
+#: What streams still hold depends on how far the card was behind; here it is as far as it can be.
+REQUESTED = {"fsdp1": 0.1}
 
 
 def rank_zero(kind: str, folder: Path, ranks: int | None = None) -> dict[str, int]:
@@ -59,9 +62,23 @@ def test_rank_zero_takes_what_it_took_on_a_gpu(kind: str, tmp_path: Path) -> Non
         pytest.importorskip("deepspeed")
     real = json.loads((ROOT / f"tests/truth/stacks/{kind}_late.info.json").read_text())["stats"]
     mine = rank_zero(kind, tmp_path)
-    assert mine["requested"] == pytest.approx(real["requested_bytes.all.peak"], rel=1e-4)
+    assert mine["requested"] == pytest.approx(real["requested_bytes.all.peak"], rel=REQUESTED.get(kind, 1e-4))
     assert mine["allocated"] == pytest.approx(real["allocated_bytes.all.peak"], rel=1e-3)
     assert mine["reserved"] == pytest.approx(real["reserved_bytes.all.peak"], rel=KINDS[kind])
+
+
+def test_a_rank_that_is_none_of_them_is_refused(tmp_path: Path) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(
+        "import os, torch.distributed as d\nd.init_process_group('nccl')\n"
+        "print(d.get_rank(), os.environ['RANK'], d.get_world_size())\n"
+    )
+    for rank, said in (("3", "3 3 4"), ("4", "there are ranks 0 to 3"), ("x", "there are ranks 0 to 3")):
+        words = ["dryrun", "--world-size", "4", "-o", str(tmp_path / f"{rank}.pickle"), str(train)]
+        done = subprocess.run([sys.executable, "-m", "memtrace", *words], env=environment() | {"RANK": rank},
+                              capture_output=True, text=True, check=False)  # fmt: skip
+        assert said in (done.stderr if done.returncode else done.stdout), done.stderr
+        assert done.returncode == (0 if rank == "3" else 2)
 
 
 def test_more_ranks_hold_smaller_shards(tmp_path: Path) -> None:

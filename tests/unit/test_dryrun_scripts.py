@@ -183,6 +183,37 @@ def test_a_mask_whose_last_dimension_is_no_run_of_numbers_gets_no_fused_kernel(r
     assert fused < 3 and plain > 16  # two of 512 x 512 numbers a head and text are 16 MiB
 
 
+def test_what_another_stream_uses_is_free_once_the_host_waited_for_it(runs: DryRuns, tmp_path: Path) -> None:
+    train = script(
+        tmp_path,
+        "side = torch.cuda.Stream()\n"
+        "def held():\n"
+        "    x = torch.empty(8 << 20, dtype=torch.uint8, device='cuda')\n"
+        "    x.record_stream(side)\n"
+        "    y = x.record_stream(torch.cuda.current_stream())\n"
+        "    del x\n"
+        "    torch.empty(1, device='cuda')\n"
+        "    stats = torch.cuda.memory_stats()\n"
+        "    return torch.cuda.memory_allocated() >> 20, stats['active_bytes.all.current'] >> 20\n"
+        "print(*held(), *held())\n"  # the second 8 MiB are not the first
+        "event = side.record_event()\n"
+        "torch.cuda.current_stream().wait_event(event)\n"  # the card waits, the host does not
+        "print(*held())\n"
+        "event.synchronize()\n"
+        "print(*held())\n"
+        "with torch.cuda.stream(side): side.wait_stream(torch.cuda.default_stream())\n"
+        "torch.ones(1).cuda().item()\n"
+        "print(*held())\n"
+        "torch.cuda.synchronize()\n"
+        "print(*held())\n"
+        "print(torch.empty(4, pin_memory=True).is_pinned(), torch.empty(4).is_pinned())\n",
+    )
+    mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train)
+    assert mine["exit_code"] == 0, done.stderr[-2000:]
+    assert done.stdout.split("\n")[:6] == ["0 8 0 16", "0 24", "0 16", "0 24", "0 8", "True False"]
+    assert mine["peak_reserved_bytes"] == (40 + 2) << 20
+
+
 def test_steps_that_repeat_end_the_run_where_that_is_asked(runs: DryRuns, tmp_path: Path) -> None:
     train = script(
         tmp_path,

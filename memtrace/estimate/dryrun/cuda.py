@@ -8,9 +8,10 @@ import types
 from typing import Any
 
 from memtrace.estimate.dryrun.machine import DryMemory
+from memtrace.estimate.dryrun.streams import Moment
 
 _IDLE = (
-    "init", "setDevice", "synchronize", "ipc_collect", "resetAccumulatedMemoryStats", "set_sync_debug_mode",
+    "init", "setDevice", "ipc_collect", "resetAccumulatedMemoryStats", "set_sync_debug_mode",
     "lock_mutex", "unlock_mutex", "resetPeakHostMemoryStats",
 )  # fmt: skip
 
@@ -46,7 +47,6 @@ def install(memory: DryMemory) -> None:
     cuda.device_count = lambda: 1
     _install_streams(torch, memory)
     cuda.current_blas_handle = lambda: 0
-    cuda.Event = cuda.streams.Event = Event
     cuda.nvtx.range_push = cuda.nvtx.range_pop = cuda.nvtx.mark = _nothing
     torch.backends.cuda.is_built = lambda: True
     torch.backends.cudnn.is_available = lambda: True
@@ -98,6 +98,7 @@ def _answer_in_c(c: Any, memory: DryMemory) -> None:
         "resetPeakMemoryStats": lambda _device: memory.reset_peaks(),
         "memorySnapshot": lambda *_: memory.snapshot(),
         "emptyCache": memory.empty_cache,
+        "synchronize": memory.streams.wait_for_all,
         "setMemoryFraction": lambda fraction, _device: memory.set_fraction(fraction),
         "getMemoryFraction": lambda _device: memory.fraction,
         "record_memory_history": record,
@@ -112,12 +113,11 @@ def _answer_in_c(c: Any, memory: DryMemory) -> None:
 
 
 def _install_streams(torch: Any, memory: DryMemory) -> None:
-    """Streams, which operators take, too: work on one is over once it was asked for, and its memory is cached apart."""
-    count = itertools.count(1)
+    """Streams, which operators take, too; memory of one is cached apart. See ``streams.py`` for when work is over."""
+    count, streams = itertools.count(1), memory.streams
 
     class DryStream(torch.Stream):  # type: ignore[misc]
         priority = 0
-        wait_event = wait_stream = synchronize = _nothing
 
         def __new__(cls, *_args: Any, number: int | None = None, **_kwargs: Any) -> Any:
             number = next(count) if number is None else number
@@ -128,7 +128,16 @@ def _install_streams(torch: Any, memory: DryMemory) -> None:
             return int(self.stream_id)
 
         def record_event(self, event: Any = None) -> Any:
-            return event or Event()
+            return (event or DryEvent()).record(self)
+
+        def wait_event(self, event: Any) -> None:
+            streams.follow(self.stream_id, event.moment)
+
+        def wait_stream(self, stream: Any) -> None:
+            streams.follow(self.stream_id, streams.moment(stream.stream_id))
+
+        def synchronize(self) -> None:
+            streams.wait(streams.moment(self.stream_id))
 
         def query(self) -> bool:
             return True
@@ -137,35 +146,42 @@ def _install_streams(torch: Any, memory: DryMemory) -> None:
         def priority_range() -> tuple[int, int]:
             return 0, -5
 
+    class DryEvent:
+        """An event; between two of them lies a millisecond."""
+
+        def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+            self.cuda_event = 0
+            self.moment: Moment = {}
+
+        def record(self, stream: Any = None) -> DryEvent:
+            """PyTorch's returns nothing, and FSDP keeps what it returns."""
+            self.moment = streams.moment(memory.stream if stream is None else stream.stream_id)
+            return self
+
+        def wait(self, stream: Any = None) -> None:
+            streams.follow(memory.stream if stream is None else stream.stream_id, self.moment)
+
+        def synchronize(self) -> None:
+            streams.wait(self.moment)
+
+        def query(self) -> bool:
+            """Whether it has happened: a program that asks until it has is not kept waiting."""
+            streams.wait(self.moment)
+            return True
+
+        def elapsed_time(self, _end: DryEvent) -> float:
+            """Milliseconds."""
+            return 1.0
+
     def choose(stream: Any) -> None:
         if stream is not None:
             memory.stream = stream.stream_id
 
     torch.cuda.Stream = torch.cuda.streams.Stream = torch.cuda.ExternalStream = DryStream
+    torch.cuda.Event = torch.cuda.streams.Event = DryEvent
     torch.cuda.default_stream = lambda _device=None: DryStream(number=0)
     torch.cuda.current_stream = lambda _device=None: DryStream(number=memory.stream)
     torch.cuda.set_stream = choose
-
-
-class Event:
-    """An event that has always happened; between two of them lies a millisecond."""
-
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        self.cuda_event = 0
-
-    wait = synchronize = _nothing
-
-    def record(self, _stream: Any = None) -> Event:
-        """PyTorch's returns nothing, and FSDP keeps what it returns."""
-        return self
-
-    def query(self) -> bool:
-        """Whether it has happened."""
-        return True
-
-    def elapsed_time(self, _end: Event) -> float:
-        """Milliseconds."""
-        return 1.0
 
 
 def _storages_on_the_device(torch: Any, memory: DryMemory) -> None:

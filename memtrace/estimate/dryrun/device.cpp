@@ -48,6 +48,8 @@ struct Answers {
   int64_t (*attention)(const int64_t* facts);    // which kernel
   int64_t (*workspace)(int is_lt);               // bytes that a library's first product on a thread allocates
   void (*failed)(const char* op);                // an operator that can't run without data
+  void (*used)(uint64_t address, int64_t stream);  // another stream uses a block (record_stream)
+  void (*waited)();                              // the host waited for the current stream
   int64_t multiprocessors;
 };
 Answers answers{};
@@ -130,6 +132,30 @@ struct DryAllocator final : c10::Allocator {
 };
 DryAllocator allocator;
 
+// Memory of the host that says it is pinned.
+struct PinnedAllocator final : c10::Allocator {
+  static inline std::mutex lock;
+  static inline std::unordered_map<const void*, c10::DataPtr> held;
+  c10::DataPtr allocate(size_t bytes) override {
+    c10::DataPtr made = c10::GetAllocator(c10::kCPU)->allocate(bytes);
+    void* data = made.get();
+    std::lock_guard<std::mutex> guard(lock);
+    if (data) held[data] = std::move(made);
+    return {data, data, &give_up, c10::Device(c10::kCPU)};
+  }
+  static void give_up(void* data) {
+    std::lock_guard<std::mutex> guard(lock);
+    held.erase(data);
+  }
+  static bool has(const void* data) {
+    std::lock_guard<std::mutex> guard(lock);
+    return held.count(data);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &give_up; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+PinnedAllocator pinned;
+
 struct DryGenerator final : at::CPUGeneratorImpl {
   explicit DryGenerator(uint64_t seed) : at::CPUGeneratorImpl(seed) {
     device_ = kDevice;
@@ -156,7 +182,8 @@ struct Hooks final : at::CUDAHooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
   void deviceSynchronize(c10::DeviceIndex) const override {}
   Device getDeviceFromPtr(void*) const override { return kDevice; }
-  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned; }
+  bool isPinnedPtr(const void* data) const override { return PinnedAllocator::has(data); }
   at::Allocator* getCUDADeviceAllocator() const override { return &allocator; }
   bool compiledWithCuDNN() const override { return true; }
   bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
@@ -640,8 +667,9 @@ Tensor& set_nothing(Tensor& self) {
 }
 
 // As copy_kernel_cuda: between host and device what is not contiguous goes through a temporary on the device.
-Tensor& copy(Tensor& self, const Tensor& source, bool) {
+Tensor& copy(Tensor& self, const Tensor& source, bool is_async) {
   if (self.is_same(source)) return self;
+  if (!is_async && self.is_cuda() != source.is_cuda()) answers.waited();
   Alone alone;
   Tensor from = source.sizes() == self.sizes() ? source : source.expand_as(self);
   if (!self.numel()) return self;
@@ -673,6 +701,7 @@ Tensor& copy(Tensor& self, const Tensor& source, bool) {
 }
 
 at::Scalar read(const Tensor& self) {
+  answers.waited();
   if (is_known(self)) return host_of(self).item();
   double value = value_of(self);
   switch (kind_of(self.scalar_type())) {
@@ -745,7 +774,9 @@ void own_kernels() {
   m.impl("_local_scalar_dense", &read);
   m.impl("equal", &equal);
   m.impl("_fused_sdp_choice", &choose_attention);
-  m.impl("record_stream", [](Tensor&, c10::Stream) {});
+  m.impl("record_stream", [](Tensor& self, c10::Stream stream) {
+    if (auto* block = block_of(self)) answers.used(block->address, stream.id());
+  });
   m.impl("_assert_async", [](const Tensor&) {});
   m.impl("_assert_async.msg", [](const Tensor&, std::string_view) {});
 }

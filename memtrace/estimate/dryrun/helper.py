@@ -37,6 +37,8 @@ class Answers(ctypes.Structure):
         ("attention", ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.POINTER(ctypes.c_int64))),
         ("workspace", ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int)),
         ("failed", ctypes.CFUNCTYPE(None, ctypes.c_char_p)),
+        ("used", ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_int64)),
+        ("waited", ctypes.CFUNCTYPE(None)),
         ("multiprocessors", ctypes.c_int64),
     )
 

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from memtrace.allocator.config import AllocatorConfig, fraction_limit
 from memtrace.allocator.export import segments_of, settings_of
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, segment_size
 from memtrace.allocator.simulator import Allocator
+from memtrace.allocator.state import AllocatorState
 from memtrace.allocator.whatif.addresses import CardDriver
 from memtrace.estimate.dryrun.stacks import DryStacks
+from memtrace.estimate.dryrun.streams import Moment, Streams
 from memtrace.estimate.presets import GpuPreset
 from memtrace.units import GIB, KIB, MIB
 
 _POOLS = ("small_pool", "large_pool")
+_COUNTED = ("allocated_bytes", "requested_bytes", "reserved_bytes", "active_bytes", "allocation", "active", "segment")
 _REFUSED = (
     "CUDA out of memory. Tried to allocate {tried}. GPU 0 has a total capacity of {total} of which {free} is free. "
     "{allowed}Including non-PyTorch memory, this process has {used} memory in use. Of the allocated memory {allocated} "
@@ -30,6 +34,30 @@ _REFUSED = (
     "for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#"
     "optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A block that was given up while other streams may still use it."""
+
+    address: int
+    number: int
+    block: int
+    requested: int
+    stack: int
+    pool: int
+    until: tuple[tuple[int, Moment], ...]
+
+
+class _Driver(CardDriver):
+    """The driver of a program that a flush makes wait for the card."""
+
+    def __init__(self, config: AllocatorConfig, complete: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._complete = complete
+
+    def complete_pending(self, state: AllocatorState) -> None:
+        self._complete()
 
 
 class DryMemory:
@@ -46,7 +74,10 @@ class DryMemory:
         self.follower: Any = None  # is told of births and deaths
         self.refusal = ""
         self.refused: tuple[int, int] | None = None  # bytes and stack of the last request that was refused
-        self._driver = CardDriver(self.config)
+        self.streams = Streams()
+        self._uses: defaultdict[int, set[int]] = defaultdict(set)  # by other streams than a block's own
+        self._held: list[_Held] = []
+        self._driver = _Driver(self.config, self._wait_for_all)
         self._allocator = Allocator(self.config, self._driver)
         self._live: dict[int, tuple[int, int, int, int, int]] = {}  # address: free list, block, request, stack, pool
         self._levels: dict[str, list[int]] = {}  # current, peak, allocated, freed
@@ -56,7 +87,7 @@ class DryMemory:
         self.is_recording = False
         self.course = 0  # a number for the births and deaths since it was last set to 0, in order
         self.most = dict.fromkeys(("requested_bytes", "allocated_bytes", "reserved_bytes"), 0)  # never reset
-        for name in ("allocated_bytes", "requested_bytes", "reserved_bytes", "allocation", "segment"):
+        for name in _COUNTED:
             for pool in ("all", *_POOLS):
                 self._levels[f"{name}.{pool}"] = [0, 0, 0, 0]
         self.set_fraction(self.fraction)
@@ -74,6 +105,7 @@ class DryMemory:
     def allocate(self, size: int) -> int:
         """Address of a new block; 0 if the card has no room, with the reason in ``refusal``."""
         with self._lock:
+            self._complete()
             rounded = round_size(size, self.config)
             is_small = rounded <= SMALL_LIMIT_BYTES
             number = self._allocator.state.list_of(0, is_small, self.stream)
@@ -86,25 +118,54 @@ class DryMemory:
             address, block = served
             self._live[address] = number, block, size, stack, int(not is_small)
             self.course = hash((self.course, size))
-            self._count(int(not is_small), allocated_bytes=block, requested_bytes=size, allocation=1)
+            pool = int(not is_small)
+            self._count(pool, allocated_bytes=block, requested_bytes=size, active_bytes=block, allocation=1, active=1)
             if self.follower is not None:
                 self.follower.born(address, size, stack)
             self._note("alloc", address, size, stack, number)
             return address
 
+    def use(self, address: int, stream: int) -> None:
+        """``record_stream``: the block must outlast what ``stream`` was asked until it is given up."""
+        with self._lock:
+            if address in self._live and self._allocator.state.ids[self._live[address][0]].stream != stream:
+                self._uses[address].add(stream)
+
+    def wait(self) -> None:
+        """The host waits for the current stream."""
+        with self._lock:
+            self.streams.wait(self.streams.moment(self.stream))
+
     def release(self, address: int) -> None:
-        """The block at ``address`` is free again."""
+        """The block at ``address`` is free again, at once or when the streams that use it are through."""
         with self._lock:
             number, block, size, _, pool = self._live.pop(address)
             self.course = hash((self.course, -size))
-            self._allocator.state.release(number, address, block)
-            self._count(pool, allocated_bytes=-block, requested_bytes=-size, allocation=-1)
+            self._count(pool, allocated_bytes=-block, allocation=-1)
             if self.follower is not None:
                 self.follower.gone(address)
-            if self.is_recording:
-                stack = self.stacks.here()
-                self._note("free_requested", address, size, stack, number)
-                self._note("free_completed", address, size, stack, number)
+            stack = self.stacks.here() if self.is_recording else 0
+            self._note("free_requested", address, size, stack, number)
+            until = tuple((one, self.streams.moment(one)) for one in self._uses.pop(address, ()))
+            self._held.append(_Held(address, number, block, size, stack, pool, until))
+            if not until:
+                self._free(self._held.pop())
+
+    def _complete(self) -> None:
+        """Free what no stream uses any more."""
+        for held in list(self._held):
+            if all(self.streams.is_over(one, moment) for one, moment in held.until):
+                self._held.remove(held)
+                self._free(held)
+
+    def _free(self, held: _Held) -> None:
+        self._allocator.state.release(held.number, held.address, held.block)
+        self._count(held.pool, requested_bytes=-held.requested, active_bytes=-held.block, active=-1)
+        self._note("free_completed", held.address, held.requested, held.stack, held.number)
+
+    def _wait_for_all(self) -> None:
+        self.streams.wait_for_all()
+        self._complete()
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache()``."""
@@ -173,8 +234,6 @@ class DryMemory:
         split["all"]["current"] = idle
         allocator = self._allocator
         return nested | {
-            "active": nested["allocation"],
-            "active_bytes": nested["allocated_bytes"],
             "inactive_split": empty,
             "inactive_split_bytes": split,
             "oversize_allocations": empty["all"],
@@ -217,7 +276,8 @@ class DryMemory:
                 entry = {"action": action, where: address, "size": size, "stream": stream, "time_us": time_us}
                 trace.append(entry | {"frames": frames[stack], "user_metadata": metadata})
             live = self._live.items()
-            used = ((at, block, size, "active_allocated", frames[stack]) for at, (_, block, size, stack, _) in live)
+            used = [(at, block, size, "active_allocated", frames[stack]) for at, (_, block, size, stack, _) in live]
+            used += [(x.address, x.block, x.requested, "active_pending_free", frames[x.stack]) for x in self._held]
             return {
                 "segments": segments_of(self._allocator.state, used),
                 "device_traces": [trace],

@@ -31,9 +31,10 @@ def install(ranks: int, assumed: Assumptions) -> None:
     from torch import distributed
     from torch.distributed import distributed_c10d as c10d
 
-    rank = int(os.environ.get("RANK", "0"))
-    if not 0 <= rank < ranks:
-        raise UsageError(f"RANK is {rank}, and --world-size {ranks} has ranks 0 to {ranks - 1}")
+    text = os.environ.get("RANK", "0")
+    if text not in map(str, range(ranks)):
+        raise UsageError(f"RANK is {text!r}: there are ranks 0 to {ranks - 1} (--world-size {ranks})")
+    rank = int(text)
     os.environ |= _PLACE | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     group = _group_class()
     distributed.Backend.register_backend(

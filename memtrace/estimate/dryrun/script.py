@@ -91,6 +91,8 @@ class DryDevice:
             "attention": self.kernels.attention,
             "workspace": lambda lt: device.cublaslt_workspace_bytes if lt else device.cublas_workspace_bytes,
             "failed": self._fails,
+            "used": self.memory.use,
+            "waited": self.memory.wait,
             "multiprocessors": device.multiprocessors,
         }
         return helper.Answers(*(_FUNCTIONS[name](cast(Any, value)) for name, value in found.items()))

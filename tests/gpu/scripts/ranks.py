@@ -252,7 +252,8 @@ def published() -> None:
                 quant_storage=torch.bfloat16, compress_statistics=False,
             )  # fmt: skip
             data = torch.zeros(module.out_features, module.in_features, dtype=torch.bfloat16, device=DEVICE)
-            made.weight = bitsandbytes.nn.Params4bit(data, requires_grad=False, **_kept(made.weight)).to(DEVICE)
+            options = _kept(made.weight) | {"requires_grad": False, "module": made}
+            made.weight = bitsandbytes.nn.Params4bit(data, **options).to(DEVICE)
             model.model.set_submodule(name, made)
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -320,11 +321,15 @@ def main() -> None:
     if ROW["kind"] != "trainer":
         torch.distributed.init_process_group("nccl", init_method=f"file://{FOLDER}/meeting-{ROW['name']}",
                                              rank=RANK, world_size=RANKS)  # fmt: skip
+    if ROW.get("recorded"):
+        torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
     try:
         next(one for one in kinds if one.__name__ == ROW["kind"])()
     except torch.OutOfMemoryError as error:
         seen["oom"] = str(error)[:300]
     seen["train"] = peaks()
+    if ROW.get("recorded"):
+        torch.cuda.memory._dump_snapshot(str(FOLDER / f"{ROW['name']}-{RANK}.pickle"))
     print(json.dumps(seen), flush=True)
     os._exit(0)  # another rank may wait in a collective for good
 
