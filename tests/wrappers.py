@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from memtrace.history.timeline import Timeline
 from memtrace.snapshot.model import Snapshot
 from memtrace.snapshot.stacks import Frame, StackTable
 
@@ -336,6 +337,10 @@ WRAPPERS: Mapping[str, Fix] = {
     "named-functions": between_functions("~/train.py:step", "~/train.py:zero_grad", "~/train.py:checkpoint"),
     "own-package-like-torch": renamed(OWN_FILE, "/home/u/torch_utils/optim/program.py"),
     "own-package-like-a-loss": renamed(OWN_FILE, "/home/u/losses/quantizers/cache_utils.py"),
+    "program-named-loss": renamed(OWN_FILE, "/home/u/loss.py"),
+    "program-named-cache": renamed(OWN_FILE, "/home/u/kv_cache.py"),
+    "hooks-named-zero-grad": around_modules("~/utils.py:zero_grad"),
+    "packed-with-everything": both(renamed(OWN_FOLDER, "/tmp/_MEI3141/"), renamed(INSTALLED, "/tmp/_MEI3141/")),
     "environment-named-torch": renamed(INSTALLED, "/home/u/torch/optim/venv/lib/python3.11/site-packages/"),
     "environment-named-peft": renamed(INSTALLED, "/opt/conda/envs/peft/lib/python3.11/site-packages/"),
     "environment-named-transformers": renamed(
@@ -357,6 +362,17 @@ WRAPPERS: Mapping[str, Fix] = {
     "other-site-packages": renamed(INSTALLED, "/opt/conda/envs/x/lib/python3.12/site-packages/"),
     "other-lines": other_lines,
 }
+
+
+def program_called(table: StackTable, name: str) -> Fix:
+    """Another name for each function of the user's that runs the model."""
+    stacks = [table.stack(number) for number in range(len(table))]
+    outside = [
+        frames[max(i for i, f in enumerate(frames) if _is_call(f)) :] for frames in stacks if any(map(_is_call, frames))
+    ]
+    found = {(f.filename, f.name) for frames in outside for f in frames if re.match(OWN_FILE, f.filename)}
+    is_one = lambda f: (f.filename, f.name) in found and f.name != "<module>"  # noqa: E731
+    return lambda frames: tuple(f._replace(name=name) if is_one(f) else f for f in frames)
 
 
 def wrapped(snapshot: Snapshot, fix: Fix) -> Snapshot:
@@ -434,3 +450,57 @@ def ring_of(raw: dict[str, Any], events: int) -> dict[str, Any]:
     trace = raw["device_traces"][0]
     del trace[: len(trace) - events]
     return raw
+
+
+def without_stacks(timeline: Timeline, lost: np.ndarray) -> Timeline:
+    """The timeline without the stacks of those events; labels by identity are left out."""
+    stack, rows = timeline.trace.stack.copy(), timeline.allocations.stack.copy()
+    stack[lost] = 0  # the empty one
+    made = timeline.allocations.alloc_event >= 0
+    rows[made] = stack[timeline.allocations.alloc_event[made]]
+    device = dataclasses.replace(timeline.device, trace=dataclasses.replace(timeline.trace, stack=stack))
+    replay = dataclasses.replace(timeline.replay, allocations=dataclasses.replace(timeline.allocations, stack=rows))
+    snapshot = dataclasses.replace(timeline.snapshot, devices=(device,), memtrace={})
+    return dataclasses.replace(timeline, snapshot=snapshot, device=device, replay=replay)
+
+
+_FETCHING = ("~/data.py:_to_device", "~/data.py:_work", "py/threading.py:run", "py/threading.py:_bootstrap")
+_BATCH_BYTES = 2 << 20
+
+
+def beside_fetching(raw: dict[str, Any], every: int) -> np.ndarray:
+    """Put a thread beside the program that fetches batches of 2 MiB, of which two live at a time, between its events.
+
+    Returns where the program's events lie now.
+    """
+    trace, frames = raw["device_traces"][0], [f._asdict() for f in frames_of(_FETCHING)]
+    base = max(s["address"] + s["total_size"] for s in raw["segments"]) + (1 << 44)
+    event = {"size": _BATCH_BYTES, "stream": 0, "frames": frames}
+    batches: list[dict[str, Any]] = []
+    made, places = [], []
+    for number, old in enumerate(trace):
+        places.append(len(made))
+        made.append(old)
+        if number % every == every - 1:
+            batch = event | {"addr": base + len(batches) * _BATCH_BYTES, "time_us": old.get("time_us", 0)}
+            made += [batch | {"action": action} for action in ("segment_alloc", "alloc")]
+            for done in batches[-2:-1]:
+                made += [
+                    done | {"action": a, "time_us": batch["time_us"]} for a in ("free_requested", "free_completed")
+                ]
+            batches.append(batch)
+    raw["device_traces"][0] = made
+    for number, batch in enumerate(batches):
+        size = _BATCH_BYTES if number >= len(batches) - 2 else 0
+        state = "active_allocated" if size else "inactive"
+        block = {
+            "address": batch["addr"],
+            "size": _BATCH_BYTES,
+            "requested_size": size,
+            "state": state,
+            "frames": frames,
+        }
+        sizes = {"allocated_size": size, "active_size": size, "requested_size": size, "total_size": _BATCH_BYTES}
+        segment = {"address": batch["addr"], "device": 0, "stream": 0, "segment_type": "large", "frames": frames}
+        raw["segments"].append(segment | sizes | {"blocks": [block]})
+    return np.array(places)

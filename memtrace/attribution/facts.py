@@ -5,6 +5,7 @@ One array entry a row of ``Timeline.allocations``. Nothing here decides a catego
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +18,7 @@ from memtrace.attribution.blind_phases import Lives
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase, Phases, frees_share_stacks, infer_phases, with_recorded_steps
 from memtrace.attribution.stack_facts import Kind, StackFacts, stack_facts
+from memtrace.attribution.strays import stray
 from memtrace.frozen import dataclass
 from memtrace.history.timeline import NEVER, Timeline
 from memtrace.snapshot.model import Action, DeviceTrace
@@ -112,7 +114,7 @@ class LateFacts:
     @cached_property
     def stacks(self) -> StackFacts:
         """What each stack is."""
-        return stack_facts(self.timeline.snapshot.stacks)
+        return _stacks_of(self.timeline)
 
     @cached_property
     def died(self) -> I8:
@@ -137,6 +139,14 @@ class LateFacts:
         return getattr(self._all, name)
 
 
+def _stacks_of(timeline: Timeline) -> StackFacts:
+    """What each stack of the device is: those of other devices may belong to other models."""
+    stacks = stack_facts(timeline.snapshot.stacks)
+    ours = np.zeros(len(stacks.kind), dtype=np.bool_)
+    ours[timeline.trace.stack] = ours[timeline.allocations.stack] = True
+    return replace(stacks, tags=np.where(ours, stacks.tags, 0))
+
+
 def _died(table: Allocations) -> I8:
     died = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
     return np.where(died >= 0, died, NEVER)
@@ -153,15 +163,19 @@ def _step_of(phases: Phases, span: I8) -> I8:
 def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     """Collect the facts. Linear in allocations (sorting small tables aside). ``phases`` may be known already."""
     trace, table = timeline.trace, timeline.allocations
-    stacks = stack_facts(timeline.snapshot.stacks)
+    stacks = _stacks_of(timeline)
     born = table.alloc_event
     died = _died(table)
-    if phases is None:
-        made = born >= 0
-        lives = Lives(born[made], died[made], table.requested_bytes[made])
-        phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lives, stacks.kind[table.stack[~made]])
-        phases = with_recorded_steps(phases, trace, timeline.snapshot.memtrace.get("phases"))
     kind = stacks.kind[table.stack]
+    older = int(np.searchsorted(born, 0))  # rows
+    lives = Lives(born[older:], died[older:], table.requested_bytes[older:])
+    strays = stray(stacks, table.stack[older:], lives)
+    kind[older:][strays] = Kind.STRAY
+    kinds = stacks.kind[trace.stack]
+    kinds[lives.born[strays]] = Kind.STRAY
+    if phases is None:
+        phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lives, strays, kind[:older])
+        phases = with_recorded_steps(phases, trace, timeline.snapshot.memtrace.get("phases"))
     # Rows are in order of events: where the spans begin among them is quicker to find than each row's span.
     counts = np.diff(np.searchsorted(born, phases.start), prepend=0)
     span = np.repeat(np.arange(-1, len(phases)), counts)
@@ -172,14 +186,14 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     free_stack = _freeing_stacks(timeline, died)
     freed_by = np.where(free_stack >= 0, stacks.kind[free_stack], _NOT_FREED)
     freed_by[(free_stack >= 0) & stacks.has(Tag.ZERO_GRAD)[free_stack]] = Kind.OPTIMIZER
-    ended = np.where(_unwound(timeline, phases, freed_by, born, died, span), NEVER, died)
+    ended = np.where(_unwound(trace, kinds, phases, freed_by, born, died, span), NEVER, died)
     in_cut = (span >= 0) & np.append(cut, False)[span] & (ended >= span_end[span])
     phase_at = np.append(np.repeat(phases.phase, np.diff(phases.start)), np.uint8(Phase.UNKNOWN))
     death_phase = phase_at[np.minimum(ended, len(trace))]
     in_cut &= death_phase != Phase.BACKWARD
     ended[in_cut] = NEVER
     death_phase[ended == NEVER] = Phase.UNKNOWN
-    pass_end = _pass_ends(timeline, stacks, phases, born, kind, span, cut)
+    pass_end = _pass_ends(trace, kinds, phases, born, kind, span, cut)
     following = _next_pass(phases, np.append(phases.start[:-1], -1))  # by span, and before the trace
     next_pass = following[span]
     return Facts(
@@ -199,7 +213,7 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         step=_step_of(phases, span),
         pass_end=pass_end,
         held=(pass_end >= 0) & (pass_end < NEVER) & (ended >= pass_end),
-        call_end=_call_ends(table, stacks, len(trace)),
+        call_end=_call_ends(table, stacks, kind, len(trace)),
         outlives_span=(span >= 0) & (span_end[span] < NEVER) & (ended >= span_end[span]),
         persistent=ended == NEVER,
         stays=(ended == NEVER) | (ended > next_pass),
@@ -230,14 +244,13 @@ def _freeing_stacks(timeline: Timeline, died: I8) -> I8:
     return stacks
 
 
-def _unwound(timeline: Timeline, phases: Phases, freed_by: I8, born: I8, died: I8, span: I8) -> Bool:
+def _unwound(trace: DeviceTrace, kinds: U1, phases: Phases, freed_by: I8, born: I8, died: I8, span: I8) -> Bool:
     """Rows freed behind the last request of all, by an error that unwound the stack or by a program that ends.
 
     Behind a refused request that is everything. Else a forward pass that nothing follows was interrupted, unless the
     model itself gave the tensor up; and older memory that the program's own code frees after all work is over.
     """
-    trace = timeline.trace
-    asked = np.flatnonzero((trace.action == Action.ALLOC) | (trace.action == Action.OOM))
+    asked = np.flatnonzero(((trace.action == Action.ALLOC) | (trace.action == Action.OOM)) & (kinds != Kind.STRAY))
     if not len(asked) or not len(phases):
         return np.zeros(len(died), dtype=np.bool_)
     behind = (died > asked[-1]) & (died < NEVER)
@@ -252,32 +265,31 @@ def _unwound(timeline: Timeline, phases: Phases, freed_by: I8, born: I8, died: I
     return behind & older & among(freed_by, [Kind.OTHER, Kind.LOAD])
 
 
-def _recomputation_ends(timeline: Timeline, stacks: StackFacts, born: I8) -> I8:
+def _recomputation_ends(trace: DeviceTrace, kinds: U1, born: I8) -> I8:
     """A recomputation ends at the first event that does anything else; ``NEVER`` if it is cut short.
 
-    Frees recorded with the stack of their allocation don't tell who freed: then it ends after its last allocation,
-    which is where non-reentrant checkpointing stops recomputing.
+    Frees recorded with the stack of their allocation (or with none) don't tell who freed: then it ends after its last
+    allocation, which is where non-reentrant checkpointing stops recomputing.
     """
-    trace = timeline.trace
-    allocs = np.flatnonzero(trace.action == Action.ALLOC)
-    is_other = stacks.kind[trace.stack[allocs]] != Kind.RECOMPUTE
-    if frees_share_stacks(trace):
+    allocs = np.flatnonzero((trace.action == Action.ALLOC) & (kinds != Kind.STRAY))
+    is_other = kinds[allocs] != Kind.RECOMPUTE
+    if frees_share_stacks(trace) or (kinds == Kind.STRAY).any():
         following = np.searchsorted(allocs[is_other], born)
         stops = np.append(allocs[is_other], NEVER)
         last = allocs[np.maximum(np.searchsorted(allocs, stops) - 1, 0)] + 1
         ends = np.where(stops[following] < NEVER, last[following], NEVER)
         return np.where(_next_refusal(trace, born) < ends, NEVER, ends)
     moves = np.flatnonzero((trace.action == Action.ALLOC) | (trace.action == Action.FREE_REQUESTED))
-    others = moves[stacks.kind[trace.stack[moves]] != Kind.RECOMPUTE]
+    others = moves[kinds[moves] != Kind.RECOMPUTE]
     ends = np.append(others, NEVER)[np.searchsorted(others, born)]
     # Behind the last request of all, frees may be the unwinding of an interruption.
     return np.where((_next_refusal(trace, born) < ends) | (len(allocs) > 0 and ends > allocs[-1]), NEVER, ends)
 
 
-def _call_ends(table: Allocations, stacks: StackFacts, count: int) -> I8:
+def _call_ends(table: Allocations, stacks: StackFacts, kind: U1, count: int) -> I8:
     """First allocation after each row's that no module makes; the trace's length if none follows."""
-    is_outside = (stacks.depth == 0) & ~among(stacks.kind, [Kind.FORWARD, Kind.RECOMPUTE])
-    outside = is_outside[table.stack] & (table.alloc_event >= 0)
+    outside = (stacks.depth == 0)[table.stack] & (table.alloc_event >= 0)
+    outside &= ~among(kind, [Kind.FORWARD, Kind.RECOMPUTE, Kind.STRAY])
     return np.append(table.alloc_event[outside], count)[np.cumsum(outside)]
 
 
@@ -294,7 +306,7 @@ def _next_pass(phases: Phases, events: I8) -> I8:
     return starts[np.searchsorted(starts[:-1], events, side="right")]
 
 
-def _pass_ends(timeline: Timeline, stacks: StackFacts, phases: Phases, born: I8, kind: U1, span: I8, cut: Bool) -> I8:
+def _pass_ends(trace: DeviceTrace, kinds: U1, phases: Phases, born: I8, kind: U1, span: I8, cut: Bool) -> I8:
     """End of the forward pass or recomputation each row was made in; see :class:`Facts`."""
     ends = np.full(len(born), -1, dtype=np.int64)
     if not len(phases):
@@ -306,5 +318,5 @@ def _pass_ends(timeline: Timeline, stacks: StackFacts, phases: Phases, born: I8,
     ends[in_forward] = forward_end[span[in_forward]]
     recomputed = np.flatnonzero((kind == Kind.RECOMPUTE) & (born >= 0))
     if len(recomputed):
-        ends[recomputed] = _recomputation_ends(timeline, stacks, born[recomputed])
+        ends[recomputed] = _recomputation_ends(trace, kinds, born[recomputed])
     return ends

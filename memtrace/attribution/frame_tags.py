@@ -123,7 +123,7 @@ FRAME_RULES: tuple[FrameRule, ...] = (
     FrameRule(Tag.ROPE, None, r"(rotary|rotate_half|apply_rope)"),
     FrameRule(Tag.ROPE, r"rope_utils\.py$|rotary\w*\.py$", None),
     # The rest
-    FrameRule(Tag.CUBLAS, None, r"(getCUDABlas\w*Workspace|getCurrentCUDABlas\w*Handle|getNewWorkspace|getWorkspaceAndSize|cublas\w*Workspace|CublasLtWorkspace)"),
+    FrameRule(Tag.CUBLAS, r"^c\+\+/", r"(getCUDABlas\w*Workspace|getCurrentCUDABlas\w*Handle|getNewWorkspace|getWorkspaceAndSize|cublas\w*Workspace|CublasLtWorkspace)"),
     FrameRule(Tag.COMM, r"^torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py$", None),
     FrameRule(Tag.COMM, None, r"c10d::ProcessGroup"),
     FrameRule(Tag.BUCKET, r"^torch/nn/parallel/distributed\.py$", r"^(__init__|_ddp_init_helper|_build_\w+|_pre_forward|_rebuild_\w+)$"),

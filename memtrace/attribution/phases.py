@@ -23,6 +23,7 @@ from memtrace.snapshot.model import Action, Annotation, DeviceTrace
 
 I8 = NDArray[np.int64]
 U1 = NDArray[np.uint8]
+Bool = NDArray[np.bool_]
 _SMALLEST_BYTES = 64  # scalars that outlive a backward pass are losses and norms
 
 
@@ -136,14 +137,16 @@ def _marks(events: I8, kinds: NDArray[np.int8]) -> list[Mark]:
 
 
 def infer_phases(
-    trace: DeviceTrace, stacks: StackFacts, annotations: Sequence[Annotation], lives: Lives, older: U1
+    trace: DeviceTrace, stacks: StackFacts, annotations: Sequence[Annotation], lives: Lives, stray: Bool, older: U1
 ) -> Phases:
     """Cut one device's trace into phases. Linear in events. ``lives`` are those of every allocation in the trace,
-    ``older`` the kinds of the stacks of what is older than it."""
+    ``stray`` which of them say nothing, ``older`` the kinds of the stacks of what is older than it."""
     count = len(trace)
     if count == 0:
         return Phases(np.zeros(1, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.int64), "frames")
-    allocs = np.flatnonzero((trace.action == Action.ALLOC) | (trace.action == Action.OOM))
+    asked = (trace.action == Action.ALLOC) | (trace.action == Action.OOM)
+    asked[lives.born[stray]] = False
+    allocs = np.flatnonzero(asked)
     kinds = stacks.kind[trace.stack[allocs]]
     has_frames = bool((kinds != Kind.NONE).any())
     ranges = optimizer_ranges(trace, annotations)

@@ -39,6 +39,8 @@ def unattributed_reason(facts: Facts, row: int) -> str:
             return "no trace: only the final state was recorded"
         how = "without a stack" if stackless else "made by code that memtrace does not know"
         return f"there before the first recorded event, {how}, and no pass in the recording tells its use"
+    if facts.kind[row] == Kind.STRAY:
+        return "made without a stack while the program's own code ran: by another thread, or its stack is missing"
     if stackless and facts.blind:
         return "recorded without a stack; lifetimes alone don't tell what it was for"
     if stackless:

@@ -130,9 +130,16 @@ class Signals:
         f = self.facts
         made = (self.loss_frames | self.head_frames) & (f.size >= _LARGE_BYTES)
         others = self.in_forward & ~made & ~self.head_copies & ~self.cublas_once
-        sizes = distinct(f.size[made])
-        elsewhere = f.size[others & among(f.size, sizes)]
-        return self.in_backward & among(f.size, sizes[~among(sizes, elsewhere)])
+        size = f.size * self._passes.max(initial=0) + self._passes  # of each pass its own
+        sizes = distinct(size[made])
+        elsewhere = size[others & among(size, sizes)]
+        return self.in_backward & among(size, sizes[~among(sizes, elsewhere)])
+
+    @cached_property
+    def _passes(self) -> I8:
+        """The pass that runs, or was the last to run, when each was made; 0 before the first."""
+        phases = self.facts.phases
+        return np.searchsorted(phases.start[:-1][phases.phase == Phase.FORWARD], self.facts.born, side="right")
 
     # -- loading --------------------------------------------------------------------------------------------------
 
@@ -191,7 +198,7 @@ class Signals:
         """Made by the program before a pass (or before the pass's first module ran), and given up by autograd in the
         pass's backward; where the recording doesn't see that, as its call site's were before."""
         f = self.facts
-        made = self.in_trace & f.is_kind(Kind.OTHER) & ~f.in_phase(Phase.FORWARD)
+        made = (self.in_trace & f.is_kind(Kind.OTHER) & ~f.in_phase(Phase.FORWARD)) | self._by_helpers
         by_autograd = (f.death_phase == Phase.BACKWARD) & ~f.freed_by_program
         saved = made & by_autograd & (f.phases.span_of(np.minimum(f.ended, len(f.timeline.trace))) > f.span)
         stack = f.timeline.allocations.stack
@@ -229,20 +236,21 @@ class Signals:
         made = f.is_kind(Kind.FORWARD) & ~self.cublas_once & ~self.cublas_frames
         head = head_stacks(f.stacks)[stack] & made
         for linear in (head_stacks(f.stacks, 2)[stack], f.has(Tag.LINEAR)):  # of a small model, or outside any
-            if not head.any():
-                head = linear & made & self._as_large_as_loss
+            head |= linear & made & self._as_large_as_loss & ~among(self._passes, self._passes[head])
         followed = np.append(head[1:] & (stack[1:] == stack[:-1]), False)
         return head & ~followed
 
     @cached_property
     def _as_large_as_loss(self) -> Bool:
         """As large as the loss's largest tensor in 16 or 32 bits, give or take the token that labels are shifted by."""
-        size = self.facts.size
-        largest = size[self.loss_frames].max(initial=0)
+        size, loss = self.facts.size, self.loss_frames
+        largest = np.zeros(self._passes.max(initial=0) + 1, dtype=np.int64)
+        np.maximum.at(largest, self._passes[loss], size[loss])
+        largest = np.where(largest >= _LARGE_BYTES, largest, size[loss].max(initial=0))[self._passes]
         fits = np.zeros(len(size), dtype=np.bool_)
-        for wanted in (largest // 2, largest, largest * 2) if largest >= _LARGE_BYTES else ():
+        for wanted in (largest // 2, largest, largest * 2):
             fits |= np.abs(size - wanted) * 64 <= wanted
-        return fits
+        return fits & (largest >= _LARGE_BYTES)
 
     @cached_property
     def logits_in_loss(self) -> Bool:
@@ -556,7 +564,13 @@ class Signals:
     @cached_property
     def short_lived(self) -> Bool:
         """Freed again, and outside the phases, which lifetimes alone don't tell for sure."""
-        return self.in_trace & ~self.persistent & (not self.facts.blind)
+        seen = self.in_trace & (~self.facts.is_kind(Kind.STRAY) | self._by_helpers)
+        return seen & ~self.persistent & (not self.facts.blind)
+
+    @cached_property
+    def _by_helpers(self) -> Bool:
+        f = self.facts
+        return f.is_kind(Kind.STRAY) & (f.stacks.kind[f.timeline.allocations.stack] != Kind.NONE)
 
     @cached_property
     def in_known_pass(self) -> Bool:
@@ -584,4 +598,4 @@ class Signals:
 
     @cached_property
     def other_frames(self) -> Bool:
-        return self.in_trace & self.facts.is_kind(Kind.OTHER, Kind.LOAD)
+        return (self.in_trace & self.facts.is_kind(Kind.OTHER, Kind.LOAD)) | self._by_helpers

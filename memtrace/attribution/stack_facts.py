@@ -12,6 +12,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.arrays import distinct
 from memtrace.attribution.frame_tags import Tag, frame_tags
 from memtrace.attribution.origin import is_cpp, is_own_code, package_of, with_origins
 from memtrace.frozen import dataclass
@@ -24,7 +25,8 @@ FAR = np.int64(1) << 40  # deeper than any stack
 
 
 class Kind(IntEnum):
-    """The kind of code a stack belongs to. ``NONE``: no frames, which is what autograd's own threads leave."""
+    """The kind of code a stack belongs to. ``NONE``: no frames, which is what autograd's own threads leave; ``STRAY``:
+    made beside what the program was doing (:mod:`memtrace.attribution.strays`)."""
 
     NONE = 0
     OPTIMIZER = 1
@@ -33,6 +35,7 @@ class Kind(IntEnum):
     LOAD = 4
     FORWARD = 5
     OTHER = 6
+    STRAY = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ def stack_facts(table: StackTable) -> StackFacts:
     implementations = np.array([f.name == "_call_impl" for f in table.frames] or [False], dtype=np.bool_)
     calls = _reduce(np.add, (is_call & implementations[table.frame]).astype(np.int64), table, count, 0)
     own = np.array([is_own_code(f.filename) for f in table.frames] or [False], dtype=np.bool_)[table.frame]
-    bits = np.where(_speaks(table, own, position, last_call), frame_bits[table.frame], 0)
+    bits = _speaks(table, own, position, last_call, frame_bits[table.frame])
 
     def first(tag: Tag) -> I8:
         return first_positions(table, bits, tag)
@@ -152,6 +155,7 @@ def stack_facts(table: StackTable) -> StackFacts:
     # What a model's code does is said by frames inside it; further out the same words are somebody else's.
     in_model = np.repeat(np.where(last_call >= 0, last_call, FAR), np.diff(table.start)) >= position
     tags = _reduce(np.bitwise_or, np.where(in_model, bits, 0), table, count, 0)
+    tags[last_call >= 0] &= ~int(Tag.ZERO_GRAD)
     tags |= all_tags & int(Tag.CHECKPOINT | Tag.CUBLAS | Tag.ENGINE_CPP | Tag.COMM | Tag.EVALUATE | Tag.GENERATE)
     sharding = frame_bits[table.frame] & int(Tag.GATHER | Tag.REDUCE | Tag.SHARDS | Tag.MASTERS)
     tags |= _reduce(np.bitwise_or, np.where(own, 0, sharding), table, count, 0)
@@ -175,11 +179,21 @@ _COMPUTES = {"torch", "triton", "bitsandbytes", "apex", "numpy"}
 _FRAMEWORKS = {"lightning", "pytorch_lightning", "lightning_fabric", "transformers", "accelerate", "trl", "deepspeed"}
 
 
-def _speaks(table: StackTable, own: Bool, position: I8, last_call: I8) -> Bool:
-    """Which stored frames say something: installed code, and of the user's ``own`` functions the innermost, or any
-    inside a model. Further out, a name may be what they call their training loop."""
+def _speaks(table: StackTable, own: Bool, position: I8, last_call: I8, bits: I8) -> I8:
+    """The tags (``bits``) of stored frames that say something: of installed code, and of the user's ``own`` functions
+    the innermost, or any inside a model. Further out, or where a function runs the model, a name may be what they call
+    their training loop; and what they call their program's file says nothing about what is in it."""
+    last_call = np.repeat(last_call, np.diff(table.start))
+    callers = [table.frames[frame] for frame in distinct(table.frame[own & (last_call >= 0) & (position > last_call)])]
+    functions, files = {(f.filename, f.name) for f in callers}, {f.filename for f in callers}
+    runs_model = np.array([(f.filename, f.name) in functions for f in table.frames] or [False], dtype=np.bool_)
+    of_program = {i: int(frame_tags("own/", f.name)) for i, f in enumerate(table.frames) if f.filename in files}
+    by_name = np.full(len(table.frames) or 1, -1, dtype=np.int64)
+    by_name[list(of_program)] = list(of_program.values())
+    bits &= by_name[table.frame]
     first_own = _reduce(np.minimum, np.where(own, position, FAR), table, len(table), int(FAR))
-    return ~own | (position <= np.repeat(np.maximum(first_own, last_call), np.diff(table.start)))
+    is_first = (position <= np.repeat(first_own, np.diff(table.start))) & ~runs_model[table.frame]
+    return np.where(~own | is_first | (position <= last_call), bits, 0)
 
 
 def _own_forward(table: StackTable, bits: I8, position: I8, call: I8) -> I8:
