@@ -105,6 +105,7 @@ ROWS: dict[str, Row] = {
         _row("fsdp1-tiny", "fsdp1", "tiny", 8, 4, 2048, 16),
         _row("ddp-tiny", "data_parallel", "tiny", 8, 2, 1024, method="full"),
         _row("ddp-tiny-recorded", "data_parallel", "tiny", 8, 2, 1024, method="full", recorded=True),
+        _row("states-7b-recorded", "data_parallel", "7b", 2, 1, 1024, 16, method="full", zero=True, recorded=True),
         _row("ddp-qlora-7b", "data_parallel", "7b", 4, 1, 1024, method="qlora"),
         _row("states-tiny", "data_parallel", "tiny", 8, 2, 1024, method="full", zero=True),
         _row("states-7b", "data_parallel", "7b", 2, 1, 1024, 16, method="full", zero=True),
