@@ -167,8 +167,8 @@ class StandIn(TorchDispatchMode):
     def memory_info(self, device: int) -> tuple[int, int]:
         return self.capacity - self.allocated, self.capacity
 
-    def memory_fraction(self, device: int) -> float | None:
-        return self.fraction
+    def limit_bytes(self, device: int) -> int | None:
+        return None if self.fraction is None else int(self.capacity * self.fraction)
 
     def limit(self, size_bytes: int) -> None:
         self.fraction = size_bytes / self.capacity

@@ -194,13 +194,13 @@ class CudaBackend:
         free, total = import_torch().cuda.mem_get_info(device)
         return int(free), int(total)
 
-    def memory_fraction(self, device: int) -> float | None:
-        """The limit of ``set_per_process_memory_fraction``; ``None`` where unset or unknown (PyTorch before 2.6)."""
+    def limit_bytes(self, device: int) -> int | None:
+        """What ``set_per_process_memory_fraction`` leaves; ``None`` where unset or unknown (PyTorch before 2.6)."""
         get_fraction = getattr(import_torch().cuda, "get_per_process_memory_fraction", None)
         if get_fraction is None:
             return None
         fraction = float(get_fraction(device))
-        return fraction if fraction < 1.0 else None
+        return int(self.memory_info(device)[1] * fraction) if fraction < 1.0 else None
 
     def limit(self, size_bytes: int) -> None:
         """Let this process reserve no more than ``size_bytes`` of the current device, as a smaller card would."""

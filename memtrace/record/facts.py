@@ -74,8 +74,7 @@ def process_facts(backend: CudaBackend, device: int) -> dict[str, Any]:
     with contextlib.suppress(RuntimeError):
         free, total = backend.memory_info(device)
         facts |= {"device_free_bytes": free, "device_total_bytes": total}
-        fraction = backend.memory_fraction(device)
-        facts["limit_bytes"] = None if fraction is None else int(total * fraction)
+        facts["limit_bytes"] = backend.limit_bytes(device)
     with contextlib.suppress(RuntimeError):
         stats = backend.stats(device)
         facts["stats"] = {key: value for key, value in stats.items() if isinstance(value, int | float | str | bool)}

@@ -281,9 +281,8 @@ class LiveServer:
         device, backend = self._device(), self.recorder.backend
         stats = backend.stats(device)
         free, total = backend.memory_info(device)
-        fraction = backend.memory_fraction(device)
         reserved = int(stats.get("reserved_bytes.all.current", 0))
-        limit = None if fraction is None else int(total * fraction)
+        limit = backend.limit_bytes(device)
         capacity = free + reserved if limit is None else min(limit, free + reserved)
         names = ("requested", "allocated", "reserved", "active", "inactive_split")
         says: dict[str, Any] = {f"{name}_bytes": int(stats.get(f"{name}_bytes.all.current", 0)) for name in names}
@@ -383,10 +382,9 @@ class LiveServer:
         elif moment == "step" and self._largest:
             free = max((block["size"] for block in blocks if block["state"] == "inactive"), default=0)
             cached = sum(segment["total_size"] for segment in segments if not segment.get("active_size"))
-            room, total = backend.memory_info(device)
-            fraction = backend.memory_fraction(device)
-            if fraction is not None:
-                room = min(room, int(total * fraction) - sum(segment["total_size"] for segment in segments))
+            room, limit = backend.memory_info(device)[0], backend.limit_bytes(device)
+            if limit is not None:
+                room = min(room, limit - sum(segment["total_size"] for segment in segments))
             self._pieces = self._largest, free, room + cached
             self._largest = 0
 
