@@ -430,3 +430,11 @@ async def test_an_empty_list_says_where_there_is_more() -> None:
         assert " 0 live at event" in text_of(pilot) and "(a: of everything ever allocated)" in text_of(pilot)
         await hit(pilot, "a")
         assert "ever allocated, " in text_of(pilot) and " 0 ever" not in text_of(pilot)
+
+
+async def test_the_segment_that_is_described_is_in_sight() -> None:
+    """On a small screen the map begins where the selected segment is, which two marks stand around."""
+    async with open_app("llama2-7b_oom-fragmentation", (80, 24)) as pilot:
+        await hit(pilot, "3")
+        await settle(pilot)
+        assert any("▐" in row or "▌" in row for row in text_of(pilot).splitlines()[3:16])

@@ -248,7 +248,10 @@ def block_lines(provider: Provider, layout: Layout, block: int, width: int, fold
         lines += [
             *summary_lines(provider, found.last, "last was", width),
             field("freed", event_text(provider, gone), target=Goto("", gone)),
-            *site_line(provider, "freed by", _stack_of_free(provider, gone, -1), width),
+            *(
+                site_line(provider, "freed by", _stack_of_free(provider, gone, -1), width)
+                or [field("freed by", ("no stack was recorded", "dim"))]
+            ),
         ]
     else:
         lines.append(line(("nobody was here before, as far as the recording shows", "dim")))

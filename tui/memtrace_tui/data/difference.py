@@ -65,6 +65,7 @@ def difference_lines(answer: Difference, width: int, sites: int = 200) -> list[L
         note = "" if site.match is not None else "  only after" if site.after_count else "  only before"
         where = printable(site.frame) or ("" if site.match == "kind" else "no stack recorded")
         column = 25 if width < 110 else 32
+        column = column if where else max(width - 15 - len(note), 8)  # nothing beside it
         room = max(width - 15 - column - len(note), 8)
         known = site.frame if site.frame and not site.frame.startswith("(") else None
         words = site_words(category_name(site.category, answer.lora_meaning), site.subcategory, known)

@@ -9,6 +9,7 @@ from itertools import accumulate
 import numpy as np
 from rich.segment import Segment
 from textual import events
+from textual.geometry import Size
 from textual.message import Message
 from textual.strip import Strip
 
@@ -95,6 +96,7 @@ class SegMap(MapWidget):
     """)
 
     top = scale = 0
+    _revealed = Size()  # the size at which the selection was in sight
     _key: tuple[object, ...] = ()
     _flow = NO_FLOW
 
@@ -127,14 +129,21 @@ class SegMap(MapWidget):
                     firsts = accumulate([0, *counts[:-1]])
                     self._cells |= {s: (cells, first) for s, first in zip(row.segments, firsts, strict=True)}
             self.top = max(min(self.top, len(self._flow.rows) - size.height), 0)
+            if size != self._revealed:
+                self._revealed = size
+                self._reveal()
         return self._flow
+
+    def _reveal(self) -> None:
+        """Scroll as little as needed to show the selected segment."""
+        row = self.prepare().row_of.get(self.segment, 0)
+        self.top = max(min(self.top, row - 1), row - self.size.height + 1, 0)
 
     def choose(self, segment: int) -> None:
         if segment < 0:
             return
         self.address = int(self.layout_now.address[segment])
-        row = self.prepare().row_of.get(segment, 0)
-        self.top = max(min(self.top, row - 1), row - self.size.height + 1, 0)
+        self._reveal()
         self.refresh()
         self.post_message(self.Chosen())
 
