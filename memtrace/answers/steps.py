@@ -131,14 +131,11 @@ def from_recording(analysis: Analysis) -> StepSeries:
 
 
 def read_log(path: Path) -> StepSeries:
-    """The series in a ``.jsonl`` step log: rows under a line with their columns, or one object a row (before 0.2).
-    Raises NoAnswerError."""
+    """The series in a ``.jsonl`` step log: rows under a line with their columns. Raises NoAnswerError."""
     try:
-        rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-        if rows and isinstance(rows[0], dict) and isinstance(rows[0].get("columns"), list):
-            rows = [dict(zip(rows[0]["columns"], row, strict=True)) for row in rows[1:]]
-        return read_series(rows)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        head, *rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        return read_series([dict(zip(head["columns"], row, strict=True)) for row in rows])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise NoAnswerError(f"{path}: not a per-step log ({error})") from None
 
 

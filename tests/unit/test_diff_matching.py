@@ -14,11 +14,12 @@ from support import analysis, trace_path
 from memtrace.analysis import Analysis, analyse
 from memtrace.answers.diff.diff import diff
 from memtrace.answers.diff.match import Side, pair_sites
-from memtrace.answers.diff.paths import align, is_native, match_files, match_lines, plain_path
+from memtrace.answers.diff.paths import align, match_files, match_lines, plain_path
+from memtrace.attribution.origin import is_cpp
 from memtrace.history.timeline import build
 from memtrace.snapshot.intern import StackInterner
 from memtrace.snapshot.load import from_raw
-from memtrace.snapshot.stacks import Frame, StackTable
+from memtrace.snapshot.stacks import StackTable
 
 NAME = "tiny-llama_3-steps"
 FrameDict = dict[str, Any]
@@ -156,10 +157,10 @@ def test_installed_packages_lose_their_prefix() -> None:
 
 
 def test_native_frames_are_told_from_python() -> None:
-    assert is_native(Frame("??", 0, "torch::autograd::Engine::thread_main()"))
-    assert is_native(Frame("", 0, "PyObject_Call"))
-    assert not is_native(Frame("train.py", 3, "main"))
-    assert not is_native(Frame("x/pyramid.py", 3, "Pyramid"))
+    assert is_cpp("??", "torch::autograd::Engine::thread_main()")
+    assert is_cpp("", "PyObject_Call")
+    assert not is_cpp("train.py", "main")
+    assert not is_cpp("x/pyramid.py", "Pyramid")
 
 
 def table(*stacks: list[tuple[str, int, str]]) -> StackTable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from functools import cached_property
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from memtrace.allocator.state import AllocatorState
 from memtrace.allocator.whatif.addresses import AddressSpace, CardDriver, Policy
 from memtrace.allocator.whatif.program import Op, Program
 from memtrace.frozen import dataclass
-from memtrace.snapshot.model import I8, Action
+from memtrace.snapshot.model import I8
 
 _CHUNK = 1 << 15
 
@@ -64,6 +63,8 @@ class Simulation:
     end_allocated_bytes: int
     num_alloc_retries: int
     num_flushes: int
+    segment_allocs: int  # calls to the driver that get memory: cudaMalloc, or mapping pages
+    segment_frees: int
     refused: tuple[SimulatedRefusal, ...]
     stopped_at: int | None
     spared: tuple[Spared, ...]
@@ -96,17 +97,6 @@ class Simulation:
         made[list(self.pending)] = False
         made[: self.program.initial] &= ~self.program.evidence.beginning.pending
         return np.flatnonzero(made)
-
-    @cached_property
-    def segment_allocs(self) -> int:
-        """Driver calls that get memory (cudaMalloc, or mapping pages)."""
-        kinds = self.segment_events[:, 1]
-        return int(((kinds == Action.SEGMENT_ALLOC) | (kinds == Action.SEGMENT_MAP)).sum())
-
-    @cached_property
-    def segment_frees(self) -> int:
-        """Driver calls that give memory back."""
-        return len(self.segment_events) - self.segment_allocs
 
 
 class World(CardDriver):
@@ -316,6 +306,8 @@ class _Run:
             end_allocated_bytes=int(curve[-1]) if executed else start,
             num_alloc_retries=self.allocator.num_alloc_retries,
             num_flushes=self.allocator.num_flushes,
+            segment_allocs=self.world.segment_allocs,
+            segment_frees=self.world.segment_frees,
             refused=tuple(self.refused),
             stopped_at=stopped_at,
             spared=tuple(self.spared),

@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import takewhile
 
+from memtrace.attribution.origin import is_cpp
 from memtrace.frozen import dataclass
-from memtrace.snapshot.stacks import Frame, StackTable
+from memtrace.snapshot.stacks import StackTable
 
 _MACHINERY = re.compile(
     r"torch/(nn/modules/module|_ops|_compile|overrides|_tensor|utils/(_contextlib|checkpoint|_device)|autograd/\w+)\.py$"
@@ -21,18 +22,9 @@ _MACHINERY = re.compile(
     r"|transformers/utils/(generic|output_capturing|deprecation|import_utils)\.py$"
     r"|accelerate/(hooks|utils/operations)\.py$|memtrace/record/"
 )
-_NATIVE = re.compile(
-    r"::|^_*Py[A-Z_]|^_?unwind|^<unknown|^std\b|^_start$|^__libc_start|^__clone|^clone$|^pthread_|^start_thread"
-)
-_NATIVE_FILE = re.compile(r"^\?\?$|\.(cpp|cc|c|cxx|h|hpp|cu|cuh)$|^$")
 _INSTALLED = re.compile(r"^.*?(?:site-packages|dist-packages)/")
 _MIN_SHARED = 0.5  # share of function names two files must have in common to be one file under two names
 _NODE = re.compile(r"(\w+Backward\d*)(?:::apply)?\b")
-
-
-def is_native(frame: Frame) -> bool:
-    """Whether the frame is C, C++ or the interpreter's own rather than Python."""
-    return bool(_NATIVE_FILE.search(frame.filename.replace("\\", "/")) or _NATIVE.search(frame.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +101,7 @@ def _numbered(
     """(function, place, landmark) of each frame. ``lines`` is None for the recording that the numbers follow."""
     found = []
     for frame in table.frames:
-        native = is_native(frame)
+        native = is_cpp(frame.filename, frame.name)
         path = plain_path(frame.filename)
         key = ("", frame.name) if native else (files.get(path, path), frame.name)
         line: object = 0 if native else frame.line
@@ -136,7 +128,7 @@ def _seen(table: StackTable) -> dict[str, dict[str, set[int]]]:
     """Path -> function -> lines of the Python frames."""
     found: dict[str, dict[str, set[int]]] = {}
     for frame in table.frames:
-        if not is_native(frame):
+        if not is_cpp(frame.filename, frame.name):
             found.setdefault(plain_path(frame.filename), {}).setdefault(frame.name, set()).add(frame.line)
     return found
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-
 from memtrace.allocator.conf_text import ConfError, parse_conf
 from memtrace.allocator.config import CONF_VARIABLES
 from memtrace.analysis import is_truncated
@@ -21,7 +19,6 @@ from memtrace.units import format_bytes as size
 _OUTSIDE_SHARE = 0.1
 _CONTEXT_BYTES = GIB  # a CUDA context with its libraries: 0.5 to 0.8 GiB measured after a training step
 _TRAFFIC_SHARE = 0.1
-_NATIVE = (".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh", ".so")
 
 
 @detector("The limit of this process ran out, not the card", is_context=True)
@@ -101,12 +98,9 @@ def settings_without_effect(case: Case) -> Seen | None:
 @detector("Stacks without Python frames", is_context=True)
 def cpp_only_stacks(case: Case) -> Seen | None:
     """Live bytes whose stack has frames, none of them Python's."""
-    table = case.timeline.snapshot.stacks
-    native = np.array(
-        [f.filename in ("", "??") or f.filename.endswith(_NATIVE) or "::" in f.name for f in table.frames] or [True]
-    )
     made = case.facts.born >= 0
-    rows = case.with_stack(lambda stack: len(ids := table.frame_ids(stack)) > 0 and bool(native[ids].all())) & made
+    frames, python = case.timeline.snapshot.stacks.frame_ids, case.attribution.facts.stacks.python.frame_ids
+    rows = case.with_stack(lambda stack: len(frames(stack)) > 0 and not len(python(stack))) & made
     traffic = case.total(rows) / max(case.total(made), 1)
     if traffic < _TRAFFIC_SHARE:
         return None
