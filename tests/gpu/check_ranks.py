@@ -5,7 +5,8 @@
 
 The program is ``scripts/ranks.py``; each row below is what it does, with a model of published widths (and, but for
 those called whole, fewer layers). Weights are zeros where values don't matter: embeddings and routers are random.
-Runs of one measurement share the GPUs, as many at a time as memory allows.
+Runs of one measurement share the GPUs, as many at a time as memory allows. With ``ALONE`` in the environment rank 0
+runs by itself, on one GPU, and collectives do nothing.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ def measured(row: Row, folder: Path, ranks: int, logs: Path) -> Row:
     known = _environment(row)
     port = 29500 + list(ROWS).index(row["name"])
     processes = []
-    for rank in range(ranks):
+    for rank in range(1 if "ALONE" in os.environ else ranks):
         place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port,
                  "MASTER_ADDR": "localhost", "CUDA_VISIBLE_DEVICES": rank, "OMP_NUM_THREADS": 4}  # fmt: skip
         log = (logs / f"{row['name']}-{rank}.log").open("w")
@@ -225,7 +226,7 @@ def measured(row: Row, folder: Path, ranks: int, logs: Path) -> Row:
             made.unlink()
         if not lines:
             began = min(began, time.time() - TIMEOUT_S + 5)  # the others wait for it in vain
-    return {"name": row["name"], "ranks": found}
+    return {"name": row["name"], "ranks": found, "world_size": ranks}
 
 
 def measure(out: Path, chosen: list[str], ranks: int) -> None:
@@ -275,7 +276,13 @@ def compare(truth: Path, chosen: list[str], kept: Path | None = None) -> None:
             measured, mine = found[name]["ranks"], None
             for rank, real in enumerate(measured):
                 if mine is None or real != measured[rank - 1]:  # of ranks that took the same, one is enough
-                    mine = dry(row, folder_of(row, Path(made), False), rank, len(measured), kept or Path(made))
+                    mine = dry(
+                        row,
+                        folder_of(row, Path(made), False),
+                        rank,
+                        found[name].get("world_size", 2),
+                        kept or Path(made),
+                    )
                 for part in ("load", "train"):
                     before, now = real.get(part), mine.get(part)
                     if not before or not now:

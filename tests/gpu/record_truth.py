@@ -7,7 +7,8 @@ For each run of ``truth_configs.py``: ``NAME.pickle.xz`` (the snapshot), ``NAME.
 in µs, memory statistics, versions, OOM) and ``NAME.stamps.json.xz`` (what its labels are derived from), packed into
 ``DIR/truth_N.tar``. ``--relabel DIR`` derives ``NAME.labels.json.xz`` (see ``tools/labelling``) and needs no GPU;
 ``--labels`` does so at once. Each run is made twice, each time in a process of its own: as a user would record it, and
-under the operator stamps. With ``--device cpu`` the runs are tiny and a stand-in watches host memory.
+under the operator stamps. With ``ALONE`` in the environment, rank 0 of several runs by itself, on one GPU.
+With ``--device cpu`` the runs are tiny and a stand-in watches host memory.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
     import torch
     from more_programs import MORE
     from programs import PROGRAMS
-    from stack_programs import STACKS
+    from stack_programs import STACKS, be_alone
 
     torch.manual_seed(0)
     backend = backend_module.get()
@@ -198,6 +199,8 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
     place = "cpu" if device == "cpu" else "cuda:0"
     scratch = work / f"{name}{f'-rank{rank}' if rank else ''}.{mode}"
     scratch.mkdir(parents=True, exist_ok=True)
+    if os.environ.get("ALONE"):
+        be_alone(rank, run.ranks)
     if run.ranks > 1 or run.options.get("group"):
         kind, meeting = "gloo" if device == "cpu" else "nccl", f"file://{work}/{name}.{mode}.meeting"
         torch.distributed.init_process_group(kind, init_method=meeting, rank=rank, world_size=run.ranks)
@@ -396,7 +399,7 @@ def job(number: int, name: str, arguments: argparse.Namespace, checkpoint: Path)
             places = [place | words | {"RANK": str(rank)} for rank, place in enumerate(places)]
         others = [
             subprocess.Popen(command, env=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            for place in (places[1:] if mode != "pack" else ())
+            for place in (places[1:] if mode != "pack" and "ALONE" not in os.environ else ())
         ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.timeout, env=places[0])

@@ -32,6 +32,19 @@ class Stage(programs.Stage, Protocol):
         """These tensors are that, now."""
 
 
+def be_alone(rank: int, ranks: int) -> None:
+    """Be one of ``ranks`` on the only GPU there is: PyTorch's own stand-in for the others, which moves no data."""
+    from torch.distributed import distributed_c10d as c10d
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    begin = c10d.init_process_group
+
+    def init_process_group(*_: Any, **__: Any) -> None:
+        begin("fake", store=FakeStore(), rank=rank, world_size=ranks)
+
+    torch.distributed.init_process_group = c10d.init_process_group = init_process_group
+
+
 def _after(owner: Any, name: str, do: Callable[..., None]) -> None:
     """Call ``do(result, *args)`` after every call of ``owner.name``."""
     original = getattr(owner, name)

@@ -317,6 +317,10 @@ def limit() -> None:
 def main() -> None:
     torch.manual_seed(0)
     torch.cuda.init()
+    if os.environ.get("ALONE"):
+        from stack_programs import be_alone
+
+        be_alone(RANK, RANKS)
     kinds = (fsdp2, fsdp1, data_parallel, deepspeed, trainer, pipeline, experts, published)
     if ROW["kind"] != "trainer":
         torch.distributed.init_process_group("nccl", init_method=f"file://{FOLDER}/meeting-{ROW['name']}",
