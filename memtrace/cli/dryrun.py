@@ -18,6 +18,8 @@ from memtrace.cli.estimate import add_setup, answer
 from memtrace.cli.leads import check_program
 from memtrace.errors import UsageError
 
+_MOST_RANKS = 1 << 20
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_setup(parser)
@@ -69,6 +71,8 @@ def _run_script(args: argparse.Namespace, program: list[str]) -> int:
         raise UsageError(f"no such option: {program[0]} (see memtrace dryrun --help)")
     if args.module is None:
         check_program(program[0])
+    if args.world_size is not None and not 1 <= args.world_size <= _MOST_RANKS:
+        raise UsageError(f"--world-size takes 1 to {_MOST_RANKS:,} processes")
     gpu = gpu_preset(args.gpu or "h200")
     capacity = parse_capacity(args.capacity) if args.capacity else gpu.total_bytes
     name = program[0] if args.module is not None else Path(program[0]).stem

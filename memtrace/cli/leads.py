@@ -38,11 +38,13 @@ def check_program(name: str) -> None:
     if not os.path.exists(name):  # noqa: PTH110  # False for what is too long for a name, too
         first = f"; {name} comes first, as in torchrun -m memtrace run train.py" if shutil.which(name) else ""
         raise UsageError(f"can't open {name}: no such file{first}")
-    if not path.is_file() or path.suffix == ".py" or zipfile.is_zipfile(path):
+    if path.suffix == ".py" or path.is_dir() or (path.is_file() and zipfile.is_zipfile(path)):
         return
-    from memtrace.explain.inputs import is_log, is_snapshot
+    from memtrace.explain.inputs import is_log, is_snapshot, never_ends
 
-    if is_log(path) or is_snapshot(name):
+    if never_ends(path):
+        raise UsageError(f"{name}: a device that never ends, no Python program")
+    if path.is_file() and (is_log(path) or is_snapshot(name)):
         raise UsageError(f"{name}: no Python program; memtrace explain {name} says what is in it")
 
 

@@ -48,6 +48,11 @@ def is_snapshot(source: str) -> bool:
     return looks_like_snapshot(beginning(source))
 
 
+def never_ends(path: Path) -> bool:
+    """Whether it is a device such as ``/dev/zero``."""
+    return path.is_char_device() and path not in _ENDING_DEVICES
+
+
 def beginning(source: str) -> bytes:
     """The first 4 KiB of a file, unpacked. Raises SnapshotError if it can't be read."""
     with _unpacked(source) as stream:
@@ -77,7 +82,7 @@ def _unpacked(source: str) -> Iterator[BinaryIO]:
     try:
         if path.is_dir():
             raise SnapshotError(f"{path}: a folder, neither a snapshot nor a log")
-        if path.is_char_device() and path not in _ENDING_DEVICES:
+        if never_ends(path):
             raise SnapshotError(f"{path}: a device that never ends, neither a snapshot nor a log")
         raw = path.open("rb")
     except FileNotFoundError:

@@ -120,7 +120,15 @@ def test_a_folder_of_logs_and_an_address(tmp_path: Path, capsys: pytest.CaptureF
 def test_what_is_no_program(verb: str, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("train.log", "rank0.pickle.xz"):
         assert "no Python program; memtrace explain" in said(capsys, verb, str(run_folder / name))
+    assert said(capsys, verb, "/dev/zero").endswith("a device that never ends, no Python program")
     assert said(capsys, verb, "sh", "train.py").endswith("sh comes first, as in torchrun -m memtrace run train.py")
+
+
+@pytest.mark.parametrize("ranks", ["0", "1048577", "9" * 20])
+def test_a_number_of_ranks_that_cannot_be(ranks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text("")
+    told = said(capsys, "dryrun", "--world-size", ranks, str(tmp_path / "train.py"))
+    assert told.endswith("--world-size takes 1 to 1,048,576 processes")
 
 
 def test_a_name_that_is_too_long_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
