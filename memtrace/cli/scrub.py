@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
         check_target(Path(args.output), args.force, args.file)
     from memtrace.export.cut import read_recording, write_snapshot
     from memtrace.render.scrub_text import render_kept, render_scrub
-    from memtrace.scrub import ScrubOptions, scrub
+    from memtrace.scrub.document import scrub
+    from memtrace.scrub.hiding import ScrubOptions
     from memtrace.snapshot.decoder.decode import without_gc
 
     options = ScrubOptions(args.keep_names, args.functions, tuple(args.hide))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from memtrace.analysis import Analysis
-from memtrace.answers.report import Report, Site, top_sites
+from memtrace.answers.report import Report, top_sites
 from memtrace.answers.steps import StepSeries, read_series, trend
 from memtrace.attribution.categories import Category
 from memtrace.history.timeline import At
@@ -159,8 +159,10 @@ class LiveState:
         """What the blocks were at a moment of a step."""
         self.report, self.looked = report, (moment, step)
         if moment == "step":
-            rows = analysis.timeline.live_rows(report.at.event)
-            self.after_steps.append((step, _by_site(top_sites(analysis, rows))))
+            sizes = Counter[tuple[str, str, str]]()
+            for site in top_sites(analysis, analysis.timeline.live_rows(report.at.event)):
+                sizes[site.category, site.subcategory, site.frame] += site.bytes
+            self.after_steps.append((step, sizes))
 
     def view(self) -> LiveView:
         """As things are."""
@@ -206,14 +208,6 @@ class LiveState:
         rows = [tuple(row.get(name, 0) for name in names) for row in self.rows] if len(self.rows) > 1 else self.seconds
         since = (rows[-1][0] if rows else time.time_ns() // 1000) - HOUR_US
         return [row for row in rows if row[0] >= since]  # type: ignore[misc]
-
-
-def _by_site(sites: Sequence[Site]) -> dict[tuple[str, str, str], int]:
-    sizes: dict[tuple[str, str, str], int] = {}
-    for site in sites:
-        key = site.category, site.subcategory, site.frame
-        sizes[key] = sizes.get(key, 0) + site.bytes
-    return sizes
 
 
 def growing(after_steps: Sequence[tuple[int, dict[tuple[str, str, str], int]]]) -> list[Growing]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from memtrace.scrub import Scrubbed
+from memtrace.scrub.document import Scrubbed
 from memtrace.units import format_bytes, printable
 
 _HINTS = {

@@ -21,8 +21,8 @@ from memtrace.errors import SnapshotError
 from memtrace.explain.detectors import weights
 from memtrace.export.cut import read_recording
 from memtrace.history.timeline import build
-from memtrace.scrub import ScrubOptions, scrub
-from memtrace.scrub.hiding import Hiding
+from memtrace.scrub.document import scrub
+from memtrace.scrub.hiding import Hiding, ScrubOptions
 from memtrace.snapshot.decoder.decode import without_gc
 from memtrace.snapshot.load import from_raw
 from memtrace.snapshot.model import Snapshot
