@@ -109,8 +109,7 @@ def report(analysis: Analysis, at: At | None = None) -> Report:
     """The budget at an event (default: the last OOM if there is one, else the peak)."""
     timeline, attribution = analysis.timeline, analysis.attribution
     at = at or choose_event(timeline, None)
-    rows = timeline.live_rows(at.event)
-    rows = rows[~timeline.pending(rows, at.event)]
+    rows = timeline.held_rows(at.event)
     by_sub = category_bytes(analysis, rows)
     fragmentation = measure(timeline, attribution, at)
     requested, allocated, reserved = timeline.curve_at(at.event)

@@ -76,14 +76,10 @@ class ModelShape:
         return self.family == "gemma2"
 
     @property
-    def scaled_embedding(self) -> bool:
-        """Embedding output multiplied by a constant (Gemma)."""
+    def is_gemma(self) -> bool:
+        """Gemma's code: the embedding's output is multiplied by a constant, norms multiply in fp32 by 1 + weight and
+        cast then (others cast, then multiply), GELU."""
         return self.family in ("gemma", "gemma2")
-
-    @property
-    def norm_style(self) -> str:
-        """``llama``: cast, then multiply by the weight; ``gemma``: multiply in fp32 by 1 + weight, then cast."""
-        return "gemma" if self.family in ("gemma", "gemma2") else "llama"
 
     @property
     def fused_projections(self) -> bool:

@@ -55,9 +55,8 @@ class Case:
     @cached_property
     def live(self) -> Bool:
         """Rows that hold memory at the event, pending frees left out."""
-        rows = self.timeline.live_rows(self.at.event)
         mask = np.zeros(len(self.table), dtype=np.bool_)
-        mask[rows[~self.timeline.pending(rows, self.at.event)]] = True
+        mask[self.timeline.held_rows(self.at.event)] = True
         return mask
 
     @cached_property
@@ -77,14 +76,11 @@ class Case:
 
     def grown_since(self, point: SamePoint) -> dict[str, int]:
         """Change of live requested bytes by ``category/subcategory`` since an earlier point, largest first."""
-        now, then = self._live_bytes(self.at.event), self._live_bytes(point.event)
+        held = (self.timeline.held_rows(event) for event in (self.at.event, point.event))
+        now, then = (category_bytes(self.analysis, rows) for rows in held)
         change = {key: now.get(key, 0) - then.get(key, 0) for key in now.keys() | then.keys()}
         order = sorted(change.items(), key=lambda item: (-abs(item[1]), -item[1], item[0]))
         return {key: size_bytes for key, size_bytes in order if size_bytes}
-
-    def _live_bytes(self, event: int) -> dict[str, int]:
-        rows = self.timeline.live_rows(event)
-        return category_bytes(self.analysis, rows[~self.timeline.pending(rows, event)])
 
     @cached_property
     def dims(self) -> Dims | None:

@@ -45,9 +45,7 @@ class WeightedStacks:
 
 def live_stacks(analysis: Analysis, at: At) -> WeightedStacks:
     """Everything reserved at an event: live allocations by stack, and fragmentation by kind. Sums to reserved bytes."""
-    timeline = analysis.timeline
-    rows = timeline.live_rows(at.event)
-    sums = _by_path(analysis, rows[~timeline.pending(rows, at.event)])
+    sums = _by_path(analysis, analysis.timeline.held_rows(at.event))
     for key, size in report(analysis, at).subcategories.items():
         category, _, kind = key.partition("/")
         if category == Category.FRAGMENTATION:

@@ -147,6 +147,11 @@ class Timeline:
         done = table.free_completed_event
         return np.flatnonzero((table.alloc_event <= event) & ((done < 0) | (done > event)))
 
+    def held_rows(self, event: int) -> I8:
+        """Those of them that the program has not given up."""
+        rows = self.live_rows(event)
+        return rows[~self.pending(rows, event)]
+
     def rows_within(self) -> I8:
         """Rows of ``allocations`` that hold memory at any event of the span; without a window, all."""
         table = self.allocations

@@ -170,7 +170,7 @@ def plain_weights(x: Symbols) -> int:
 def rotary_buffers(x: Symbols) -> int:
     """4·d: ``inv_freq`` and its original, d/2 fp32 numbers each (+ 2 for a scaled embedding's factor)."""
     rotated = round(x.d * x.shape.rotary_share)
-    return 2 * 4 * (rotated // 2) + (2 if x.shape.scaled_embedding else 0)
+    return 2 * 4 * (rotated // 2) + (2 if x.shape.is_gemma else 0)
 
 
 def adapters(x: Symbols) -> int:

@@ -71,7 +71,7 @@ class Provider:
         self.start = part.at(view.at)
         self.report: Callable[[int], Report] = lru_cache(32)(lambda event: report(analysis, self.at(event)))
         self.layout: Callable[[int], Layout] = lru_cache(8)(lambda event: layout_at(timeline, event))
-        self.live: Callable[[int], I8] = lru_cache(8)(self._live)
+        self.live: Callable[[int], I8] = lru_cache(8)(self.timeline.held_rows)
 
     def clamp(self, event: int) -> int:
         """The nearest event that exists."""
@@ -84,10 +84,6 @@ class Provider:
         names = {self.count - 1: "end", self.peaks[2].event: "reserved-peak", self.peaks[1].event: "peak"}
         kind = "oom" if event in self.ooms else names.get(event, "event")
         return At(kind, event, self.timeline.time_us(event))
-
-    def _live(self, event: int) -> I8:
-        rows = self.timeline.live_rows(event)
-        return rows[~self.timeline.pending(rows, event)]
 
     def moment(self, event: int) -> Moment:
         """Phase and step there."""

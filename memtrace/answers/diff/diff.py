@@ -46,9 +46,8 @@ def minus(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]
 def _sites(analysis: Analysis, at: At) -> list[Side]:
     """Live bytes by purpose and stack; memory from before the recording apart from memory without a stack."""
     timeline, modules = analysis.timeline, analysis.attribution.sites.module
-    rows = timeline.live_rows(at.event)
     merged: dict[tuple[str, int, bool], list[int]] = {}
-    for group in by_stack(analysis, rows[~timeline.pending(rows, at.event)]):
+    for group in by_stack(analysis, timeline.held_rows(at.event)):
         entry = merged.setdefault((str(group.rule.purpose), group.stack, group.is_early), [0, 0])
         entry[0] += group.bytes
         entry[1] += group.count

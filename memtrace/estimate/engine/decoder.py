@@ -80,7 +80,7 @@ class Decoder:
         """RMSNorm."""
         ops, tape = self.ops, self.ops.tape
         outer, tape.site = tape.site, site
-        out = self._gemma_norm(weight, hidden_states) if self.shape.norm_style == "gemma" else None
+        out = self._gemma_norm(weight, hidden_states) if self.shape.is_gemma else None
         if out is None:
             input_width = hidden_states.width
             hidden_states = ops.to(hidden_states, 4)
@@ -150,7 +150,7 @@ class Decoder:
         """``LlamaMLP.forward``."""
         ops = self.ops
         ops.tape.site = "mlp"
-        activation = "gelu" if self.shape.norm_style == "gemma" else "silu"
+        activation = "gelu" if self.shape.is_gemma else "silu"
         if self.shape.fused_projections:
             up_states = self.linear(layer, "mlp.gate_up_proj", x)
             gate, up_states = ops.split(up_states, [up_states.elements // 2] * 2)
@@ -192,7 +192,7 @@ class Decoder:
         tape = ops.tape
         tape.layer, tape.site = -1, "embed_tokens"
         inputs_embeds = ops.new(options.tokens * shape.hidden, options.hidden_bytes, "embedding")
-        if shape.scaled_embedding:
+        if shape.is_gemma:
             inputs_embeds = ops.scale(inputs_embeds, "scale_embedding")
         inputs_embeds.requires_grad = options.embeddings_require_grad
         tape.site = ""

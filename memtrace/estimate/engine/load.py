@@ -52,7 +52,7 @@ class Loader:
         ops.tape.site = "rotary_emb"
         rotary = round(shape.head_dim * shape.rotary_share)
         buffers = [ops.new(rotary // 2, 4, "buffer", Purpose.BUFFER), ops.new(rotary // 2, 4, "buffer", Purpose.BUFFER)]
-        if shape.scaled_embedding:
+        if shape.is_gemma:
             buffers.append(ops.new(1, CHECKPOINT_BYTES, "buffer", Purpose.BUFFER))
         if self._map is not None:
             buffers.append(self._map)
