@@ -86,7 +86,7 @@ def _run_script(args: argparse.Namespace, program: list[str]) -> int:
     if args.world_size is not None:
         from memtrace.estimate.dryrun import ranks
 
-        ranks.install(args.world_size, assumed)
+        ranks.install(args.world_size, assumed, device.kernels.forget)
     usual_signals(and_path=True)
     repeat = args.steps == "repeat"
     steps = None if repeat else args.steps

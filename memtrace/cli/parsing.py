@@ -17,6 +17,8 @@ _LIKENESS = 0.6
 # Options of one meaning, of which a verb has some: whoever knows another verb means this verb's own.
 _SAME = (("--seq-len", "--seq-length", "--max-length", "--lengths"), ("--limit", "--vram", "--memory", "--capacity"))
 
+_RANKS = ("--world-size", "--num-gpus", "--num-processes", "--nproc")
+
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that says what is wrong in one line on stderr, and exits with 2."""
@@ -40,7 +42,10 @@ class Parser(argparse.ArgumentParser):
             options = [option for action in self._actions for option in action.option_strings]
             same = [option for group in _SAME if word in group for option in group if option in options]
             close = same or (nearest(word, options) if word.startswith("-") else [])
-            message += f"; did you mean {' or '.join(close)}?" if close else ""
+            if any(one in message for one in _RANKS):
+                message += "; runs on several GPUs: memtrace dryrun --world-size N SCRIPT"
+            elif close:
+                message += f"; did you mean {' or '.join(close)}?"
         if sys.stderr is not None:
             print(f"{self.prog}: {printable(message)} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)

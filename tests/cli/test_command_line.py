@@ -44,6 +44,10 @@ def run(capsysbinary: pytest.CaptureFixture[bytes], *args: str) -> tuple[int, st
         (("export", "x", "-f", "pdf"), "memtrace export: argument --format/-f: invalid choice: 'pdf'"),
         (("export", "x", "-f"), "memtrace export: argument --format/-f: expected one argument"),
         (("completion", "tcsh"), "memtrace completion: argument SHELL: invalid choice: 'tcsh'"),
+        (
+            ("estimate", "--model", "llama2-7b", "--seq-len", "512", "--world-size", "2"),
+            "memtrace estimate: unrecognized arguments: --world-size 2; runs on several GPUs: memtrace dryrun",
+        ),
         (("--verison",), "memtrace: unrecognized arguments: --verison; did you mean --version"),
         (("reprot", "x"), "memtrace: no verb and no file 'reprot'; did you mean report"),
         (("frag", "x"), "memtrace: no verb and no file 'frag'; did you mean fragmentation?"),

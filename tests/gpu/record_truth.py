@@ -261,7 +261,9 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
             dump("end")
     except KeyboardInterrupt:
         pass
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:  # pipelining makes one of its own of PyTorch's
+        if record["oom"] is None and not isinstance(error, torch.OutOfMemoryError):
+            raise
         record["oom"] = (record["oom"] or {}) | {"message": str(error)}
         if dump_at == "except":
             dump("except")

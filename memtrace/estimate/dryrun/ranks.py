@@ -8,6 +8,7 @@ any number of ranks.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from memtrace.errors import UsageError
@@ -17,16 +18,16 @@ _PLACE = {"LOCAL_RANK": "0", "GROUP_RANK": "0", "MASTER_ADDR": "localhost", "MAS
 _COLLECTIVES = (
     "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_to_all_single", "allgather_coalesced",
     "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier",
-    "broadcast", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce", "reduce_scatter",
+    "broadcast", "gather", "monitored_barrier", "reduce", "reduce_scatter",
     "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "scatter", "send",
 )  # fmt: skip
 
 
-def install(ranks: int, assumed: Assumptions) -> None:
+def install(ranks: int, assumed: Assumptions, forget: Callable[[Any], None]) -> None:
     """Have ``torch.distributed`` be one of ``ranks``, as a launcher like torchrun would start it.
 
-    Which one says the variable ``RANK``; the first without it. Whatever its number, it sees one card. Raises
-    UsageError.
+    Which one says the variable ``RANK``; the first without it. Whatever its number, it sees one card. ``forget`` makes
+    a tensor's values unknown. Raises UsageError.
     """
     from torch import distributed
     from torch.distributed import distributed_c10d as c10d
@@ -36,7 +37,7 @@ def install(ranks: int, assumed: Assumptions) -> None:
         raise UsageError(f"RANK is {text!r}: there are ranks 0 to {ranks - 1} (--world-size {ranks})")
     rank = int(text)
     os.environ |= _PLACE | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    group = _group_class()
+    group = _group_class(forget)
     distributed.Backend.register_backend(
         "dry", lambda _store, rank, size, _timeout: group(rank, size), devices=["cpu", "cuda"]
     )
@@ -54,11 +55,16 @@ def install(ranks: int, assumed: Assumptions) -> None:
     distributed.init_process_group = c10d.init_process_group = init_process_group
     c10d._new_process_group_helper = new_group
     c10d._store_based_barrier = lambda *_, **__: None
+    distributed.recv_object_list = c10d.recv_object_list = _receive_object
     distributed.is_nccl_available = lambda: True
     distributed.Logger.set_runtime_stats_and_log = lambda _logger: None  # asks a clock of the card
 
 
-def _group_class() -> Any:
+def _receive_object(*_: Any, **__: Any) -> None:
+    raise RuntimeError("a dry run has no other rank that would send an object")
+
+
+def _group_class(forget: Callable[[Any], None]) -> Any:
     import torch
     from torch._C import _distributed_c10d as library
 
@@ -69,6 +75,13 @@ def _group_class() -> Any:
 
     def collective(_group: Any, *tensors: Any, **_: Any) -> Any:
         return done(tensors[0] if tensors else [])
+
+    def receive(_group: Any, tensors: Any, *_: Any) -> Any:
+        """What another rank alone knows: a value that is asked of it is assumed."""
+        for tensor in tensors:
+            if tensor.is_cuda:
+                forget(tensor)
+        return done(tensors)
 
     class DryGroup(torch.distributed.ProcessGroup):  # type: ignore[misc]
         """Every collective is over when it begins."""
@@ -94,6 +107,7 @@ def _group_class() -> Any:
                     output.detach().copy_(own)
             return done(outputs)
 
+    DryGroup.recv = DryGroup.recv_anysource = receive
     for name in _COLLECTIVES:
         setattr(DryGroup, name, collective)
     return DryGroup
