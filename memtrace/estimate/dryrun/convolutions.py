@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import make_channels_last_strides_for, suggest_memory_format
 
 from memtrace.estimate.dryrun.assumed import Assumptions
 from memtrace.estimate.dryrun.cudnn import DATA_TYPES, Convolution, Cudnn
@@ -34,7 +34,7 @@ class Convolutions:
         if torch._C._select_conv_backend(x, w, bias, *ways) not in _BACKENDS:
             return default(x, w, bias, *ways)
         x, layout = _prepared(x, w)
-        y = default(x, w, bias, *ways)
+        y = _laid(default(x, w, bias, *ways), layout)
         w = w.contiguous(memory_format=layout)
         self._run("data" if ways[3] else "forward", layout, x, w, y, ways)
         return y
@@ -49,12 +49,12 @@ class Convolutions:
         given, is_transposed = (grad, x, w, sizes, *ways), ways[3]
         found = [None, None, None]
         if wanted[0]:
-            found[0] = default(*given, [True, False, False])[0]
+            found[0] = _laid(default(*given, [True, False, False])[0], layout)
             copy = w.contiguous(memory_format=layout)
             self._run("forward" if is_transposed else "data", layout, x, copy, grad, ways)
             del copy
         if wanted[1]:
-            found[1] = default(*given, [False, True, False])[1]
+            found[1] = _laid(default(*given, [False, True, False])[1], layout)
             self._run("filter", layout, x, w, grad, ways)
         if wanted[2]:
             found[2] = whole.sum([dim for dim in range(whole.dim()) if dim != 1])
@@ -97,6 +97,13 @@ def _prepared(x: Any, w: Any, copy_x: bool = True) -> tuple[Any, Any]:
     layouts = {suggest_memory_format(tensor) for tensor in (x, w)} if x.dtype != torch.float64 else set()
     layout = next(iter(layouts - {torch.contiguous_format}), torch.contiguous_format)
     return x.contiguous(memory_format=layout) if copy_x else x, layout
+
+
+def _laid(made: Any, layout: Any) -> Any:
+    """A result in its layout, which ``meta`` tensors do not have."""
+    if layout is not torch.contiguous_format and not made.is_contiguous(memory_format=layout):
+        made.set_(made.untyped_storage(), 0, made.shape, make_channels_last_strides_for(made.shape))
+    return made
 
 
 def _sizes(tensor: Any) -> tuple[int, ...]:

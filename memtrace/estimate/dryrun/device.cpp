@@ -25,6 +25,7 @@
 #include <torch/library.h>
 
 #include <string>
+#include <string_view>
 #include <unordered_map>
 
 namespace {
@@ -365,7 +366,7 @@ void each_tensor(const IValue& value, F&& see) {
 
 struct Kind {  // what is known of an operator
   bool is_aten = false, is_seeded = false, has_generator = false, tests_nan = false;
-  bool result_last = false;  // allocates the result after what goes with it
+  std::string_view order;  // in which it allocates its results, where that is not the order in which it gives them
   bool chooses = false;   // its last result holds places along a dimension
   bool compares = false;  // with one of the kinds: true for so many
   int product = -1;       // 1: may have a bias
@@ -401,7 +402,8 @@ const Kind& kind_of(const c10::OperatorHandle& op) {
   if (auto found = products.find(name); found != products.end()) kind.product = found->second;
   if (auto found = reductions.find(name); found != reductions.end()) kind.accumulator = found->second;
   if (name.find("var") != std::string::npos || name.find("std") != std::string::npos) kind.most_per_load = 2;
-  kind.result_last = name == "aten::native_dropout" || name == "aten::_embedding_bag";
+  if (name == "aten::native_dropout") kind.order = "10";
+  if (name == "aten::_embedding_bag") kind.order = "2103";
   kind.chooses = name == "aten::topk" || name == "aten::sort" || name == "aten::argmax" || name == "aten::argsort" ||
       name == "aten::multinomial";
   kind.compares = name == "aten::eq" || name == "aten::scatter_" || name == "aten::scatter";
@@ -586,7 +588,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   bool small = true;
   std::vector<IValue> made(results.size());
   for (size_t i = 0; i < results.size(); i++) {
-    const size_t which = kind.result_last ? (i + 1) % results.size() : i;
+    const size_t which = kind.order.empty() ? i : kind.order[i] - '0';
     made[which] = mapped(results[which], [&](const Tensor& t) {
       auto real = call.real_of(t, name, tests_nan);
       if (real.defined() && real.is_cuda()) {

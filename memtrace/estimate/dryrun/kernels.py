@@ -2,7 +2,7 @@
 
 Handlers stand in front of the general kernel of ``device.cpp``; ``Kernels.default`` calls it.
 Sources: bitsandbytes 0.50 ``backends/cuda/ops.py``; PyTorch 2.11 ``aten/src/ATen/native/cuda/SoftMax.cu``,
-``transformers/cuda/attention_backward.cu``, ``cuda/CUDABlas.cpp``.
+``transformers/cuda/attention_backward.cu``, ``cuda/CUDABlas.cpp``, ``cuda/Nonzero.cu``, ``cuda/Embedding.cu``; CUB 3.
 """
 
 from __future__ import annotations
@@ -141,19 +141,23 @@ class Kernels:
             "aten::bincount": self._bincount,
             "aten::_grouped_mm": self._grouped_product,
             "aten::addmm.dtype_out": self._add_product,
-            "aten::_thnn_fused_lstm_cell": lambda _default, gates, _hidden, cell, *_: (
-                torch.empty_like(cell),
-                torch.empty_like(cell),
-                torch.empty_like(gates),
+            "aten::native_group_norm": self._group_norm,
+            "aten::native_batch_norm": self._batch_norm,
+            "aten::native_batch_norm_backward": self._batch_norm_backward,
+            "aten::log_sigmoid_forward": lambda _default, x: (torch.empty_like(x), x.new_empty(0)),
+            "aten::embedding_dense_backward": self._embedding_backward,
+            "aten::_embedding_bag_backward": self._embedding_bag_backward,
+            "aten::_index_put_impl_": self._index_put,
+            "aten::_thnn_fused_lstm_cell": lambda _default, gates, _hidden, cell, *_: tuple(
+                reversed([torch.empty_like(made) for made in (gates, cell, cell)])
             ),
             "aten::_thnn_fused_lstm_cell_backward_impl": lambda _default, _hy, _cy, cell, _new, gates, biased: (
                 torch.empty_like(gates),
                 torch.empty_like(cell),
                 gates.new_empty(gates.shape[1:] if biased else (0,)),
             ),
-            "aten::_thnn_fused_gru_cell": lambda _default, _gates, _hidden, state, *_: (
-                torch.empty_like(state),
-                state.new_empty((len(state), 5 * state.shape[1])),
+            "aten::_thnn_fused_gru_cell": lambda _default, _gates, _hidden, state, *_: tuple(
+                reversed([state.new_empty((len(state), 5 * state.shape[1])), torch.empty_like(state)])
             ),
             "aten::_thnn_fused_gru_cell_backward": self._gru_backward,
         }
@@ -169,7 +173,8 @@ class Kernels:
         """A loss that is summed up is there once for each element first."""
         result = default(x, y, *args, **kwargs)
         if not result.dim():
-            torch.empty(torch.broadcast_shapes(x.shape, y.shape), dtype=x.dtype, device="cuda").sum()
+            each = torch.empty(torch.broadcast_shapes(x.shape, y.shape), dtype=x.dtype, device="cuda")
+            torch.sum(each, list(range(each.dim())), out=result)
         return result
 
     def _softmax_backward(self, default: Handler, grad: Any, *args: Any) -> Any:
@@ -234,8 +239,87 @@ class Kernels:
 
     def _gru_backward(self, default: Handler, grad: Any, workspace: Any, biased: bool) -> Any:
         gates = (len(workspace), 3 * workspace.shape[1] // 5)
-        biases = [workspace.new_empty(gates[1:]) if biased else None for _ in range(2)]
-        return workspace.new_empty(gates), workspace.new_empty(gates), torch.empty_like(grad), *biases
+        found = workspace.new_empty(gates), workspace.new_empty(gates), torch.empty_like(grad)
+        return *found, *(each.sum(0) if biased else None for each in found[:2])
+
+    # ---- norms -------------------------------------------------------------------------------------------------
+    def _group_norm(self, default: Handler, x: Any, weight: Any, bias: Any, *sizes: Any) -> Any:
+        """A factor and a summand for each channel, in 32 bits."""
+        result = default(x, weight, bias, *sizes)
+        images, channels, pixels = sizes[:3]
+        if pixels > 1 and (weight is not None or bias is not None):
+            held = self._buffers(images * channels * 4, images * channels * 4)
+            del held
+        return result
+
+    def _batch_norm(self, default: Handler, x: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
+        result = default(x, weight, bias, mean, var, *rest)
+        if rest[0]:  # training
+            self._channels_last_sums(x, 4)
+        return result
+
+    def _batch_norm_backward(self, default: Handler, grad: Any, x: Any, *rest: Any) -> Any:
+        result = default(grad, x, *rest)
+        self._channels_last_sums(x, 2)
+        return result
+
+    def _channels_last_sums(self, x: Any, numbers: int) -> None:
+        """Staging of blocks that share a channel, as ``flexible_launch_configs`` in ``Normalization.cuh`` has it."""
+        if x.dim() != 4 or x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
+            return
+        channels, rows = x.shape[1], x.numel() // x.shape[1]
+        across = min(_last_power(channels), 32)
+        down = min(_last_power(-(-rows // 16)), 512 // across)
+        if across * down != 512:
+            across = min(_last_power(channels), 512 // down)
+        sharing = min(-(-rows // (down * 16)), 128)
+        if sharing >= 8:
+            held = self._buffers(numbers * channels * sharing * 4, 4 * -(-channels // across))
+            del held
+
+    # ---- embeddings --------------------------------------------------------------------------------------------
+    def _embedding_backward(
+        self, default: Handler, grad: Any, indices: Any, rows: int, padding: int, by_frequency: bool
+    ) -> Any:
+        """Few rows are added where they belong; many are sorted first."""
+        grad = grad.contiguous()
+        if indices.numel() <= 3072 and not by_frequency:
+            return grad.new_zeros((rows, grad.shape[-1]))
+        return self._sorted_sums(grad, indices, rows)
+
+    def _embedding_bag_backward(self, default: Handler, grad: Any, indices: Any, *rest: Any) -> Any:
+        """Sums and means as an embedding's; a maximum is added where it belongs."""
+        *_, rows, _, mode, sparse = rest[:8]
+        if mode == 2 or sparse:
+            return default(grad, indices, *rest)
+        return self._sorted_sums(grad.contiguous(), indices, rows)
+
+    def _sorted_sums(self, grad: Any, indices: Any, rows: int) -> Any:
+        """``EmbeddingBackwardKernel.cu``: indices sorted by CUB, then partial sums of ten rows each in 32 bits."""
+        count, width, place = indices.numel(), grad.shape[-1], indices.element_size()
+        held = self._sorted(count, place)
+        found = grad.new_zeros((rows, width))
+        segments = min(count, rows)
+        held += self._buffers(count * place, 8)
+        keys = self._buffers(count * place)
+        self._buffers(_SCAN)
+        del keys
+        held += self._buffers(segments * place, segments * place)
+        self._buffers(_SCAN)
+        partial = count // 10 + segments
+        held += self._buffers(8, partial * place)
+        self._buffers(partial * 32 * -(-width // 32) * 4)
+        while held:
+            held.pop()
+        return found
+
+    def _sorted(self, count: int, place: int) -> list[Any]:
+        """Indices and where they came from, sorted by CUB: one block of threads, or digit by digit."""
+        held, sources = self._buffers(count * place, count * place), self._buffers(count * place)
+        digits = 2 * _aligned(count * place) + (16 << 10) + 1024 * -(-count // 4608) + 256 + 255
+        self._buffers(1 if count <= 2304 else digits)
+        del sources
+        return held
 
     # ---- shapes that depend on values ----------------------------------------------------------------------------
     def _taken(self, elements: int, mask: Any = None) -> int:
@@ -247,9 +331,17 @@ class Kernels:
         return min(elements, round(elements * self.assumed.value("share")))
 
     def _nonzero(self, default: Handler, x: Any) -> Any:
+        """A count on the device, which blocks of threads sum up, then the places."""
+        count = self._buffers(4)
+        single = x.numel() <= 4096
+        self._buffers(1 if single else _aligned(4 * 5 * 8 * self.device.multiprocessors) + 255)
         if self.is_known(x):
-            return default(x)
-        return x.new_empty((max(x.dim(), 1), self._taken(x.numel(), x)), dtype=torch.long).t()
+            found = default(x)
+        else:
+            found = x.new_empty((max(x.dim(), 1), self._taken(x.numel(), x)), dtype=torch.long).t()
+        self._buffers(_SELECTION)
+        del count
+        return found
 
     def _masked_select(self, default: Handler, x: Any, mask: Any) -> Any:
         """As the device does it: an index."""
@@ -258,15 +350,30 @@ class Kernels:
 
     def _index(self, default: Handler, x: Any, indices: Any) -> Any:
         """Selection by masks goes through the positions of what is true, as on the device."""
-        if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
-            return default(x, indices)
-        positions: list[Any] = []
-        for index in indices:
-            if index is not None and index.dtype in (torch.bool, torch.uint8):
-                positions += index.to(x.device).nonzero().unbind(1)
-            else:
-                positions.append(index)
-        return default(x, positions)
+        return default(x, _positions(x, indices))
+
+    def _index_put(
+        self, default: Handler, x: Any, indices: Any, values: Any, accumulate: bool = False, unsafe: bool = False
+    ) -> Any:
+        """Where values are added they are sorted by their place first (``index_put_with_sort_kernel``)."""
+        if not accumulate and len(indices) == values.numel() == 1:
+            return default(x, indices, values, accumulate, unsafe)  # fills
+        indices = _positions(x, indices)
+        result = default(x, indices, values, accumulate, unsafe)
+        chosen = [(i.numel() * 8, i) for i in indices if i is not None and i.numel()]
+        if not accumulate or not chosen:
+            return result
+        size = max(size for size, _ in chosen)
+        linear: list[Any] = []
+        for _ in chosen:
+            wrapped = self._buffers(size)
+            scaled = self._buffers(size)
+            del wrapped
+            linear = linear or scaled
+            del scaled
+        del indices, chosen
+        self._sorted(size // 8, 8)
+        return result
 
     def _unique(self, default: Handler, x: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_known(x):
@@ -352,6 +459,28 @@ def _shapes_from_cpp() -> Any:
     return library
 
 
+def _positions(x: Any, indices: Any) -> Any:
+    if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return indices
+    positions: list[Any] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            positions += index.to(x.device).nonzero().unbind(1)
+        else:
+            positions.append(index)
+    return positions
+
+
+def _last_power(number: int) -> int:
+    return 1 << (max(1, number).bit_length() - 1)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 256) * 256
+
+
+#: Bytes that CUB takes for itself to select and to scan; for each 4,000 elements 8 or 16 more.
+_SELECTION, _SCAN = 1023, 1279
 #: Operators with a kernel of their own in ``device.cpp``.
 _EXPLICIT = frozenset(
     (

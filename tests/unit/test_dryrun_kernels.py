@@ -1,0 +1,105 @@
+"""What CUDA's kernels allocate beside their results: sizes in the order in which an H200's recordings have them."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("bitsandbytes")
+if sys.platform != "linux":
+    pytest.skip("the dry device needs Linux", allow_module_level=True)
+
+from dry_runs import DryRuns
+
+from tests.gpu.check_dryrun_scripts import environment
+
+MARK = 7777
+SCRIPT = f"""
+import torch
+import torch.nn.functional as F
+
+def mark():
+    torch.empty({MARK}, dtype=torch.uint8, device="cuda")
+
+table = torch.ones(20000, 64, device="cuda", requires_grad=True)
+rows = torch.randint(0, 20000, (4096,)).cuda()
+grad = torch.ones(4096, 64, device="cuda")
+y = F.embedding(rows, table)
+mark()
+torch.autograd.grad(y, table, grad)
+mark()
+y = F.embedding_bag(rows, table, torch.arange(0, 4096, 8, device="cuda").add_(0), mode="mean")
+grad = torch.ones(512, 64, device="cuda")
+mark()
+torch.autograd.grad(y, table, grad)
+mark()
+x = torch.ones(48, 120, 384, device="cuda", requires_grad=True)
+chosen = (torch.arange(5760) < 1156).view(48, 120).cuda()
+mark()
+y = x[chosen]
+mark()
+grad = torch.ones_like(y)
+mark()
+torch.autograd.grad(y, x, grad)
+mark()
+x = torch.ones(32, 64, 64, 64, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+weight, bias = torch.ones(64, device="cuda"), torch.ones(64, device="cuda")
+mark()
+F.batch_norm(x, None, None, weight, bias, training=True)
+mark()
+F.group_norm(x.contiguous(), 8, weight.bfloat16(), bias.bfloat16())
+mark()
+F.binary_cross_entropy_with_logits(grad, grad)
+mark()
+"""
+SORTED = [32768, 32768, 32768, 83455]
+SUMMED = [5120000, 32768, 8, 32768, 1279, 32768, 32768, 1279, 8, 36040, 1153280]
+NONZERO = [4, 21503, 18496, 1023]  # places of 1,156 in two dimensions
+
+
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """What was allocated between two marks."""
+    folder = tmp_path_factory.mktemp("runs")
+    runs = DryRuns(folder, environment())
+    script, out = folder / "train.py", folder / "run.pickle"
+    script.write_text(SCRIPT)
+    done = runs("-o", str(out), str(script))
+    runs.close()
+    assert done.returncode == 0, done.stderr[-2000:]
+    return _between_marks(out)
+
+
+def _between_marks(out: Path) -> list[list[int]]:
+    found: list[list[int]] = [[]]
+    for event in pickle.loads(out.read_bytes())["device_traces"][0]:
+        if event["action"] == "alloc" and event["size"] == MARK:
+            found.append([])
+        elif event["action"] == "alloc":
+            found[-1].append(event["size"])
+    return found
+
+
+def test_many_rows_of_an_embedding_are_sorted_and_summed_by_tens(sizes: list[list[int]]) -> None:
+    assert sizes[1] == sizes[3] == SORTED + SUMMED
+
+
+def test_a_mask_is_counted_and_its_places_selected_and_added_back_in_their_order(sizes: list[list[int]]) -> None:
+    assert sizes[5] == [*NONZERO, 1156 * 384 * 4]
+    wrapped, place = 4, 1156 * 8
+    assert sizes[7] == [48 * 120 * 384 * 4, *NONZERO, *[place] * wrapped, *[place] * 3, 1]
+
+
+def test_norms_share_channels_among_blocks(sizes: list[list[int]]) -> None:
+    images = 32 * 64 * 64 * 64 * 2
+    assert sizes[9][:5] == [images, 256, 256, 131072, 8]
+    assert sizes[10][-2:] == [32 * 64 * 4] * 2
+
+
+def test_log_sigmoid_keeps_no_buffer(sizes: list[list[int]]) -> None:
+    whole = 1156 * 384 * 4
+    assert sizes[11].count(whole) <= 3
