@@ -100,8 +100,7 @@ def _of_objects(analysis: Analysis, model: Mapping[str, Any], config: Mapping[st
     run = _mapping(config.get("run"))
     notes: list[str] = []
     values |= _widths(analysis, shape, int(values["rank"]))
-    decorated = analysis.timeline.snapshot.stacks.called("amp/autocast_mode.py", "decorate_autocast")
-    values["autocast"] = bool(config.get("autocast")) or decorated
+    values["autocast"] = analysis.timeline.snapshot.uses_autocast
     values |= {option: run[key] for key, option in _RUN_KEYS.items() if key in run}
     if values.get("loss") == "own":
         raise UsageError("the program made its loss outside the model: describe it with --model … --loss")

@@ -49,12 +49,8 @@ class Trial:
 
     def key(self, model: str, steps: int) -> str:
         """What makes a run the same run: results under the same key are not measured again."""
-        text = json.dumps([model, steps, self.as_dict() | {"name": "", "thing": ""}], sort_keys=True)
+        text = json.dumps([model, steps, asdict(self) | {"name": "", "thing": ""}], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Builtin containers only."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,11 @@ class Snapshot:
         found = self.memtrace.get("labels")
         return [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
 
+    @property
+    def uses_autocast(self) -> bool:
+        """Whether the run was under autocast: as the recorder saw it, or by the decorator that trainers use."""
+        return bool(self.config.get("autocast")) or self.stacks.called("amp/autocast_mode.py", "decorate_autocast")
+
     def noted_bytes(self, key: str) -> int | None:
         """A size that memtrace's own recorder noted (``limit_bytes``, ``device_total_bytes``); None without one."""
         found = self.memtrace.get(key)

@@ -229,7 +229,7 @@ def fp32_lora_branch(case: Case) -> Seen | None:
     evidence = f"{int(copies.sum())} copies of adapter inputs are live: {why}"
     if masked := case.live_total(masks):
         evidence += f" (the masks are {size(masked)} more)"
-    change = "" if _uses_autocast(case) else f"{words(case, 'bf16')} and "
+    change = "" if case.timeline.snapshot.uses_autocast else f"{words(case, 'bf16')} and "
     change += (
         "cast the adapters to 16 bits: for p in model.parameters(): if p.requires_grad: p.data = p.data.to("
         "torch.bfloat16) (SFTTrainer does it for 4-bit models)"
@@ -240,12 +240,6 @@ def fp32_lora_branch(case: Case) -> Seen | None:
         changes.append(formula(plain, wide | masks, dropout=0.0))
     beside = f"{size(masked)} masks" if masked and dropped else ""
     return Seen(copies, evidence + ".", tuple(changes), beside=beside)
-
-
-def _uses_autocast(case: Case) -> bool:
-    """Whether the forward pass ran under autocast: as the recorder saw it, or by the decorator that trainers use."""
-    snapshot = case.timeline.snapshot
-    return bool(snapshot.config.get("autocast")) or snapshot.stacks.called("amp/autocast_mode.py", "decorate_autocast")
 
 
 _LOADERS = frozenset({"from_pretrained", "from_config", "load_checkpoint_and_dispatch", "deepcopy", "load_state_dict"})
