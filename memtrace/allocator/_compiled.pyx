@@ -381,12 +381,17 @@ def match(const uint8_t[::1] action, const int64_t[::1] address, const int64_t[:
     cdef Py_ssize_t count = action.shape[0], allocs = 0, freed = 0, i
     for i in range(count):
         allocs += action[i] == 0
-    made = np.full(count, -1, np.int64)
-    # By owner: allocations first to last; behind them the owners from before the trace, as they are met.
-    bounds = np.full((3, allocs), -1, np.int64)
+    made = np.full(count, -1, np.int32)
+    # By owner: allocations first to last; behind them the owners from before the trace, as they are met, which go in
+    # front of the others in the end.
+    cdef Py_ssize_t room = count - allocs + active.shape[0]
+    bounds, following = np.empty((2, room + allocs), np.int64), np.empty(room + allocs, np.int64)
+    bounds[:, room:] = following[room:] = -1
     early = np.empty((4, count - allocs), np.int64)
-    cdef int64_t[::1] handle = made
-    cdef int64_t[:, ::1] late_rows = bounds, early_rows = early
+    cdef int32_t[::1] handle = made
+    cdef int64_t[:, :] late_rows = bounds[:, room:]
+    cdef int64_t[::1] again = following[room:]
+    cdef int64_t[:, ::1] early_rows = early
     cdef AddressMap holders = AddressMap()
     cdef int64_t owner, k = 0, unmatched = 0
     cdef uint8_t kind
@@ -399,11 +404,11 @@ def match(const uint8_t[::1] action, const int64_t[::1] address, const int64_t[:
             if owner >= allocs:
                 early_rows[2, owner - allocs] = i
             elif owner >= 0:
-                late_rows[2, owner] = i
+                again[owner] = i
             owner = k
             k += 1
             holders.put(<uint64_t>address[i], owner)
-            handle[i] = owner
+            handle[i] = <int32_t>owner
             continue
         if owner < 0:
             owner = allocs + freed
@@ -414,30 +419,31 @@ def match(const uint8_t[::1] action, const int64_t[::1] address, const int64_t[:
         if owner >= allocs:
             if early_rows[kind - 1, owner - allocs] < 0:
                 early_rows[kind - 1, owner - allocs] = i
-                handle[i] = owner
+                handle[i] = <int32_t>owner
             else:
                 unmatched += 1
         elif late_rows[kind - 1, owner] < 0:
             late_rows[kind - 1, owner] = i
-            handle[i] = owner
+            handle[i] = <int32_t>owner
         else:
             unmatched += 1
     early = early[:, :freed]
     untouched = [active[i] for i in range(active.shape[0]) if holders.value(<uint64_t>active[i]) < 0]
     first = np.sort(np.concatenate([early[3], np.array(untouched, np.int64)]))
     rank = np.searchsorted(first, early[3])
-    before = np.full((3, len(first)), -1, np.int64)
-    before[:, rank] = early[:3]
+    cdef Py_ssize_t start = room - len(first)
+    bounds[:, start:room] = following[start:room] = -1
+    bounds[:, start + rank], following[start + rank] = early[:2], early[2]
     cdef const int64_t[::1] place = rank
     cdef int64_t shift = len(first)
     for i in range(count):
         owner = handle[i]
         if owner >= allocs:
-            handle[i] = place[owner - allocs]
+            handle[i] = <int32_t>place[owner - allocs]
         elif owner >= 0:
-            handle[i] = owner + shift
-    requested, completed, again = np.concatenate([before, bounds], axis=1)
-    return made, first, requested, completed, again, int(unmatched)
+            handle[i] = <int32_t>(owner + shift)
+    requested, completed = bounds[:, start:]
+    return made, first, requested, completed, following[start:], int(unmatched)
 
 
 def distinct(const int64_t[::1] values):
@@ -460,13 +466,13 @@ def distinct(const int64_t[::1] values):
     return firsts[:count].copy(), numbers
 
 
-def plan(const uint8_t[::1] action, const int64_t[::1] handle, int completes, int64_t handles):
+def plan(const uint8_t[::1] action, const int32_t[::1] handle, int completes, int64_t handles):
     """rerun.plan: (operations, their events, and by rare step the events it begins and ends with)."""
     import numpy as np
 
     cdef Py_ssize_t count = action.shape[0], start = 0, made = 0, i, j
-    ops, events = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
-    cdef int64_t[::1] op = ops, event = events
+    ops, events = np.empty(count + 1, np.int32), np.empty(count + 1, np.int32)
+    cdef int32_t[::1] op = ops, event = events
     cdef list steps = []
     cdef bint rare = False
     cdef uint8_t kind
@@ -477,13 +483,13 @@ def plan(const uint8_t[::1] action, const int64_t[::1] handle, int completes, in
             if kind != 0 and kind != 1 and kind != 8:
                 continue
         if rare:  # the events between two anchors, and the second one
-            op[made], event[made] = handles + len(steps), i
+            op[made], event[made] = <int32_t>(handles + len(steps)), <int32_t>i
             made += 1
             steps.append((start, i))
             start = i if completes == 1 and i < count and action[i] == 1 else i + 1
         for j in range(start, min(i + 1, count)):
             if action[j] == 0 or (action[j] == completes and handle[j] >= 0):
-                op[made], event[made] = handle[j] if action[j] == 0 else -1 - handle[j], j
+                op[made], event[made] = handle[j] if action[j] == 0 else -1 - handle[j], <int32_t>j
                 made += 1
         start, rare = i + 1, False
     return ops[:made], events[:made], steps

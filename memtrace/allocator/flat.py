@@ -59,7 +59,7 @@ def distinct(values: I8) -> tuple[I8, I8, I8]:
     if state_module._COMPILED is None or values.min(initial=0) < 0:
         return np.unique(values, return_index=True, return_inverse=True)
     if len(values) and (values == values[0]).all():  # one stream, as nearly everywhere
-        return values[:1], np.zeros(1, np.int64), np.zeros(len(values), np.int64)
+        return values[:1], np.zeros(1, np.int64), np.broadcast_to(np.int64(0), len(values))
     first, met = state_module._COMPILED.distinct(np.ascontiguousarray(values))  # in the order in which they are met
     order = np.argsort(values[first])
     place = np.empty(len(order), np.int64)
@@ -71,10 +71,12 @@ def tabulate(
     state: AllocatorState, config: AllocatorConfig, rounded: I8, small: Bool, pool: I4, stream: I8
 ) -> Requests:
     """The requests of all handles; their free lists are made where they are missing."""
-    _, _, size_row = distinct(rounded)
     streams, _, stream_row = distinct(stream)
     pools = int(pool.max(initial=0)) + 1
-    code = ((size_row * len(streams) + stream_row) * pools + pool) * 2 + small
+    code = rounded * 2
+    if len(streams) > 1 or pools > 1:
+        code = ((distinct(rounded)[2] * len(streams) + stream_row) * pools + pool) * 2
+    code += small
     _, first, row = distinct(code)
     kinds = [
         request_kind(state, state.list_of(int(pool[i]), bool(small[i]), int(stream[i])), int(rounded[i]), config)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import zipfile
 from itertools import islice
 from pathlib import Path
 
@@ -34,6 +32,9 @@ def with_lead(error: str, args: argparse.Namespace, verb: str) -> str:
 
 def check_program(name: str) -> None:
     """Raise UsageError for a program that is not there, or is a recording or a log."""
+    import shutil  # here: every command imports this module
+    import zipfile
+
     path = Path(name)
     if not os.path.exists(name):  # noqa: PTH110  # False for what is too long for a name, too
         first = f"; {name} comes first, as in torchrun -m memtrace run train.py" if shutil.which(name) else ""

@@ -25,6 +25,7 @@ _TOP_KEYS = {
     "host_segments", "host_traces", "memtrace",
 }  # fmt: skip
 _MAX_DEVICES = 4096
+_MAX_EVENTS = 1 << 30  # their numbers fit 32 bits, with as many steps
 _MAX_WARNINGS = 100
 Warn = Callable[[str], None]
 
@@ -167,6 +168,8 @@ def _devices(
             trace = raw_trace.read(ordinal, warn)
         else:
             trace = read_trace(ordinal, raw_trace, stacks, warn)
+        if len(trace) > _MAX_EVENTS:
+            raise SnapshotError(f"{len(trace)} events of one device; no recording is that long")
         columns = read_segments(by_device.get(ordinal, []), stacks, warn)
         if on_progress is not None:
             on_progress((done + 1) / len(with_data))

@@ -118,7 +118,7 @@ def test_lifetimes(data: st.DataObject) -> None:
 @given(st.lists(st.integers(0, 11), max_size=60), st.booleans())
 def test_plan(kinds: list[int], completes: bool) -> None:
     action = np.array(kinds, np.uint8)
-    handle = np.where(action <= 2, np.arange(len(action)) % 7 - 1, -1)
+    handle = np.where(action <= 2, np.arange(len(action)) % 7 - 1, -1).astype(np.int32)
     handle[action == 0] += 1
     for ours, theirs in zip(
         part.plan(action, handle, 1 + completes, 9), rerun.plan(action, handle, 1 + completes, 9), strict=True

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from memtrace import compiled
 from memtrace.frozen import dataclass
-from memtrace.snapshot.model import I8, Action, Blocks, BlockState, Bool, DeviceTrace
+from memtrace.snapshot.model import I4, I8, Action, Blocks, BlockState, Bool, DeviceTrace
 
 _COMPILED = compiled.part("allocator")
 
@@ -24,7 +24,7 @@ class Lifetimes:
     allocated again. ``last_block`` is the row of the final block that still holds the allocation, else -1.
     """
 
-    handle: I8
+    handle: I4
     initial: int
     address: I8
     alloc_event: I8  # -1 for initial allocations
@@ -49,12 +49,12 @@ def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
     handle, first, requested, completed, next_alloc, unmatched = found
     if not (action == Action.FREE_COMPLETED).any():  # recorded without completions
         completed = requested.copy()
-    requested = np.where(requested < 0, completed, requested)
+    np.copyto(requested, completed, where=requested < 0)
 
     # An address that is allocated again must have been free: the frees in between are missing.
     reused = (next_alloc >= 0) & (completed < 0)
-    requested = np.where(reused & (requested < 0), next_alloc, requested)
-    completed = np.where(reused, next_alloc, completed)
+    np.copyto(requested, next_alloc, where=reused & (requested < 0))
+    np.copyto(completed, next_alloc, where=reused)
 
     alloc_events = np.flatnonzero(action == Action.ALLOC)
     handle_address = np.concatenate([first, trace.address[alloc_events]])
@@ -71,7 +71,7 @@ def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
     )
 
 
-def match(action: NDArray[np.uint8], address: I8, active: I8) -> tuple[I8, I8, I8, I8, I8, int]:
+def match(action: NDArray[np.uint8], address: I8, active: I8) -> tuple[I4, I8, I8, I8, I8, int]:
     """Who owns which event: (handle by event, ascending addresses of what was there before, and by handle the first
     free request, the first completion and the next allocation at the address; number of frees that belong to nothing).
 
@@ -79,7 +79,7 @@ def match(action: NDArray[np.uint8], address: I8, active: I8) -> tuple[I8, I8, I
     occur.
     """
     allocs = int(np.count_nonzero(action == Action.ALLOC))
-    handle = np.full(len(action), -1, np.int64)
+    handle = np.full(len(action), -1, np.int32)
     late: list[list[int]] = [[-1] * allocs for _ in range(3)]  # first free request, first completion, next allocation
     early: dict[int, list[int]] = {}  # by address: owners from before the trace
     holders: dict[int, int] = {}  # by address: the number of the allocation there

@@ -115,7 +115,8 @@ def _assemble(evidence: TraceEvidence, outcome: Rerun) -> Replay:
             f"{beginning.assumed_tails} blocks from before the trace may be up to 1 MiB larger than shown: "
             "nothing recorded tells whether they end in an unsplit tail"
         )
-    free_requested, requested = life.free_requested_event.copy(), evidence.requested.copy()
+    # The evidence ends here, so that its columns may change.
+    free_requested, requested = life.free_requested_event, evidence.requested
     free_requested[first][beginning.pending] = -1
     # More than its block is a contradiction, told elsewhere.
     requested[first] = np.minimum(requested[first], beginning.block_bytes)

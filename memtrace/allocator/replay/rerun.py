@@ -22,7 +22,7 @@ from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import MASK, SHIFT, AllocatorState
 from memtrace.frozen import dataclass
-from memtrace.snapshot.model import I8, U1, Action, BlockState, Device
+from memtrace.snapshot.model import I4, I8, U1, Action, BlockState, Device
 
 if TYPE_CHECKING:
     from memtrace.allocator.replay.evidence import TraceEvidence
@@ -48,7 +48,7 @@ class Rerun:
     limit_below: int | None = None
 
 
-def plan(action: U1, handle: I8, completes: int, handles: int) -> tuple[I8, I8, list[tuple[int, int]]]:
+def plan(action: U1, handle: I4, completes: int, handles: int) -> tuple[I4, I4, list[tuple[int, int]]]:
     """Operations in order (handles, complements, or from the number of handles on the rare steps), their events, and
     by rare step the events it begins and ends with."""
     count = len(action)
@@ -69,8 +69,9 @@ def plan(action: U1, handle: I8, completes: int, handles: int) -> tuple[I8, I8, 
     ends = np.append(anchors, count)[rows]
     starts = np.concatenate(([0], anchors + 1))[rows]
     where = np.searchsorted(position, ends, side="left")  # a free request may also complete: behind its step
-    ops = np.insert(ops, where, handles + np.arange(len(ends)))
-    return ops, np.insert(position, where, ends), list(zip(starts.tolist(), ends.tolist(), strict=True))
+    ops = np.insert(ops, where, handles + np.arange(len(ends))).astype(np.int32)
+    events = np.insert(position, where, ends).astype(np.int32)
+    return ops, events, list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 class Divergence(Exception):
@@ -103,11 +104,12 @@ class _Run:
         self.allocator = Allocator(evidence.config, self)
         self.state = self.allocator.state
         fill(self.state, evidence.history, evidence.beginning, life.address)
-        self.address_of = array("q", np.where(np.arange(life.count) < life.initial, life.address, -1).tobytes())
-        self.size_of = array("q", evidence.beginning.block_bytes.tobytes() + bytes(8 * (life.count - life.initial)))
+        self.address_of, self.size_of = array("q", [-1]) * life.count, array("q", [0]) * life.count
+        self.address_of[: life.initial] = array("q", life.address[: life.initial].tobytes())
+        self.size_of[: life.initial] = array("q", evidence.beginning.block_bytes.tobytes())
         done = int(Action.FREE_COMPLETED)
         self.completes = done if (trace.action == done).any() else int(Action.FREE_REQUESTED)
-        make: Callable[..., tuple[I8, I8, list[tuple[int, int]]]] = getattr(state_module._COMPILED, "plan", plan)
+        make: Callable[..., tuple[I4, I4, list[tuple[int, int]]]] = getattr(state_module._COMPILED, "plan", plan)
         self.ops, self.op_event, self.steps = make(
             np.ascontiguousarray(trace.action), life.handle, self.completes, life.count
         )
@@ -278,7 +280,7 @@ class _Run:
             high = min(low + _CHUNK, len(self.ops))
             if on_progress is not None:
                 on_progress(low / len(self.ops))
-            ops = self.ops[low:high]
+            ops = self.ops[low:high].astype(np.int64)
             try:
                 flat.run(self.state, ops, self.requests, self.address_of, self.size_of, self._miss, self._step)
             except Divergence as parting:

@@ -83,8 +83,8 @@ class Program:
         life = self.evidence.life
         none, first = np.zeros(0, dtype=np.int64), life.address[: self.initial].copy()
         short = replace(
-            life, handle=none, address=first, free_requested_event=none, free_completed_event=none, last_block=none,
-            freed_by_reuse=np.zeros(0, np.bool_),
+            life, handle=none.astype(np.int32), address=first, free_requested_event=none, free_completed_event=none,
+            last_block=none, freed_by_reuse=np.zeros(0, np.bool_),
         )  # fmt: skip
         return replace(self, evidence=replace(self.evidence, life=short, explicit=np.zeros(0, np.bool_)))
 
@@ -156,7 +156,7 @@ def extract(evidence: TraceEvidence) -> Program:
     refused = np.flatnonzero(action == Action.OOM)
     del is_request, completes, immediate, follows
     # Operation, its events, what it acts on, and its rank within an event, of eight.
-    parts: tuple[tuple[Op, I8, I8, int], ...] = (
+    parts: tuple[tuple[Op, I8, I8 | I4, int], ...] = (
         (Op.COMPLETE, reuse[asked], lost[asked], 3),
         (Op.FREE, reuse[~asked], lost[~asked], 3),
         (Op.MALLOC, mallocs, handle[mallocs], 4),
@@ -175,7 +175,7 @@ def extract(evidence: TraceEvidence) -> Program:
     event = np.concatenate(events)
     events.clear()  # three million operations make arrays that matter
     event = event[order]
-    acts_on = np.concatenate(names)
+    acts_on = np.concatenate(names, dtype=np.int64)
     names.clear()
     acts_on = acts_on[order]
     index = {pool: i for i, pool in enumerate(evidence.history.pools)}
