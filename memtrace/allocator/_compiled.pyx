@@ -91,6 +91,20 @@ cdef class KeyList:
         memmove(self.keys + at, self.keys + at + 1, (self.count - at) * sizeof(Key))
         return 0
 
+    cdef int replace(self, Py_ssize_t at, uint64_t size, uint64_t address) except -1:
+        """Drop index ``at`` and insert a key where it belongs: only what lies in between is moved."""
+        if at < 0 or at >= self.count:
+            raise IndexError("free list index out of range")
+        cdef Py_ssize_t place = self.place(size, address)
+        if place <= at:
+            memmove(self.keys + place + 1, self.keys + place, (at - place) * sizeof(Key))
+        else:
+            place -= 1
+            memmove(self.keys + at, self.keys + at + 1, (place - at) * sizeof(Key))
+        self.keys[place].size = size
+        self.keys[place].address = address
+        return 0
+
     cdef object key(self, Py_ssize_t at):
         return (<object>self.keys[at].size) << 64 | self.keys[at].address
 
@@ -334,11 +348,11 @@ def run(state, const int64_t[::1] ops, requests, int64_t[::1] address_of, int64_
             if have >= <uint64_t>kinds[row, 3]:
                 miss(op, number, <int64_t>size)
                 continue
-            keys.drop(at)
             if free_at.take(address) < 0:
                 raise KeyError(address)
             address_of[op] = <int64_t>address
             if have < <uint64_t>kinds[row, 2]:
+                keys.drop(at)
                 if free_end.take(address + have) < 0:
                     raise KeyError(address + have)
                 size_of[op] = <int64_t>have
@@ -348,16 +362,17 @@ def run(state, const int64_t[::1] ops, requests, int64_t[::1] address_of, int64_
                 free_end.put(address + have, <int64_t>start)
                 have -= size
                 free_at.put(start, <int64_t>have)
-                keys.put(keys.place(have, start), have, start)
+                keys.replace(at, have, start)
         else:
             handle = -1 - op
             keys = lists[kinds[row_of[handle], 0]]
             address = <uint64_t>address_of[handle]
             end = address + <uint64_t>size_of[handle]
+            at = -1  # of a key that the new one replaces
             known = free_at.value(end)
             if known >= 0 and bounds.value(end) < 0:
                 free_at.take(end)
-                keys.drop(keys.place(<uint64_t>known, end))
+                at = keys.place(<uint64_t>known, end)
                 end += <uint64_t>known
             known = free_end.value(address)
             if known >= 0 and bounds.value(address) < 0:
@@ -366,12 +381,17 @@ def run(state, const int64_t[::1] ops, requests, int64_t[::1] address_of, int64_
                 known = free_at.value(start)
                 if known < 0:
                     raise KeyError(start)
-                keys.drop(keys.place(<uint64_t>known, start))
+                if at >= 0:
+                    keys.drop(at)
+                at = keys.place(<uint64_t>known, start)
                 address = start
             have = end - address
             free_at.put(address, <int64_t>have)
             free_end.put(end, <int64_t>address)
-            keys.put(keys.place(have, address), have, address)
+            if at >= 0:
+                keys.replace(at, have, address)
+            else:
+                keys.put(keys.place(have, address), have, address)
 
 
 def match(const uint8_t[::1] action, const int64_t[::1] address, const int64_t[::1] active):

@@ -171,6 +171,8 @@ cdef class Reader:
     cdef int32_t* meanings  # five a text: key, action, three codes
     cdef Py_ssize_t meanings_room
     cdef int32_t no_text
+    cdef uint64_t short_size, short_word
+    cdef int32_t short_text
     # Lists of frames.
     cdef Bodies list_table
     cdef int32_t* stack_of  # by context
@@ -359,7 +361,7 @@ cdef class Reader:
     cdef int32_t written_text(self, int op) except -2:
         cdef int32_t entry
         cdef uint32_t narrow
-        cdef uint64_t size
+        cdef uint64_t size, word = 0
         if op == 0x8C:  # SHORT_BINUNICODE
             size = self.data[self.at]
             self.at += 1
@@ -375,7 +377,13 @@ cdef class Reader:
         else:
             return -1
         self.need(<Py_ssize_t>size)
-        entry = self.interned(self.data + self.at, <Py_ssize_t>size)
+        if size <= 8:  # the same short text again, as in most events
+            memcpy(&word, self.data + self.at, size)
+        if 0 < size <= 8 and size == self.short_size and word == self.short_word:
+            entry = self.short_text
+        else:
+            entry = self.interned(self.data + self.at, <Py_ssize_t>size)
+            self.short_size, self.short_word, self.short_text = size, word, entry
         self.at += <Py_ssize_t>size
         if self.stores():
             self.store(entry << 2 | TEXT)
@@ -711,7 +719,8 @@ cdef class Reader:
         for i in range(3):
             if self.meanings[5 * texts[i] + 2 + i] == NOT_ASKED:
                 self.meanings[5 * texts[i] + 2 + i] = self.trace.text_code(i, self.texts[texts[i]])
-            self.put_code(2 + i, self.meanings[5 * texts[i] + 2 + i])
+            if self.coded[2 + i] != NULL or self.meanings[5 * texts[i] + 2 + i]:
+                self.put_code(2 + i, self.meanings[5 * texts[i] + 2 + i])
         self.masks[self.count % EDGE] = <uint16_t>seen
         if self.count == 0:
             self.trace.first_keys = self.trace.keys_of(seen)
