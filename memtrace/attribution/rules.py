@@ -171,7 +171,7 @@ RULES: tuple[Rule, ...] = (
          "{there}, {stays}, and of exactly a workspace's size, which no weight here has"),
     Rule("early-quantized", P.QUANTIZED, E.SHAPE, lambda s: s.early_quantized,
          "{there}, {stays}, and products make copies of four times its size"),
-    Rule("early-weight", P.UNQUANTIZED, E.LIFETIME, lambda s: s.early_persistent,
+    Rule("early-weight", P.UNQUANTIZED, E.LIFETIME, lambda s: s.early_frozen,
          "{there}, {stays}, with passes in between"),
     # Loading without frames, and the rest
     Rule("lives-through", P.UNQUANTIZED, E.LIFETIME, lambda s: s.lives_through_passes,

@@ -507,6 +507,19 @@ class Signals:
         return self.early & self.persistent
 
     @cached_property
+    def early_frozen(self) -> Bool:
+        """What stays and is nothing else. Where whole models are trained and all but a few large tensors get gradients,
+        those few are as likely data, or flat states, as frozen weights: that is not told."""
+        known = self.trained.weights | self.trained.states | self.masters | self.early_other_states
+        rest = self.early_persistent & ~known & ~self.early_made & ~self.early_workspaces
+        return self.early_persistent & ~self._few_untrained(rest)
+
+    def _few_untrained(self, rest: Bool) -> Bool:
+        """The large ones of ``rest``, where whole models are trained and most else that stays gets gradients."""
+        rest = rest & (self.facts.size >= _LARGE_BYTES) & self.trains_whole
+        return rest & (rest.sum() * 4 <= self.trained.weights.sum())
+
+    @cached_property
     def early_sharded(self) -> Bool:
         workspaces = among(self.facts.size, CUBLAS_WORKSPACE_BYTES)
         sharded = self.facts.stacks.has(Tag.REDUCE).any()
@@ -520,6 +533,10 @@ class Signals:
     def early_adapters(self) -> Bool:
         f = self.facts
         rest = self.early_persistent & ~self.early_scales & ~self.early_quantized
+        made = Counter(f.size[self.adapter_frames & f.stays].tolist())
+        twins = rest & among(f.size, list(made))
+        if made and Counter(f.size[twins].tolist()) == made:  # a second set, beside the one made here: a reference
+            return twins
         if (self.early_persistent & self.trained.weights).any() or not f.has(Tag.LORA).any():
             return np.zeros(len(f.size), dtype=np.bool_)
         return rest & among(f.size, adapter_sizes(f.size[rest], f.size[self.early_quantized]))
@@ -590,7 +607,7 @@ class Signals:
         ready = (f.born < self._first_pass) & f.is_kind(Kind.OTHER) & self.in_trace & ~f.has(Tag.KV_CACHE)
         unknown = ready & (f.persistent | (f.ended > (passes[-1] if len(passes) else NEVER)))
         if f.size[unknown].sum() > f.size[self._known_weights].sum():
-            return unknown
+            return unknown & ~self._few_untrained(unknown & ~self.trained.weights)
         loaded = f.born[self.load_frames & f.stays]
         between = (f.born > loaded.min(initial=NEVER)) & (f.born < loaded.max(initial=-1))
         copies = among(f.size, f.size[self._known_weights])

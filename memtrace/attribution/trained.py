@@ -54,14 +54,19 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
             count = int((weights & (facts.size == size)).sum())
             if size >= _SMALLEST_PARAMETER_BYTES and 0 < count <= states:
                 gradients[int(size)] = count
-    # Where a ring has lost the gradients of a size: of each weight, a call site of the optimizer made one state.
-    older, unseen = step_leaves & facts.before_trace & (facts.size >= _SMALLEST_PARAMETER_BYTES), Counter[int]()
-    sites = facts.timeline.allocations.stack[older].tolist()
-    for (size, site), count in Counter(zip(facts.size[older].tolist(), sites, strict=True)).items():
-        is_known = size in gradients or facts.stacks.kind[site] != Kind.OPTIMIZER
-        if not is_known and (weights & (facts.size == size)).sum() >= count:
+    # Of each weight, a call site of the optimizer made one state: where a ring has lost the gradients of a size, or
+    # where steps take turns with two models.
+    leaves, unseen = step_leaves & facts.persistent & (facts.size >= _SMALLEST_PARAMETER_BYTES), Counter[int]()
+    leaves &= facts.stacks.kind[stack := facts.timeline.allocations.stack] == Kind.OPTIMIZER
+    made = Counter(zip(facts.size[leaves].tolist(), stack[leaves].tolist(), facts.span[leaves].tolist(), strict=True))
+    alive: Counter[tuple[int, int]] = Counter()
+    for (size, site, span), count in made.items():
+        if size not in gradients if span < 0 else count <= gradients.get(size, 0):
+            alive[size, site] += count
+    for (size, _), count in alive.items():
+        if count <= (weights & (facts.size == size)).sum():
             unseen[size] = max(unseen[size], count)
-    gradients |= unseen
+    gradients = dict(Counter(gradients) | unseen)
     swapped, one_model = _swapped(facts, weights, step_leaves), _one_model(facts, weights, gradients)
     found: dict[int, I8] = {}
     for size, count in gradients.items():
