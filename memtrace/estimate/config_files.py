@@ -21,7 +21,7 @@ from memtrace.frozen import dataclass
 _ATTENTION = {"fa2": "flash", "flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager", "disabled": "eager"}
 _MODULES = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # torchtune's names
 _NO_SHAPE = re.compile(r"meta|instruct|chat|hf|it|base|[248]+k|q?lora|v\d.*|")  # words of a name that tell no size
-_ALSO = {"llama38b": "llama318b", "llama370b": "llama3170b"}  # of the same shape
+_ALSO = {"llama38b": "llama318b", "llama370b": "llama3170b", "tinyllama": "tinyllama11b"}  # of the same shape
 _HARMLESS = re.compile(
     r"(wandb|mlflow|comet|swanlab|ray|hub|dataset|test_dataset|val_set|eval|save|logging|log|lr|adam|warmup|tokenizer"
     r"|early_stopping|special_tokens|output|preprocessing|dataloader|metric|profiler|checkpointer|cosine|push|report)_.*"
@@ -193,6 +193,7 @@ def _llama_factory(reading: _Reading) -> None:
     get = reading.get
     kind, stage = get("finetuning_type", "lora"), get("stage", "sft")
     reading.refuse_unless(kind == "lora" and stage in ("sft", "pt"), f"finetuning_type: {kind}, stage: {stage}")
+    reading.refuse_unless(bool(get("do_train")), "do_train is not set, nothing is trained")
     reading.refuse_whole_modules("additional_target")
     reading.model = str(get("model_name_or_path"))
     bits, double = get("quantization_bit"), get("double_quantization", True)

@@ -99,13 +99,10 @@ class AutoHooks:
             self.log.completed += 1
             if not is_marked:
                 self.log.enter(BETWEEN)  # not after an error: the phase stays what it was when it failed
-            try:
-                self._passes += 1
-                if self._logits is not None:  # the graph has been let go of: does the program itself hold them?
-                    self.log.run["keep_logits"] = self._logits() is not None
-                self.after_backward()
-            except Exception as error:
-                messages.failed("looking at the gradients", error)
+            self._passes += 1
+            if self._logits is not None:  # the graph has been let go of: does the program itself hold them?
+                self.log.run["keep_logits"] = self._logits() is not None
+            messages.safely("looking at the gradients", self.after_backward)
             return result
 
         torch.autograd.backward = backward
@@ -154,18 +151,12 @@ class AutoHooks:
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
             if hooks._compiling() or not hooks._begins():
                 return plain_call(module, *args, **kwargs)
-            try:
-                hooks._note_input(args, kwargs)
-            except Exception as error:
-                messages.failed("looking at a call", error)
+            messages.safely("looking at a call", hooks._note_input, args, kwargs)
             try:
                 result = plain_call(module, *args, **kwargs)
             finally:
                 hooks._local.inside = False
-            try:
-                hooks._note_output(result)
-            except Exception as error:
-                messages.failed("looking at a call", error)
+            messages.safely("looking at a call", hooks._note_output, result)
             hooks._ends()
             return result
 
@@ -213,8 +204,7 @@ class AutoHooks:
             self._local.module = None
             self._local.inside = False
             if output is not None:  # None after an error, too: hooks are called all the same
-                with messages.guarded("looking at a call"):
-                    self._note_output(output)
+                messages.safely("looking at a call", self._note_output, output)
                 self._ends()
 
     # what the run is like
@@ -263,10 +253,7 @@ class AutoHooks:
     # the optimizer
     def _optimizer_begins(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._step.begins(optimizer)
-        try:
-            self.before_step(optimizer)
-        except Exception as error:
-            messages.failed("looking at the gradients", error)
+        messages.safely("looking at the gradients", self.before_step, optimizer)
         if self._passes:
             self.log.run["accumulate"] = max(self._passes, self.log.run.get("accumulate", 1))
         self._passes = 0
@@ -277,9 +264,6 @@ class AutoHooks:
             return
         self.log.completed += 1
         self.log.enter(BETWEEN)
-        try:
-            self.after_step(optimizer)
-        except Exception as error:
-            messages.failed("counting a step", error)
+        messages.safely("counting a step", self.after_step, optimizer)
         if self._discovery:
             self._end_discovery()

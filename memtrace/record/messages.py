@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 
 def say(line: str) -> None:
@@ -19,10 +20,14 @@ def guarded(doing: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        failed(doing, error)
+        text = " ".join(str(error).split())[:300]
+        say(f"{doing} failed ({type(error).__name__}: {text}); the program goes on")
 
 
-def failed(doing: str, error: Exception) -> None:
-    """That line, where every step comes by and entering ``guarded`` would take its time."""
-    text = " ".join(str(error).split())[:300]
-    say(f"{doing} failed ({type(error).__name__}: {text}); the program goes on")
+def safely(doing: str, function: Callable[..., object], *args: Any) -> None:
+    """Call a function in that way, at a third of the price: for what every step comes by."""
+    try:
+        function(*args)
+    except Exception as error:
+        with guarded(doing):
+            raise error

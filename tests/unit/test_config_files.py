@@ -87,6 +87,15 @@ def test_parts_of_torchtune_s_model_are_read_or_told(tmp_path: Path) -> None:
     assert any("dataset.packed" in note for note in found.notes)
 
 
+def test_a_configuration_that_only_serves_or_exports_is_refused(tmp_path: Path) -> None:
+    keys = yaml.safe_load((FOLDER / "llamafactory.yaml").read_text())
+    del keys["do_train"]
+    file = tmp_path / "merge.yaml"
+    file.write_text(yaml.safe_dump(keys | {"export_dir": "merged"}))
+    with pytest.raises(UsageError, match="do_train is not set"):
+        read_config_file(file)
+
+
 def test_json_is_read_like_yaml(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(yaml.safe_load((FOLDER / "axolotl.yml").read_text())))
@@ -144,6 +153,7 @@ def test_files_that_are_none(text: str, error: type[MemtraceError], tmp_path: Pa
         ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b"),
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
         ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
+        ("TinyLlama/TinyLlama_v1.1", "tinyllama-1.1b"),
         ("qlora_llama3_2_1b", "llama3.2-1b"),
         ("lora_gemma2_9b", "gemma2-9b"),
         ("meta-llama/Llama-2-7b-something-else", None),

@@ -171,7 +171,12 @@ def test_links_are_followed_before_they_are_judged(folder: Path) -> None:
 
 def test_a_configuration_can_t_name_a_model_outside(folder: Path) -> None:
     pytest.importorskip("yaml")
-    config = {"model_name_or_path": str(folder.parent / "private"), "finetuning_type": "lora", "stage": "sft"}
+    config = {
+        "model_name_or_path": str(folder.parent / "private"),
+        "finetuning_type": "lora",
+        "stage": "sft",
+        "do_train": True,
+    }
     (folder / "run.yaml").write_text(json.dumps(config))
     assert "outside the folders" in refusal(folder, "forecast", {"options": {"config": "run.yaml", "lengths": "128"}})
 
