@@ -86,7 +86,6 @@ def test_jumps() -> None:
     assert provider.neighbour(provider.count - 1, 1, "phase") == provider.count - 1
     step = provider.neighbour(0, 1, "step")
     assert provider.moment(step).step == 0 and provider.moment(step - 1).step is None
-    assert provider.neighbour(5, 1, "oom") == 5
 
 
 def test_named_places() -> None:

@@ -231,6 +231,15 @@ def test_only_changes_are_sent_and_they_make_the_picture(
         assert len(sent) < 30 and grid.rows[2][-1] == "!"
 
 
+def test_of_a_style_only_what_changes_is_sent() -> None:
+    """As on the map: one colour behind all cells, another in front of each, and blanks, which need none in front."""
+    console = Console(file=io.StringIO(), color_system="truecolor", force_terminal=True)
+    styles = [Style(color=front, bgcolor="#7d2b45") for front in ("#3fb68b", "#5b8ff0", "#e6d352")]
+    cells = [("▄ "[x % 2], styles[x % 3]) for x in range(150)]
+    sent = Terminal(False).changes([(0, 0, Strip([Segment(*cell) for cell in cells]))], console)
+    assert len(sent) < 0.3 * sum(len(style.render(text)) for text, style in cells)
+
+
 async def test_the_terminal_shows_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through all screens: what was sent, change by change, is the picture."""
     grid = Grid(120, 40)

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
-import numpy as np
-
 from memtrace.analysis import Analysis
 from memtrace.answers.curves import live_curve
 from memtrace.answers.report import Moment, Report, moment_of, report
@@ -165,11 +163,11 @@ class Provider:
         return [span.start for i, span in enumerate(self.spans) if i == 0 or span.step != self.spans[i - 1].step]
 
     def neighbour(self, event: int, direction: int, what: str) -> int:
-        """The next (1) or previous (-1) start of a ``phase`` or ``step``, or ``oom``; the event itself if none."""
+        """The next (1) or previous (-1) start of a ``phase`` or ``step``; the event itself if none."""
         starts = self._step_starts if what == "step" else [span.start for span in self.spans]
-        stops = np.array(self.ooms if what == "oom" else starts, dtype=np.int64)
-        beyond = stops[stops > event] if direction > 0 else stops[stops < event][::-1]
-        return int(beyond[0]) if len(beyond) else event
+        if direction > 0:
+            return next((start for start in starts if start > event), event)
+        return max((start for start in starts if start < event), default=event)
 
     def named(self, where: str) -> int:
         """The event that a person names; see :func:`memtrace.ranges.find_event`."""
