@@ -265,7 +265,9 @@ def same(steps: int) -> dict[str, Any]:
         alone, again = (each.result()[0] for each in plain)
     return {
         "steps": len(alone["losses"]), "repeatable": alone["losses"] == again["losses"],
+        "peaks_repeatable": alone["peaks"] == again["peaks"],
         "losses_equal": alone["losses"] == live["losses"], "peaks_equal": alone["peaks"] == live["peaks"],
+        "peaks": [run["peaks"] for run in (alone, again, live)],
         "codes": [alone["code"], live["code"]], "watchers": counts, "sockets_left": live["sockets_left"],
     }  # fmt: skip
 
