@@ -107,7 +107,7 @@ class MainScreen(Screen[None]):
         try:
             for entry in VIEWS.values():  # so that the first key to a screen need not import it
                 entry.load()
-            _ = self.session.provider.live_bytes  # for the timeline, which is often next and waits for it
+            _ = self.session.provider.live_bytes, self.session.log.row_of_event  # for the timeline, often the next
             layer_of_rows(self.session.provider)  # for the details of an allocation
             self.session.explain()
         except Exception as error:
