@@ -60,6 +60,7 @@ def read_config_file(path: Path) -> TrainerConfig:
         raise UsageError(f"{path}: not a configuration of axolotl, LLaMA-Factory or torchtune")
     asked = _Reading(path, keys)
     read(asked)
+    asked.values["embeddings_require_grad"] = asked.values["checkpointing"]
     if trainer == "torchtune":
         asked.notes.append("torchtune has model code of its own; what is predicted is that of Transformers")
     asked.notes += asked.left()
@@ -130,10 +131,6 @@ class _Reading:
             notes.append(f"{', '.join(split)}: what is predicted is one GPU that holds all of the model"[:600])
         return notes
 
-    def refuse_whole_modules(self, key: str) -> None:
-        """Raise UsageError where modules (embeddings, the head) are trained beside adapters: far more than these."""
-        self.refuse_unless(not self.get(key), f"{key}: {str(self.get(key))[:60]} (trained whole)")
-
     def refuse_unless(self, holds: bool, what: str) -> None:
         """Raise UsageError for another kind of training."""
         if not holds:
@@ -149,15 +146,11 @@ def _optimizer(value: Any) -> str:
     return OPTIMIZER_NAMES[str(value).rpartition(".")[2]]
 
 
-def _checkpoints(reading: _Reading, on: bool) -> None:
-    reading.values |= {"checkpointing": on, "embeddings_require_grad": on}
-
-
 def _axolotl(reading: _Reading) -> None:
     get = reading.get
     reading.refuse_unless(get("adapter") in ("lora", "qlora"), f"adapter: {get('adapter')}")
     reading.refuse_unless(not get("rl"), f"rl: {get('rl')}")
-    reading.refuse_whole_modules("lora_modules_to_save")
+    reading.refuse_unless(not get("lora_modules_to_save"), "lora_modules_to_save: modules trained whole")
     reading.model = str(get("base_model"))
     reading.take({
         "sequence": ("sequence_len", 512, int), "batch": ("micro_batch_size", 1, int),
@@ -169,7 +162,7 @@ def _axolotl(reading: _Reading) -> None:
     })  # fmt: skip
     if get("lora_target_linear"):
         reading.values["targets"] = (ALL_LINEAR,)
-    _checkpoints(reading, bool(get("gradient_checkpointing", False)))
+    reading.values["checkpointing"] = bool(get("gradient_checkpointing", False))
     if get("gradient_checkpointing") == "offload":
         reading.notes.append("gradient_checkpointing: offload keeps layer inputs on the host, which is not predicted")
     kind = get("attn_implementation") or ("flash_attention_2" if get("flash_attention") else None)
@@ -194,7 +187,7 @@ def _llama_factory(reading: _Reading) -> None:
     kind, stage = get("finetuning_type", "lora"), get("stage", "sft")
     reading.refuse_unless(kind == "lora" and stage in ("sft", "pt"), f"finetuning_type: {kind}, stage: {stage}")
     reading.refuse_unless(bool(get("do_train")), "do_train is not set, nothing is trained")
-    reading.refuse_whole_modules("additional_target")
+    reading.refuse_unless(not get("additional_target"), "additional_target: modules trained whole")
     reading.model = str(get("model_name_or_path"))
     bits, double = get("quantization_bit"), get("double_quantization", True)
     reading.take({
@@ -208,7 +201,7 @@ def _llama_factory(reading: _Reading) -> None:
     })  # fmt: skip
     reading.refuse_unless(get("quantization_method", "bitsandbytes") in ("bitsandbytes", "bnb") or not bits,
                           f"quantization_method: {get('quantization_method')}")  # fmt: skip
-    _checkpoints(reading, not get("disable_gradient_checkpointing", False))
+    reading.values["checkpointing"] = not get("disable_gradient_checkpointing", False)
     pure = bool(get("pure_bf16"))
     reading.values |= {
         "autocast": bool(get("bf16") or get("fp16")) and not pure,
@@ -239,7 +232,7 @@ def _torchtune(reading: _Reading) -> None:
     })  # fmt: skip
     if get("optimizer.fused") and reading.values["optimizer"] == "adamw_torch":
         reading.values["optimizer"] = "adamw_torch_fused"
-    _checkpoints(reading, bool(get("enable_activation_checkpointing")))
+    reading.values["checkpointing"] = bool(get("enable_activation_checkpointing"))
     if get("enable_activation_offloading"):
         reading.notes.append("enable_activation_offloading is not predicted")
     half = get("dtype", "bf16") == "bf16"
