@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT, trace_path
+from support import ROOT, shared_recordings, trace_path
 
 from memtrace.cli import main
 from memtrace.errors import MissingDependencyError, NoAnswerError, UsageError
@@ -27,6 +27,12 @@ from memtrace.render.live_text import live_text, sparkline
 
 COLUMNS = ["step", "time_us", "allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "tokens", "holes_bytes"]
 MIB = 1 << 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_recording_is_read_once() -> Iterator[None]:
+    with shared_recordings():
+        yield
 
 
 @pytest.fixture(autouse=True)
