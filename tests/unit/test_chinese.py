@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
 import pytest
-from support import trace_path
+from support import shared_recordings, trace_path
 
 from memtrace.attribution.phases import Phase
 from memtrace.cli import main
@@ -21,6 +22,12 @@ from memtrace.session import open_file
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 OOM = str(trace_path("llama2-7b_oom-fragmentation"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_recording_is_read_once() -> Iterator[None]:
+    with shared_recordings():
+        yield
 
 
 def test_every_finding_has_its_chinese() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import analysis, trace_path
+from support import analysis, shared_recordings, trace_path
 
 from memtrace.answers.steps import (
     StepSeries,
@@ -29,6 +30,12 @@ from memtrace.record import steplog
 from memtrace.record.steplog import COLUMNS, StepLog
 
 MIB, GIB = 1 << 20, 1 << 30
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_recording_is_read_once() -> Iterator[None]:
+    with shared_recordings():
+        yield
 
 
 def rows(
