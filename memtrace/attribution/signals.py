@@ -35,7 +35,7 @@ I8 = NDArray[np.int64]
 
 
 class Signals:
-    """All signals of one device's allocations. Every attribute is a boolean array with one entry an allocation."""
+    """All signals of one device's allocations: boolean arrays with one entry an allocation, or one answer for all."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
@@ -406,10 +406,9 @@ class Signals:
         return (f.has(Tag.REDUCE) & self.in_trace & lasting) | given_up
 
     @cached_property
-    def trains_whole(self) -> Bool:
+    def trains_whole(self) -> bool:
         """No adapters are in play."""
-        adapted = self.facts.stacks.has(Tag.ADAPTER_INIT | Tag.LORA).any()
-        return np.full(len(self.facts.size), not adapted)
+        return not self.facts.stacks.has(Tag.ADAPTER_INIT | Tag.LORA).any()
 
     # -- before the recording ---------------------------------------------------------------------------------------
 
@@ -427,10 +426,8 @@ class Signals:
         return int(phases.start[passes[0]]) if len(passes) else -1
 
     @cached_property
-    def _trains(self) -> Bool:
-        phases = self.facts.phases.phase
-        worked = bool(among(phases, [Phase.FORWARD, Phase.BACKWARD, Phase.EVALUATION]).any())
-        return np.full(len(self.facts.size), worked)
+    def _trains(self) -> bool:
+        return bool(among(self.facts.phases.phase, [Phase.FORWARD, Phase.BACKWARD, Phase.EVALUATION]).any())
 
     @cached_property
     def early_trained(self) -> Bool:
@@ -542,10 +539,9 @@ class Signals:
         return rest & among(f.size, adapter_sizes(f.size[rest], f.size[self.early_quantized]))
 
     @cached_property
-    def _multiplies(self) -> Bool:
+    def _multiplies(self) -> bool:
         """A module's product ran in a forward pass of the recording."""
-        ran = self.facts.has(Tag.LINEAR) & self.facts.is_kind(Kind.FORWARD) & self.in_trace
-        return np.full(len(ran), bool(ran.any()))
+        return bool((self.facts.has(Tag.LINEAR) & self.facts.is_kind(Kind.FORWARD) & self.in_trace).any())
 
     @cached_property
     def early_workspaces(self) -> Bool:
@@ -590,9 +586,9 @@ class Signals:
         return f.is_kind(Kind.STRAY) & (f.stacks.kind[f.timeline.allocations.stack] != Kind.NONE)
 
     @cached_property
-    def in_known_pass(self) -> Bool:
+    def in_known_pass(self) -> bool:
         """Where neither stacks nor recorded steps confirm phases, they are as often wrong as right about long lives."""
-        return np.full(len(self.facts.size), not self.facts.guessed)
+        return not self.facts.guessed
 
     @cached_property
     def _known_weights(self) -> Bool:

@@ -15,6 +15,7 @@ from memtrace.arrays import among
 from memtrace.attribution.blind_phases import Lives
 from memtrace.attribution.frame_tags import Tag, frame_tags
 from memtrace.attribution.stack_facts import Kind, StackFacts
+from memtrace.snapshot.stacks import StackTable
 
 I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -35,14 +36,10 @@ def stray(stacks: StackFacts, stack: NDArray[np.int32], lives: Lives) -> Bool:
     in_call = among(kind[before], _CALLS) & (kind[before] == kind[after])
     stackless = np.cumsum((kind == Kind.NONE) & ~result)
     gaps = np.flatnonzero(stackless[after] > stackless[before])
-    known: dict[tuple[int, int], bool] = {}
-    steps = _Steps(stacks)
     goes_on = np.zeros(len(before), dtype=np.bool_)
-    for gap in gaps[in_call[gaps]].tolist():
-        pair = int(stack[before[gap]]), int(stack[after[gap]])
-        if pair not in known:
-            known[pair] = steps.goes_on(*pair)
-        goes_on[gap] = known[pair]
+    inside = gaps[in_call[gaps]]
+    pairs, place = np.unique(stack[[before[inside], after[inside]]], axis=1, return_inverse=True)
+    goes_on[inside] = np.array(_go_on(stacks.python, pairs.T.tolist()), dtype=np.bool_)[place.ravel()]
     if not goes_on.any():
         return result
     # What forward code had made and was still there when each allocation was made.
@@ -75,21 +72,17 @@ def _of_helpers(stacks: StackFacts) -> Bool:
     return result
 
 
-class _Steps:
-    """Compares stacks by where in the program they are."""
-
-    def __init__(self, stacks: StackFacts) -> None:
-        self._table = stacks.python
-        self._is_call = [bool(frame_tags(f.filename, f.name) & Tag.CALL) for f in self._table.frames]
-
-    def goes_on(self, first: int, second: int) -> bool:
-        """Whether the second stack lies further down in a function that is inside a module call of the first."""
-        frames = self._table.frames
-        inside = False
-        ids = (self._table.frame_ids(stack).tolist()[::-1] for stack in (first, second))
-        for one, other in zip(*ids, strict=False):
+def _go_on(table: StackTable, pairs: list[list[int]]) -> list[bool]:
+    """Whether each pair's second stack lies further down in a function inside a module call of the first."""
+    is_call = [bool(frame_tags(f.filename, f.name) & Tag.CALL) for f in table.frames] if pairs else []
+    result = []
+    for pair in pairs:
+        inside = answer = False
+        for one, other in zip(*(table.frame_ids(stack).tolist()[::-1] for stack in pair), strict=False):
             if one != other:
-                a, b = frames[one], frames[other]
-                return inside and a[0] == b[0] and a[2] == b[2] and a.line < b.line
-            inside |= self._is_call[one]
-        return False
+                a, b = table.frames[one], table.frames[other]
+                answer = inside and a[::2] == b[::2] and a.line < b.line
+                break
+            inside |= is_call[one]
+        result.append(answer)
+    return result
