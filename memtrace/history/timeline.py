@@ -68,7 +68,7 @@ class Timeline:
     levels: Levels
     window: Window | None = None
     _peaks: list[Peak] = field(default_factory=list, init=False, repr=False, compare=False)  # of the window
-    _curves: list[I8] = field(default_factory=list, repr=False, compare=False)  # made when first asked for
+    _curves: dict[int, I8] = field(default_factory=dict, repr=False, compare=False)  # made when first asked for
 
     @property
     def allocations(self) -> Allocations:
@@ -81,26 +81,29 @@ class Timeline:
         return self.replay.pools
 
     @property
-    def curves(self) -> list[I8]:
+    def curves(self) -> tuple[I8, I8, I8]:
         """(requested, allocated, reserved) bytes after each event."""
-        if not self._curves:
-            self._curves[:] = _curves(self.trace, self.replay)
-        return self._curves
+        return self.requested_bytes, self.allocated_bytes, self.reserved_bytes
+
+    def _curve(self, which: int) -> I8:
+        if which not in self._curves:
+            self._curves[which] = _curve(self.trace, self.replay, which)
+        return self._curves[which]
 
     @property
     def requested_bytes(self) -> I8:
         """What the program asked for and held after each event."""
-        return self.curves[0]
+        return self._curve(0)
 
     @property
     def allocated_bytes(self) -> I8:
         """The blocks it held after each event."""
-        return self.curves[1]
+        return self._curve(1)
 
     @property
     def reserved_bytes(self) -> I8:
         """What the allocator held after each event."""
-        return self.curves[2]
+        return self._curve(2)
 
     @property
     def trace(self) -> DeviceTrace:
@@ -225,43 +228,43 @@ def build(
     replay = replay_device(
         device, snapshot.settings, release_of(snapshot), on_progress, is_npu=other_backend(snapshot) == "npu"
     )
-    curves = _curves(device.trace, replay)
-    _, allocated, reserved = curves
+    requested, allocated, reserved = (_curve(device.trace, replay, which) for which in range(3))
     first = replay.initial_reserved_bytes
     if not replay.exact and (bool((reserved < allocated).any()) or first < replay.initial_allocated_bytes):
         notes = tuple(dict.fromkeys((LEVELS_CONTRADICT, *replay.notes)))
         first = max(first, replay.initial_allocated_bytes)
         replay = replace(replay, initial_reserved_bytes=first, notes=notes)
-        curves = _curves(device.trace, replay)
+        reserved = _curve(device.trace, replay, 2)
     before_bytes = (replay.initial_requested_bytes, replay.initial_allocated_bytes, first)
+    curves = requested, allocated, reserved
     peaks = _peaks(curves, before_bytes, Window(0, len(device.trace)))
     asked = {len(device.trace) - 1, *(peak.event for peak in peaks)} - {-1}
     asked.update(np.flatnonzero(device.trace.action == Action.OOM)[-_REFUSALS:].tolist())
     return Timeline(snapshot, device, replay, Levels(peaks, {event: _levels(curves, event) for event in asked}))
 
 
-def _curves(trace: DeviceTrace, replay: Replay) -> list[I8]:
-    """(requested, allocated, reserved) after each event: running sums of what each adds or takes away. Where the file
-    contradicts itself, reserved is at least allocated."""
-    table = replay.allocations
-    # A row stops counting as allocated at its free request, or at its completion if none is recorded.
-    until = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
-    until[: len(replay.initial_pending)][replay.initial_pending] = -1  # was no longer allocated when the trace began
+def _curve(trace: DeviceTrace, replay: Replay, which: int) -> I8:
+    """Requested (0), allocated (1) or reserved (2) bytes after each event: a running sum of what each adds or takes.
 
-    span = Window(0, len(trace))
+    Where the file contradicts itself, reserved is at least allocated.
+    """
+    table, span = replay.allocations, Window(0, len(trace))
+    requested, block, born = table.requested_bytes, table.block_bytes, table.alloc_event
+    if which == 0:
+        start = replay.initial_requested_bytes
+        return running(span, start, (born, requested), (table.free_completed_event, -requested))
+    if which == 1:
+        # A row stops counting as allocated at its free request, or at its completion if none is recorded.
+        until = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
+        until[: len(replay.initial_pending)][replay.initial_pending] = -1  # not allocated any more when the trace began
+        return running(span, replay.initial_allocated_bytes, (born, block), (until, -block))
     events = replay.segment_events
     kind, size = trace.action[events], trace.size[events]
     grows = (kind == Action.SEGMENT_ALLOC) | (kind == Action.SEGMENT_MAP)
-    requested, block, born = table.requested_bytes, table.block_bytes, table.alloc_event
-    reserved_bytes = int(replay.initial_segments.total_size.sum())
-    curves = [
-        running(span, replay.initial_requested_bytes, (born, requested), (table.free_completed_event, -requested)),
-        running(span, replay.initial_allocated_bytes, (born, block), (until, -block)),
-        running(span, reserved_bytes, (events, np.where(grows, size, -size))),
-    ]
-    if LEVELS_CONTRADICT in replay.notes:
-        np.maximum(curves[2], curves[1], out=curves[2])
-    return curves
+    start = int(replay.initial_segments.total_size.sum())
+    reserved = running(span, start, (events, np.where(grows, size, -size)))
+    contradicts = LEVELS_CONTRADICT in replay.notes
+    return np.maximum(reserved, _curve(trace, replay, 1), out=reserved) if contradicts else reserved
 
 
 def running(span: Window, start: int, *changes: tuple[I8, I8]) -> I8:
