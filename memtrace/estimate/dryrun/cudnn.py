@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import json
 import os
 import pickle
@@ -26,6 +25,7 @@ from typing import Any
 from memtrace.estimate.dryrun import helper
 from memtrace.estimate.presets import GpuPreset, gpu_preset
 
+_LIBRARY = "libcudnn.so.9"
 _SINCE = 90800  # the first cuDNN that plans for a description
 
 #: cudnnBackendDescriptorType_t and cudnnBackendAttributeName_t.
@@ -224,10 +224,9 @@ class _Planner:
 
 def _load() -> ctypes.CDLL:
     """cuDNN, from NVIDIA's packages or where the system has it. Raises OSError where it is missing or too old."""
-    spec = importlib.util.find_spec("nvidia")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-    own = [file for folder in folders for file in folder.glob("cudnn/lib/libcudnn.so.9")]
-    library = ctypes.CDLL(str(own[0]) if own else "libcudnn.so.9")
+    folders = [Path(folder, place) for folder in sys.path for place in ("nvidia/cudnn/lib", "torch/lib")]
+    own = [file for file in (folder / _LIBRARY for folder in folders) if file.exists()]
+    library = ctypes.CDLL(str(own[0]) if own else _LIBRARY)
     library.cudnnGetVersion.restype = library.cudnnGetCudartVersion.restype = ctypes.c_size_t
     if library.cudnnGetVersion() < _SINCE:
         raise OSError("this cuDNN can't plan for a card that is not there")
