@@ -85,19 +85,20 @@ def stand_in_for_cublaslt(cuda_major: int) -> Path:
 
 
 def _build(torch: Path, version: str, target: Path) -> None:
-    messages.say(f"compiling the helper for PyTorch {version}, once (10 to 30 seconds)")
     include = torch / "include"
     options = [
         "-O1", "-std=c++20", str(_SOURCE), "-DAT_PER_OPERATOR_HEADERS", f"-I{include}",
         f"-I{include / 'torch/csrc/api/include'}", f"-L{torch / 'lib'}", *(f"-l{name}" for name in _LIBRARIES),
     ]  # fmt: skip
-    _compile(options, target, f"the helper for PyTorch {version}")
+    _compile(options, target, f"the helper for PyTorch {version}", takes="10 to 30 seconds")
 
 
-def _compile(options: list[str], target: Path, what: str) -> None:
+def _compile(options: list[str], target: Path, what: str, takes: str = "") -> None:
     compiler = os.environ.get("CXX") or next(filter(shutil.which, _COMPILERS), None)
     if compiler is None:
         raise MissingDependencyError("a dry run compiles a helper once: no C++ compiler (g++) is found")
+    if takes:
+        messages.say(f"compiling {what}, once ({takes})")
     command = [*compiler.split(), "-fPIC", "-shared", "-w", "-o", str(target), *options]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
