@@ -157,7 +157,9 @@ def test_expandable_segments_overshoot_a_limit_by_one_mapping_and_retries_bound_
 ) -> None:
     refusal: Any = SimpleNamespace(reserved_bytes=970 * MIB, need_bytes=40 * MIB, device_free_bytes=5000 * MIB)
     monkeypatch.setattr(snapshot_facts, "refusals", lambda _: [refusal])
-    snapshot = SimpleNamespace(settings={"expandable_segments": expandable}, noted_bytes={}.get)
+    snapshot = SimpleNamespace(
+        settings={"expandable_segments": expandable}, noted_bytes={}.get, memtrace={}, torch_at_least=""
+    )
     peak = SimpleNamespace(size_bytes=1000 * MIB)
     replay = SimpleNamespace(exact=exact, limit_below_bytes=retried and retried * MIB)
     timeline: Any = SimpleNamespace(snapshot=snapshot, peaks=lambda: (peak, peak, peak), replay=replay)
