@@ -39,11 +39,21 @@ AT_PEAK = {
     "diffusion_oom": 0.998,
     "fsdp2-qlora_late": 0.998,
     "fsdp2-qlora_oom": 0.998,  # gathered adapters count with the base
+    "fsdp2-qlora-offload_late": 0.998,
+    "fsdp2-qlora-offload_oom": 0.998,
+    "deepspeed-3-offload_oom": 0.999,
     "graph_late": 0.957,  # a data set that lies on the GPU from before, like weights: unattributed, all of it
     "penalty_late": 0.998,
     "recurrent_late": 0.973,  # cuDNN's weights and their gradients are flat, the optimizer's states are not
 }
 OVERALL = {
+    # Their truth calls what brings a shard from the host, or a gradient to it, by its short life.
+    "fsdp2-offload_late": 0.73,
+    "fsdp2-offload_oom": 0.72,
+    "deepspeed-3-offload_late": 0.72,
+    "deepspeed-3-offload_oom": 0.76,
+    "fsdp2-qlora-offload_late": 0.86,  # unpacked weights whose packed ones lie on the host and were never seen
+    "fsdp2-qlora-offload_oom": 0.99,
     "graph_oom": 0.985,  # the pass that died began outside any module
     "translation_late": 0.994,
     "diffusion_late": 0.9965,
@@ -62,11 +72,18 @@ OVERALL = {
 PURPOSE_AT_PEAK = {
     "llama_modules-to-save_late": 0.989,  # 16-bit weights are 4-bit ones' scales in number
     "deepspeed-3_late": 0.907,  # a buffer of gradients from before the recording, of the weights' size
+    "deepspeed-3-offload_late": 0.955,
+    "fsdp2-qlora-offload_late": 0.971,
     "fsdp2-qlora_late": 0.977,  # scales of packed weights that sharding has cut
     "own-adamw_oom": 0.995,
     "own-labels_own-adamw": 0.995,
 }
 PURPOSE_OVERALL = {
+    "fsdp2-offload_late": 0.73,  # as above
+    "fsdp2-offload_oom": 0.72,
+    "fsdp2-qlora-offload_late": 0.86,
+    "deepspeed-3-offload_late": 0.62,
+    "deepspeed-3-offload_oom": 0.69,
     "graph_late": 0.91,  # what is computed ahead of a pass's first module counts as "other"
     "graph_oom": 0.78,
     "penalty_late": 0.93,  # what autograd makes within a forward pass counts as backward
