@@ -289,7 +289,7 @@ def compare(truth: Path, chosen: list[str], kept: Path | None = None) -> None:
                         said = [one.get("error", "").strip().splitlines()[-1:] for one in (real, mine)]
                         print(f"{name} {part} {rank}: measured {said[0] or before}, dry {said[1] or now}")
                         continue
-                    errors = " ".join(f"{now[key] / before[key] - 1:+9.3%}" for key in KEYS)
+                    errors = " ".join(f"{now[key] / max(1, before[key]) - 1:+9.3%}" for key in KEYS)
                     mib = math.ceil(before["requested"] / 2**20)
                     print(f"{name + ', ' + str(rank) + ' ' + part:44} {mib:8,} {errors}", flush=True)
 
