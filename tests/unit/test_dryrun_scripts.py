@@ -196,6 +196,8 @@ def test_what_another_stream_uses_is_free_once_the_host_waited_for_it(runs: DryR
         "    torch.empty(1, device='cuda')\n"
         "    stats = torch.cuda.memory_stats()\n"
         "    return torch.cuda.memory_allocated() >> 20, stats['active_bytes.all.current'] >> 20\n"
+        "print(*held())\n"  # as if the card kept up, until the program waits for an event
+        "side.record_event().synchronize()\n"
         "print(*held(), *held())\n"  # the second 8 MiB are not the first
         "event = side.record_event()\n"
         "torch.cuda.current_stream().wait_event(event)\n"  # the card waits, the host does not
@@ -211,7 +213,7 @@ def test_what_another_stream_uses_is_free_once_the_host_waited_for_it(runs: DryR
     )
     mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train)
     assert mine["exit_code"] == 0, done.stderr[-2000:]
-    assert done.stdout.split("\n")[:6] == ["0 8 0 16", "0 24", "0 16", "0 24", "0 8", "True False"]
+    assert done.stdout.split("\n")[:7] == ["0 0", "0 8 0 16", "0 24", "0 16", "0 24", "0 8", "True False"]
     assert mine["peak_reserved_bytes"] == (40 + 2) << 20
 
 

@@ -162,6 +162,7 @@ def _install_streams(torch: Any, memory: DryMemory) -> None:
             streams.follow(memory.stream if stream is None else stream.stream_id, self.moment)
 
         def synchronize(self) -> None:
+            streams.is_ahead = True
             streams.wait(self.moment)
 
         def query(self) -> bool:

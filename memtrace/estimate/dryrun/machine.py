@@ -146,7 +146,8 @@ class DryMemory:
                 self.follower.gone(address)
             stack = self.stacks.here() if self.is_recording else 0
             self._note("free_requested", address, size, stack, number)
-            until = tuple((one, self.streams.moment(one)) for one in self._uses.pop(address, ()))
+            uses = self._uses.pop(address, ())
+            until = tuple((one, self.streams.moment(one)) for one in uses) if self.streams.is_ahead else ()
             self._held.append(_Held(address, number, block, size, stack, pool, until))
             if not until:
                 self._free(self._held.pop())

@@ -1,7 +1,9 @@
 """How far the streams of a card that is not there are: what was asked of one is over once the host waited for it.
 
-On a card, work takes time, and the host runs ahead of it: memory that a second stream uses (``record_stream``) is free
-again only when that stream is through. Here the host is as far ahead as it can be, up to where it waits.
+Memory that a second stream uses (``record_stream``) is free again only when that stream is through, and when that is
+depends on the card's speed. A program that has the host wait for events does so because the host runs ahead: from then
+on it is taken to be as far ahead as it can be, up to where it waits (FSDP1). Of others the card is taken to keep up
+(ZeRO-3).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ class Streams:
         self._asked: defaultdict[int, int] = defaultdict(int)
         self._follows: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._over: dict[int, int] = {}
+        self.is_ahead = False
 
     def moment(self, stream: int) -> Moment:
         """What lies before this point of ``stream``, on it and on those that it waited for."""
