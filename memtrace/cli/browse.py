@@ -9,6 +9,7 @@ import argparse
 import gc
 import os
 import shlex
+import signal
 import stat
 import sys
 import traceback
@@ -69,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
 def run_app(app: BrowseApp) -> int:
     """Its exit code. A crash is one line, once the terminal is as it was, and exit code 1."""
+    if hasattr(signal, "SIGHUP"):  # where a shell has it ignored, a terminal that is gone would be read for ever
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     code = app.run()
     if app.crash is None:
         return code or 0

@@ -94,8 +94,7 @@ def main() -> None:
     if device.type != "cuda":
         return
     torch.cuda.synchronize()
-    counted = events(device)
-    torch.cuda.memory._record_memory_history(enabled=None)
+    counted = events(device)  # recording goes on: to end it would empty the ring
     gc.disable()  # the dump builds an object an event, and each collection would walk them all
     began = time.monotonic()
     torch.cuda.memory._dump_snapshot(str(args.out))

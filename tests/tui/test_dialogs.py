@@ -7,6 +7,7 @@ import contextlib
 import csv
 import json
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -268,11 +269,15 @@ def test_serving_without_the_extra_says_what_to_install(monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
-async def test_in_a_real_terminal_it_starts_and_quits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_closed", [False, True], ids=["the quit key", "the terminal goes away"])
+async def test_in_a_real_terminal_it_starts_and_ends(tmp_path: Path, is_closed: bool) -> None:
+    """Also where the shell (nohup) has the signal of a closed terminal ignored."""
     import pty
 
     pid, terminal = pty.fork()
     if pid == 0:
+        if is_closed:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         environment = {**os.environ, "TERM": "xterm-256color", "XDG_CONFIG_HOME": str(tmp_path)}
         command = [sys.executable, "-m", "memtrace", "browse", str(trace_path(TINY))]
         os.execvpe(command[0], command, environment)
@@ -286,12 +291,19 @@ async def test_in_a_real_terminal_it_starts_and_quits(tmp_path: Path) -> None:
         return seen
 
     await until(lambda: b"base weights" in read())
-    os.write(terminal, b"q")
+    if is_closed:
+        os.close(terminal)
+    else:
+        os.write(terminal, b"q")
     for _ in range(1000):
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             break
         await asyncio.sleep(0.01)
         read()
-    os.close(terminal)
-    assert done and os.waitstatus_to_exitcode(status) == 0
+    if not is_closed:
+        os.close(terminal)
+    elif not done:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert done and os.waitstatus_to_exitcode(status) == (-signal.SIGHUP if is_closed else 0)
