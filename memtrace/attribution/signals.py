@@ -130,7 +130,7 @@ class Signals:
         f = self.facts
         made = (self.loss_frames | self.head_frames) & (f.size >= _LARGE_BYTES)
         others = self.in_forward & ~made & ~self.head_copies & ~self.cublas_once
-        size = f.size * self._passes.max(initial=0) + self._passes  # of each pass its own
+        size = f.size * (self._passes.max(initial=0) + 1) + self._passes  # of each pass its own
         sizes = distinct(size[made])
         elsewhere = size[others & among(size, sizes)]
         return self.in_backward & among(size, sizes[~among(sizes, elsewhere)])
