@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from memtrace import compiled
 from memtrace.allocator.replay.replay import Allocations, Replay
 from memtrace.allocator.replay.segments import InitialSegments
 from memtrace.analysis import Analysis, analyse
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from memtrace.attribution.user_rules import UserRule
 
 MIN_EVENTS = 1_000_000  # smaller recordings open in a second
-COMPILED = compiled.part("allocator")
 _EVENT_BYTES = {b"\x80": 24, b"{": 48}  # at the least: in a pickle, in JSON; packed, one byte
 Progress = Callable[[float], None]
 
@@ -106,9 +104,12 @@ class OpenRecording:
         self._write()
         return analysis
 
+    @property
+    def is_large(self) -> bool:
+        return sum(len(device.trace) for device in self.snapshot.devices) >= MIN_EVENTS
+
     def _write(self) -> None:
-        large = sum(len(device.trace) for device in self.snapshot.devices) >= MIN_EVENTS
-        if self.path is not None and large and self.unwritten:
+        if self.path is not None and self.is_large and self.unwritten:
             self.unwritten = False
             from memtrace.cache.store import Unfit, pack
 
@@ -124,8 +125,6 @@ def open_recording(
     path, name = identified(source) if use_index else (None, "")
     kept = find(name) if path is not None else None
     snapshot = load(source, on_progress) if kept is None else replace(kept.snapshot, source=str(path))
-    if COMPILED is not None and sum(len(device.trace) for device in snapshot.devices) >= MIN_EVENTS:
-        COMPILED.reuse_freed_memory()
     if kept is not None:
         return OpenRecording(snapshot, path, name, kept.replayed, kept.known)
     return OpenRecording(snapshot, path, name)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from memtrace import compiled
 from memtrace.units import format_bytes, json_text, printable
 from memtrace.writing import check_target, whole_file
 
@@ -203,6 +204,10 @@ def _open(args: argparse.Namespace) -> tuple[OpenRecording, Device]:
 
     with progress("reading") as on_progress:
         recording = open_recording(args.file, on_progress, use_index=not getattr(args, "no_index", False))
+    if recording.is_large and "memtrace.entry" in sys.modules:  # the process is a command's, not somebody's notebook
+        allocator = compiled.part("allocator")
+        if allocator is not None:
+            allocator.reuse_freed_memory()
     device, why = choose_device(recording.snapshot, args.device)
     if why is not None:
         print(f"memtrace: {why}", file=sys.stderr)
