@@ -39,8 +39,8 @@ class PhaseLog:
     def enter(self, name: str) -> None:
         """Begin a phase; nothing happens when it is already on."""
         if name != self.name:
-            if self.on_enter is not None:
-                self.on_enter(self.name, name)
+            if (tell := self.on_enter) is not None:  # another thread may set it to None
+                tell(self.name, name)
             self.name = name
             self.marks.append((now_us(), name, self.step))
 

@@ -67,6 +67,8 @@ class SignalWatch:
 
     def forked(self) -> None:
         """In a forked child: as if nothing had been installed; the parent's pipe must not hear the child's signals."""
+        if self._pipe is None:
+            return  # a child of such a child: its signals are the program's own
         signal.set_wakeup_fd(-1)
         for number in self._previous:
             if signal.getsignal(number) == self._handle:

@@ -56,6 +56,10 @@ os.environ["PYTHONPATH"] = sys.argv[1] + os.pathsep + os.environ["PYTHONPATH"]
 import torch
 torch.backends.cudnn.allow_tf32 = "tf32" in sys.argv
 torch.backends.cudnn.benchmark = "benchmark" in sys.argv
+if "here" in sys.argv:
+    os.chdir(os.path.dirname(sys.argv[1]))
+if "limited" in sys.argv:
+    torch.cuda.set_per_process_memory_fraction(24 / 8192)
 layout = torch.channels_last if "last" in sys.argv else torch.contiguous_format
 kind = torch.nn.ConvTranspose2d if "transposed" in sys.argv else torch.nn.Conv2d
 model = kind(8, 16, 3, padding=1).cuda()
@@ -114,6 +118,16 @@ def test_each_pass_has_the_workspace_of_its_first_plan(
 def test_a_plan_without_room_gives_way_to_the_next(runs: DryRuns, tmp_path: Path) -> None:
     found, _ = asked(runs, tmp_path, "tf32", card=f"{771 + 26}MiB")
     assert found == [20, 22, 21] * 2
+
+
+def test_measuring_takes_what_a_limit_below_the_card_leaves(runs: DryRuns, tmp_path: Path) -> None:
+    assert asked(runs, tmp_path, "benchmark", "tf32", "limited")[0]
+
+
+def test_a_cudnn_in_the_current_folder_is_not_loaded(runs: DryRuns, tmp_path: Path) -> None:
+    cudnn(tmp_path)
+    _, said = asked(runs, tmp_path, "here", version=90700)
+    assert "cuDNN's workspaces of convolutions are missing" in said
 
 
 def test_without_a_cudnn_that_can_plan_it_is_said(runs: DryRuns, tmp_path: Path) -> None:

@@ -79,7 +79,12 @@ class Convolutions:
         if torch.backends.cudnn.benchmark and asked not in self._chosen:
             said = "cudnn.benchmark takes what is measured to be fastest; taken is what cuDNN expects to be"
             self._assumed.note("benchmark", said)
-            torch.empty(max((size for size in sizes if size <= self._memory.free_bytes), default=0), **_BYTES)
+            most = max((size for size in sizes if size <= self._memory.free_bytes), default=0)
+            while most:
+                with contextlib.suppress(torch.OutOfMemoryError):  # a limit below the card: half as much is tried
+                    torch.empty(most, **_BYTES)
+                    break
+                most //= 2
             torch.cuda.empty_cache()
         for size in (self._chosen.get(asked, sizes[0]), *sizes):
             with contextlib.suppress(torch.OutOfMemoryError):  # then the next best plan is tried

@@ -27,6 +27,8 @@ from memtrace.estimate.presets import GpuPreset, gpu_preset
 
 _LIBRARY = "libcudnn.so.9"
 _SINCE = 90800  # the first cuDNN that plans for a description
+#: Nothing is loaded from the current folder (-P), and memtrace from where it is, behind everything else.
+_START = f"import sys; sys.path.append(sys.argv[1]); from {__name__} import main; main(sys.argv[2], int(sys.argv[3]))"
 
 #: cudnnBackendDescriptorType_t and cudnnBackendAttributeName_t.
 _CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 5, 15, 17, 38
@@ -91,7 +93,8 @@ class Cudnn:
 
     @cached_property
     def _process(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", __name__, self._gpu.name, str(self._gpu.total_bytes)]
+        ours = str(Path(__file__).parents[3])
+        command = [sys.executable, "-P", "-c", _START, ours, self._gpu.name, str(self._gpu.total_bytes)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
@@ -260,7 +263,3 @@ def main(gpu: str, total_bytes: int) -> None:
         while True:
             pickle.dump(planner.workspaces_bytes(pickle.load(sys.stdin.buffer)), answers)
             answers.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
