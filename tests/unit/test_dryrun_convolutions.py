@@ -142,3 +142,11 @@ def test_images_of_another_layout_are_copied_weights_too(runs: DryRuns, tmp_path
     weight = 16 * 8 * 3 * 3 * 4
     copies = [event for event in events if event["action"] == "alloc" and event["size"] == weight]
     assert len(copies) == 1 + 2 * 3 + 1  # weights, two copies and a gradient a step, the first as weights lie
+
+
+def test_what_cudnn_finds_in_place_of_cublaslt_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its source comes with the package: without it cuDNN knows no plan for many convolutions."""
+    from memtrace.estimate.dryrun.helper import stand_in_for_cublaslt
+
+    monkeypatch.setenv("MEMTRACE_CACHE", str(tmp_path))
+    assert stand_in_for_cublaslt(13).read_bytes()[:4] == b"\x7fELF"
