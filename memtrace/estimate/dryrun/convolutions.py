@@ -76,6 +76,7 @@ class Convolutions:
             said = "cuDNN's workspaces of convolutions are missing: the package nvidia-cudnn-cu13 would tell them"
             self._assumed.note("workspace", said)
             return
+        refused = self._memory.refused  # what is refused here and then done otherwise is no end of the program
         if torch.backends.cudnn.benchmark and asked not in self._chosen:
             said = "cudnn.benchmark takes what is measured to be fastest; taken is what cuDNN expects to be"
             self._assumed.note("benchmark", said)
@@ -85,11 +86,12 @@ class Convolutions:
                     torch.empty(most, **_BYTES)
                     break
                 most //= 2
+            self._memory.refused = refused
             torch.cuda.empty_cache()
         for size in (self._chosen.get(asked, sizes[0]), *sizes):
             with contextlib.suppress(torch.OutOfMemoryError):  # then the next best plan is tried
                 torch.empty(size, **_BYTES)
-                self._chosen[asked] = size
+                self._chosen[asked], self._memory.refused = size, refused
                 return
         raise RuntimeError("GET was unable to find an engine to execute this computation")
 
