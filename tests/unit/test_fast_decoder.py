@@ -56,6 +56,22 @@ def unpacked(path: Path) -> bytes:
         return opened.stream.read()
 
 
+@pytest.mark.parametrize("longer", [1001, 1500, 2000, 2500])
+@pytest.mark.parametrize("is_longer_first", [False, True])
+def test_stacks_that_pickle_writes_in_parts(longer: int, is_longer_first: bool) -> None:
+    """A thousand frames a part: the first part of one stack is written as another stack is whole."""
+    frames = [{"filename": "a.py", "line": line, "name": "f"} for line in range(longer)]
+    lengths = [longer, *((longer, 1000) if is_longer_first else (1000, longer)) * 2, 999, longer]
+    events = [
+        event("alloc", number * MIB, 512, number) | {"frames": frames[:length]}
+        for number, length in enumerate(lengths, 1)
+    ]
+    for protocol in (2, 4, 5):
+        snapshot = check(pickle.dumps(modern() | {"device_traces": [events]}, protocol), 1 << 20)
+        stacks = snapshot.devices[0].trace.stack.tolist()
+        assert [len(snapshot.stacks.frame_ids(stack)) for stack in stacks] == lengths
+
+
 @pytest.mark.parametrize("name", _KINDS)
 def test_recordings(name: str) -> None:
     check(unpacked(trace_path(name)), 4 << 20)

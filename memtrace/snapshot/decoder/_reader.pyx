@@ -783,6 +783,8 @@ cdef class Reader:
         # Memo entries don't change: a list of frames that are all fetched is known by how it is written.
         start, base = self.at, self.base
         size = self.fetches()
+        if size and self.goes_on(start + size):  # it is written in parts: a pickler's have a thousand items
+            size = 0
         place = -1
         if size:
             mixed = mixed_of(self.data + start, size)
@@ -800,7 +802,8 @@ cdef class Reader:
         return True
 
     cdef inline Py_ssize_t fetches(self) noexcept nogil:
-        """How many bytes behind ``at`` are MARK, fetches and APPENDS, all in sight; 0: something else is there."""
+        """How many bytes behind ``at`` are MARK, fetches and APPENDS, all in sight, and the opcode behind them; 0:
+        something else is there."""
         cdef Py_ssize_t at = self.at + 1
         if self.end - at < 0 or self.data[self.at] != 0x28:
             return 0
@@ -810,10 +813,21 @@ cdef class Reader:
             elif self.data[at] == 0x68:
                 at += 2
             elif self.data[at] == 0x65:
-                return at + 1 - self.at
+                return at + 1 - self.at if at + 6 <= self.end else 0
             else:
                 break
         return 0
+
+    cdef bint goes_on(self, Py_ssize_t at) except -1:
+        """Whether frames are appended there to the list that was read so far."""
+        cdef int op = self.data[at]
+        cdef Py_ssize_t before = self.at
+        if op != 0x68 and op != 0x6A:
+            return op == 0x28 or op == 0x7D
+        self.at = at
+        answer = self.fetches_object()
+        self.at = before
+        return answer
 
     cdef bint read_frames(self) except -1:
         """The frames of a list, behind its EMPTY_LIST: ``stack_number``."""
