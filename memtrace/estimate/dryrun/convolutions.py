@@ -73,8 +73,8 @@ class Convolutions:
         )  # fmt: skip
         sizes = self._cudnn.workspaces_bytes(asked)
         if not sizes:
-            said = "cuDNN's workspaces of convolutions are missing: the package nvidia-cudnn-cu13 would tell them"
-            self._assumed.note("workspace", said)
+            said = "cuDNN's workspaces of convolutions are missing: it gave no answer"
+            self._assumed.note("workspace", f"{said} (the package nvidia-cudnn-cu13 has it; it needs a C compiler once)")
             return
         refused = self._memory.refused  # what is refused here and then done otherwise is no end of the program
         if torch.backends.cudnn.benchmark and asked not in self._chosen:

@@ -82,7 +82,7 @@ class Cudnn:
         with self._lock:
             if asked not in self._known:
                 answer: list[int] = []
-                with contextlib.suppress(OSError, EOFError):
+                with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
                     questions, answers = self._process.stdin, self._process.stdout
                     assert questions is not None and answers is not None
                     pickle.dump(asked, questions)
