@@ -74,7 +74,7 @@ class Convolutions:
         sizes = self._cudnn.workspaces_bytes(asked)
         if not sizes:
             said = "cuDNN's workspaces of convolutions are missing: it gave no answer"
-            self._assumed.note("workspace", f"{said} (the package nvidia-cudnn-cu13 has it; it needs a C compiler once)")
+            self._assumed.note("workspace", f"{said} (the package nvidia-cudnn-cu13 has it, and needs a compiler once)")
             return
         refused = self._memory.refused  # what is refused here and then done otherwise is no end of the program
         if torch.backends.cudnn.benchmark and asked not in self._chosen:
