@@ -148,9 +148,11 @@ class DryMemory:
             self._note("free_requested", address, size, stack, number)
             uses = self._uses.pop(address, ())
             until = tuple((one, self.streams.moment(one)) for one in uses) if self.streams.is_ahead else ()
-            self._held.append(_Held(address, number, block, size, stack, pool, until))
-            if not until:
-                self._free(self._held.pop())
+            held = _Held(address, number, block, size, stack, pool, until)
+            if until:
+                self._held.append(held)
+            else:
+                self._free(held)
 
     def _complete(self) -> None:
         """Free what no stream uses any more."""
