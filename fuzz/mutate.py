@@ -1,4 +1,4 @@
-"""Damage for snapshots: of their structure, of their pickle opcodes, of their bytes. Seeded, so failures repeat."""
+"""Damage for snapshots (their structure, their pickle opcodes, their bytes) and for logs. Seeded: failures repeat."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import gzip
 import json
 import lzma
 import pickle
+import pickletools
 import random
+from functools import lru_cache
 from typing import Any
 
 FRAME = {"filename": "/home/me/train.py", "line": 12, "name": "step"}
@@ -25,6 +27,26 @@ HOSTILE = (
     b"2\x86" * 40, b"(" * 40, b"\x95" + b"\xff" * 8, b"\x95\x05" + bytes(7), b"\x8f(K\x01\x90", b"cos\nsystem\n",
     b"0", b"1",
 )  # fmt: skip
+_OPCODES = [
+    (opcode.code.encode("latin-1"), opcode.arg.n if opcode.arg is not None else 0) for opcode in pickletools.opcodes
+]
+_LENGTH_BYTES = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4U: 4}  # of those with a length
+_MESSAGES = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} MiB. GPU {} has a total capacity of 23.65 GiB of "
+    "which {} MiB is free. Process {} has {} GiB memory in use. Of the allocated memory {} GiB is allocated by "
+    "PyTorch, and {} MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
+    "setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.",
+    "RuntimeError: CUDA out of memory. Tried to allocate {}.00 MiB (GPU {}; {}.78 GiB total capacity; {}.00 GiB "
+    "already allocated; {}.19 MiB free; {}.50 GiB reserved in total by PyTorch)",
+    "RuntimeError: MPS backend out of memory (MPS allocated: {} GB, other allocations: {} MB, max allowed: {} GB).",
+    "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other call",
+    "RESOURCE_EXHAUSTED: Out of memory while trying to allocate {} bytes.",
+    "slurmstepd: error: Detected 1 oom-kill event(s) in StepId={}.0. Some of your processes may have been killed.",
+    'Traceback (most recent call last):\n  File "/home/me/train.py", line {}, in step\n    loss.backward()',
+    "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:{},garbage_collection_threshold:0.{}",
+    "step {}/{} loss 0.{}",
+)
+_AROUND = ("", "[rank{}]: ", "\x1b[31m", "E   ", "2026-11-30 12:00:{} | ", "{}: ", "node-{}:\t", "\r 1%|█| ")
 
 
 def sound(rng: random.Random) -> dict[str, Any]:
@@ -34,7 +56,7 @@ def sound(rng: random.Random) -> dict[str, Any]:
     trace: list[dict[str, Any]] = []
     live: list[tuple[int, int]] = []
     at = 0
-    for number in range(rng.choice((12, 60, 400))):
+    for number in range(rng.choices((8, 24, 60, 400), (3, 3, 3, 1))[0]):
         stack = [frames[(number + i) % 6] for i in range(number % 5)]
         if live and rng.random() < 0.45:
             addr, size = live.pop(rng.randrange(len(live)))
@@ -70,6 +92,16 @@ def sound(rng: random.Random) -> dict[str, Any]:
         "is_expandable": False, "frames": [], "blocks": blocks,
     }  # fmt: skip
     return {"segments": [segment], "device_traces": [trace], "allocator_settings": {}, "external_annotations": []}
+
+
+@lru_cache(maxsize=8)
+def _sound_pickle(number: int) -> bytes:
+    return pickle.dumps(sound(random.Random(f"sound {number}")), 5)
+
+
+def _sound_of(seed: int) -> Any:
+    """A sound snapshot to damage: neighbouring seeds have the same one, for making it takes longer than damaging it."""
+    return pickle.loads(_sound_pickle(seed // 32))
 
 
 def _place(raw: Any, rng: random.Random) -> tuple[Any, Any] | None:
@@ -122,7 +154,7 @@ def content(data: bytearray, rng: random.Random) -> bytearray:
     elif how == 2:
         data[at:at] = rng.randbytes(rng.choice((1, 4, 9)))
     elif how == 3:
-        data[at:at] = rng.choice(HOSTILE)
+        data[at:at] = rng.choice((rng.choice(HOSTILE), _opcode(rng)))
     elif how == 4:
         length = rng.randrange(1, 200)
         data[at:at] = data[at : at + length] * rng.choice((1, 3))
@@ -132,10 +164,42 @@ def content(data: bytearray, rng: random.Random) -> bytearray:
     return data
 
 
+def _opcode(rng: random.Random) -> bytes:
+    """Any opcode of CPython's tables, with an operand of the right form."""
+    code, size = rng.choice(_OPCODES)
+    if size >= 0:
+        return code + rng.choice((bytes(size), rng.randbytes(size)))
+    if size == pickletools.UP_TO_NEWLINE:
+        return code + rng.choice((b"1\n", b"0x\n", b"-0L\n", b"'a'\n", b"nan\n", b"9" * 5000 + b"\n"))
+    length = rng.choice((0, 1, 3))
+    return code + length.to_bytes(_LENGTH_BYTES.get(size, 8), "little") + rng.randbytes(length)
+
+
+def log(seed: int) -> bytes:
+    """A damaged log of a seed: messages with odd figures, prefixes, colours, cut and joined lines, any encoding."""
+    rng = random.Random(f"log {seed}")
+    lines = []
+    for _ in range(rng.choices((1, 3, 12, 40), (4, 4, 2, 1))[0]):
+        text = rng.choice(_AROUND) + rng.choice(_MESSAGES)
+        figures = [rng.choice((0, 1, 7, 512, 23.65, -1, "1,024", "9" * 30, "", 10**40, "nan")) for _ in range(9)]
+        lines.append(text.format(*figures))
+    if rng.random() < 0.3:
+        width = rng.choice((20, 80))
+        lines = [line[at : at + width] for line in lines for at in range(0, len(line), width)]
+    if rng.random() < 0.1:
+        lines *= rng.choice((3, 20))
+    text = rng.choice(("\n", "\n", "\r\n", "\r", " ", "\x00")).join(lines)
+    data = text.encode(rng.choice(("utf-8", "utf-8", "utf-8", "utf-16", "utf-16-be", "utf-32")))
+    for _ in range(rng.choice((0, 1, 3))):
+        if data:
+            data = bytes(content(bytearray(data), rng))
+    return data
+
+
 def packed(seed: int) -> bytes:
     """A damaged snapshot of a seed as JSON, or in a container, whose bytes are damaged as well."""
     rng = random.Random(f"packed {seed}")
-    raw = sound(rng)
+    raw = _sound_of(seed)
     for _ in range(rng.randint(0, 3)):
         structure(raw, rng)
     try:
@@ -147,11 +211,19 @@ def packed(seed: int) -> bytes:
     except (RecursionError, ValueError):
         return b""
     if rng.random() < 0.6:
-        data = rng.choice((gzip.compress, lzma.compress, _zstandard))(data)
+        data = rng.choice((_gzip, _xz, _zstandard))(data)
     for _ in range(rng.choice((0, 1, 1, 2))):
         if data:
             data = bytes(content(bytearray(data), rng))
     return data
+
+
+def _gzip(data: bytes) -> bytes:
+    return gzip.compress(data, 1)
+
+
+def _xz(data: bytes) -> bytes:
+    return lzma.compress(data, preset=0)
 
 
 def _zstandard(data: bytes) -> bytes:
@@ -163,7 +235,7 @@ def _zstandard(data: bytes) -> bytes:
 def damaged(seed: int) -> bytes:
     """The damaged snapshot of a seed."""
     rng = random.Random(seed)
-    raw = sound(rng)
+    raw = _sound_of(seed)
     if rng.random() < 0.7:
         for _ in range(rng.randint(1, 4)):
             structure(raw, rng)

@@ -13,7 +13,7 @@ import codecs
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain
 from typing import Protocol
 
 from memtrace.frozen import dataclass
@@ -44,6 +44,7 @@ _TRIGGERS: tuple[re.Pattern[bytes], ...] = tuple(
 _SETTING = re.compile(rb"_ALLOC_CONF|xpandable_segments(?: is)? not supported|support expandable_segments")
 _HINT = re.compile(rb"ry setting|to avoid|Memory Management")
 _MOST_SETTINGS = 64
+_AROUND_BYTES = 200
 BLOCK_BYTES = 1 << 20
 LOOK_BACK_BYTES = 768
 LOOK_AHEAD_BYTES = 4096
@@ -67,15 +68,6 @@ class TextWindow:
     line: int
 
 
-def _settings(buffer: bytes) -> Iterator[str]:
-    """Lines that set the allocator, or say that a setting has no effect; an error's hint is none."""
-    for hit in _SETTING.finditer(buffer):
-        low, high = buffer.rfind(b"\n", 0, hit.start()) + 1, buffer.find(b"\n", hit.end())
-        line = buffer[max(low, hit.start() - 200) : min(high if high >= 0 else len(buffer), hit.end() + 200)]
-        if not _HINT.search(line):
-            yield line.decode("utf-8", "replace").strip()
-
-
 def blocks(log: Readable) -> Iterator[bytes]:
     """The log as UTF-8 blocks; it may be UTF-16, as PowerShell redirects."""
     decoder: codecs.IncrementalDecoder | None = None
@@ -84,6 +76,26 @@ def blocks(log: Readable) -> Iterator[bytes]:
         if encoding is not None:
             decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
         yield piece if decoder is None else decoder.decode(piece).encode("utf-8", "replace")
+
+
+def _noting(stream: Iterator[bytes], settings: dict[str, None]) -> Iterator[bytes]:
+    """The blocks as they are. Lines in them that set the allocator, or say that a setting has no effect, are added to
+    ``settings``, each as far as 200 bytes around; an error's hint is none."""
+    text, told = b"", 0
+    for block in chain(stream, (b"",)):
+        text += block
+        end = len(text) - 2 * _AROUND_BYTES if block else len(text)  # what follows the others is still to come
+        for hit in _SETTING.finditer(text, told):
+            if hit.start() >= end or len(settings) >= _MOST_SETTINGS:
+                break
+            before = text[max(0, hit.start() - _AROUND_BYTES) : hit.start()].rpartition(b"\n")[2]
+            line = before + text[hit.start() : hit.end() + _AROUND_BYTES].partition(b"\n")[0]
+            if not _HINT.search(line):
+                settings.setdefault(line.decode("utf-8", "replace").strip())
+        done = max(0, max(told, end) - _AROUND_BYTES)
+        text, told = text[done:], max(told, end) - done
+        if block:
+            yield block
 
 
 def utf16(head: bytes) -> str | None:
@@ -99,13 +111,12 @@ def utf16(head: bytes) -> str | None:
 def windows(log: Readable, settings: dict[str, None]) -> Iterator[TextWindow]:
     """Stretches around every trigger, in order; lines that set the allocator are added to ``settings``."""
     buffer, line = b"", 1  # line: number of buffer[0]
-    stream = blocks(log)
+    stream = _noting(blocks(log), settings)
     block = next(stream, None)
     while block is not None:
         following = next(stream, None)
         buffer += block
         block = following
-        settings.update(dict.fromkeys(islice(_settings(buffer), max(0, _MOST_SETTINGS - len(settings)))))
         taken, keep = 0, len(buffer) - LOOK_BACK_BYTES - _MARGIN
         for group, limit in _groups(_triggers(buffer), buffer):
             if following is not None and group[-1] + LOOK_AHEAD_BYTES + _LINE_END_SEARCH > len(buffer):

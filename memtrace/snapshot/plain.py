@@ -26,7 +26,7 @@ _TEXT_OPCODES = {0x8C: 1, 0x58: 4, 0x8D: 8}  # SHORT_BINUNICODE, BINUNICODE, BIN
 _SHORT_TEXTS = 48  # longer ones are left to the loop: an expression for each length takes time to compile
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=256)
 def _tokens(index_bytes: int, top: int) -> re.Pattern[bytes]:
     """Any run of plain opcodes; memo indices have ``index_bytes`` bytes, the highest at most ``top``, then zeros."""
     index = rb"." * (index_bytes - 1) + b"[\\x00-\\x%02x]" % top + rb"\x00" * (4 - index_bytes)

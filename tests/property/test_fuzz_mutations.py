@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
+import lzma
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-FUZZ = Path(__file__).parents[2] / "fuzz"
-SHARES, PER_SHARE = 4, 75
-FOUND = (56717, 58619)  # seeds of long runs that once were a failure
+ROOT = Path(__file__).parents[2]
+SHARES, PER_SHARE = 4, 100
+FOUND = sorted((ROOT / "tests" / "hostile").glob("fuzz_*.pickle.xz"))  # where long runs once stopped
+
+
+@pytest.fixture(autouse=True)
+def fuzz(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(ROOT / "fuzz"))
+    yield
+    for name in ("check", "mutate", "run"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-def test_mutations(share: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FUZZ))
-    from check import check
-    from mutate import damaged
+def test_mutations(share: int) -> None:
+    from run import tried
 
-    readable = sum(check(damaged(seed)) for seed in range(share * PER_SHARE, (share + 1) * PER_SHARE))
+    tries, readable, failed, _ = tried(range(share * PER_SHARE, (share + 1) * PER_SHARE))
+    assert tries == PER_SHARE and not failed
     assert readable > PER_SHARE // 10  # the damage must not be so coarse that nothing gets past the decoders
-    for name in ("check", "mutate"):
-        sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("seed", FOUND)
-def test_what_long_runs_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FUZZ))
+@pytest.mark.parametrize("file", FOUND, ids=lambda file: file.name)
+def test_what_long_runs_found(file: Path) -> None:
     from check import check
-    from mutate import damaged
 
-    check(damaged(seed))
-    for name in ("check", "mutate"):
-        sys.modules.pop(name, None)
+    check(lzma.decompress(file.read_bytes()))
+
+
+def test_a_failure_is_told_with_its_seed_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And neither a process that dies nor compiled code that never returns is taken for success."""
+    import subprocess
+
+    broken = tmp_path / "broken.py"
+    for name, does in (("raises", "raise ValueError('oh')"), ("dies", "os.kill(os.getpid(), 9)")):
+        broken.write_text(
+            f"import os, sys\nsys.path[:0] = [{str(ROOT / 'fuzz')!r}]\nimport run\nimport mutate\n"
+            "def fails(data):\n"
+            f"    if data == mutate.damaged(2): {does}\n"
+            "    return True\n"
+            "run.check = run.check_log = run.check_file = fails\n"
+            "if __name__ == '__main__':\n"
+            f"    sys.argv[1:] = ['--count', '8', '--found', {str(tmp_path / name)!r}]\n    sys.exit(run.main())\n"
+        )
+        ended = subprocess.run([sys.executable, str(broken)], capture_output=True, text=True)
+        assert ended.returncode == 1, ended.stderr
+        assert "seed 2: " in ended.stdout and "1 failures" in ended.stdout
+        assert [file.name for file in (tmp_path / name).iterdir()] == ["2"]

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, insort
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +15,16 @@ import numpy as np
 import pytest
 from allocator_damage import KINDS, damage
 from allocator_recordings import device, recording
+from compiled_and_plain import assert_same_replay, twice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtrace import compiled
-from memtrace.allocator import state
 from memtrace.allocator.config import from_snapshot
 from memtrace.allocator.flat import distinct
 from memtrace.allocator.replay import lifetimes, rerun
 from memtrace.allocator.replay.evidence import gather
-from memtrace.allocator.replay.replay import Allocations, replay_device
+from memtrace.allocator.replay.replay import replay_device
 from memtrace.allocator.whatif.program import extract
 from memtrace.allocator.whatif.whatif import simulate
 
@@ -133,26 +131,6 @@ def test_distinct(numbers: list[int]) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-def twice(make: Callable[[], Any]) -> tuple[Any, Any]:
-    """What the compiled parts make of something, and the plain ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        ours = make()
-        for module in (state, lifetimes):
-            patch.setattr(module, "_COMPILED", None)
-        return ours, make()
-
-
-def assert_same(ours: Any, plain: Any) -> None:
-    for name in (field.name for field in fields(ours)):
-        mine, other = getattr(ours, name), getattr(plain, name)
-        if isinstance(mine, np.ndarray):
-            np.testing.assert_array_equal(mine, other, name)
-        elif isinstance(mine, Allocations):
-            assert_same(mine, other)
-        elif isinstance(mine, (int, str, tuple, type(None))):
-            assert mine == other, name
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(["fuzz_default_0", "fuzz_expand_cap_0", "fuzz_split64_cap_0", "fuzz_gc_0"]),
@@ -166,9 +144,9 @@ def test_replays_and_runs(name: str, kinds: list[int], seed: int, other: dict[st
     dev, stored = device(name), recording(name).settings
     for kind in kinds:
         dev = damage(dev, kind, rng)
-    assert_same(*twice(lambda: replay_device(dev, stored)))
+    assert_same_replay(*twice(lambda: replay_device(dev, stored)))
     program = extract(gather(dev, from_snapshot(stored)))
-    assert_same(*twice(lambda: simulate(program, from_snapshot(other).with_limit(limit_mib << 20))))
+    assert_same_replay(*twice(lambda: simulate(program, from_snapshot(other).with_limit(limit_mib << 20))))
 
 
 @pytest.mark.parametrize("name", ["llama2-7b_baseline-expandable", "llama2-7b_oom-first-step", "qwen2-7b_late-cpp"])
@@ -178,4 +156,4 @@ def test_recordings(name: str) -> None:
     loaded = snapshot(name)
     ours, plain = twice(lambda: replay_device(loaded.devices[0], loaded.settings))
     assert ours.exact
-    assert_same(ours, plain)
+    assert_same_replay(ours, plain)

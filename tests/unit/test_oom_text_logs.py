@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 
 import pytest
 from support import parse_log, read_text
 
-from memtrace.oomlog import MessageKind
+from memtrace.oomlog import MessageKind, read_log, windows
 from memtrace.oomlog.scan import MAX_MESSAGES
 
 LIST = (
@@ -25,6 +26,15 @@ SENTENCES = (
     "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
 )
 GIB = 1 << 30
+
+
+def test_a_setting_is_told_whole_wherever_a_block_of_the_log_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = f"{'x' * 3000}\n{'y' * 150}\nPYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128\n{'z' * 900}\n{LIST}\n".encode()
+    whole = read_log(io.BytesIO(log)).settings
+    assert whole == ("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128",)
+    for size in range(3000, 3600, 7):
+        monkeypatch.setattr(windows, "BLOCK_BYTES", size)
+        assert read_log(io.BytesIO(log)).settings == whole
 
 
 def test_two_ranks_with_tags_line_by_line() -> None:
