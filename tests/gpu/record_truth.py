@@ -187,6 +187,7 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
     import torch
     from more_programs import MORE
     from programs import PROGRAMS
+    from rare_programs import RARE
     from stack_programs import STACKS, be_alone
 
     torch.manual_seed(0)
@@ -250,7 +251,7 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
     try:
         with stamping as log:
             record["log"] = log
-            program = (PROGRAMS | MORE | STACKS)[run.program](stage)
+            program = (PROGRAMS | MORE | RARE | STACKS)[run.program](stage)
             next(program)
             if run.late and not rank:
                 backend.synchronize()

@@ -224,7 +224,13 @@ MORE_RUNS: dict[str, TruthRun] = {
     **_both("features", "features", "", {}, trains=False),
     **_both("graph", "graph", "", {}),
 }
-RUNS |= STACK_RUNS | MORE_RUNS
+# Models without attention or layers, gradients of gradients, several models at once.
+RARE_RUNS: dict[str, TruthRun] = {
+    key: run
+    for name in ("scan", "speech", "detection", "meta", "lbfgs", "recommender", "words-only", "self-taught", "policy", "field")
+    for key, run in _both(name, name.replace("-", "_"), "", {}).items()
+}  # fmt: skip
+RUNS |= STACK_RUNS | MORE_RUNS | RARE_RUNS
 
 TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2,
