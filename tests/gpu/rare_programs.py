@@ -221,7 +221,7 @@ def words_only(stage: Stage) -> Iterator[None]:
 
 
 def self_taught(stage: Stage) -> Iterator[None]:
-    """A student learns from a running average of itself on two views (BYOL); the average is updated in place by hand."""
+    """A student learns from a running average of itself on two views (BYOL); that is updated by hand."""
     width, pixels, batch = (16, 32, 4) if stage.small else (256, 64, 64)
     student = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1), nn.GroupNorm(4, width), nn.GELU(),
                             nn.Conv2d(width, 4 * width, 3, 2, 1), nn.GroupNorm(4, 4 * width), nn.GELU(),

@@ -226,10 +226,17 @@ MORE_RUNS: dict[str, TruthRun] = {
 }
 # Models without attention or layers, gradients of gradients, several models at once.
 RARE_RUNS: dict[str, TruthRun] = {
-    key: run
-    for name in ("scan", "speech", "detection", "meta", "lbfgs", "recommender", "words-only", "self-taught", "policy", "field")
-    for key, run in _both(name, name.replace("-", "_"), "", {}).items()
-}  # fmt: skip
+    **_both("scan", "scan", "", {}),
+    **_both("speech", "speech", "", {}),
+    **_both("detection", "detection", "", {}),
+    **_both("meta", "meta", "", {}),
+    **_both("lbfgs", "lbfgs", "", {}),
+    **_both("recommender", "recommender", "", {}),
+    **_both("words-only", "words_only", "", {}),
+    **_both("self-taught", "self_taught", "", {}),
+    **_both("policy", "policy", "", {}),
+    **_both("field", "field", "", {}),
+}
 RUNS |= STACK_RUNS | MORE_RUNS | RARE_RUNS
 
 TINY: dict[str, Any] = {
