@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _SAFE_PATH = "PYTHONSAFEPATH"
+_RUN_PROGRAMS = ("attach", "capture", "dryrun", "run", "sweep")  # verbs that start the user's
 _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _left_out: list[str] = []
 _MANY_OBJECTS = 100_000
@@ -26,6 +27,8 @@ def main() -> int:
     """Run the command line; returns the exit code."""
     # What a command imports and reads stays until it ends: collecting in between takes a tenth of a short one.
     gc.set_threshold(_MANY_OBJECTS, *gc.get_threshold()[1:])
+    if not set(sys.argv[1:2]) & {*_RUN_PROGRAMS}:  # numpy's threads, which no answer needs, take as long as its import
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _leave_out_folder()
     for number in _ENDING:
         if signal.getsignal(number) is signal.SIG_DFL:

@@ -140,7 +140,11 @@ class Timeline:
         if self.window is None:
             return self.levels.peaks
         if not self._peaks:
-            self._peaks[:] = _peaks(self.curves, self.curve_at(-1), self.window)
+            first, stop = self.window
+            for which, before in enumerate(self.curve_at(-1)):
+                known = self._curves.get(which)
+                curve = _curve(self.trace, self.replay, which, self.window) if known is None else known[first:stop]
+                self._peaks.append(_peak(curve, before, first))
         requested, allocated, reserved = self._peaks
         return requested, allocated, reserved
 
@@ -202,18 +206,13 @@ def _levels(curves: Sequence[I8], event: int) -> tuple[int, int, int]:
     return requested, allocated, reserved
 
 
-def _peaks(curves: Sequence[I8], before_bytes: tuple[int, int, int], span: Window) -> tuple[Peak, Peak, Peak]:
-    """Highest values of the curves over a span; before a trace's first event counts, too."""
-
-    def peak(curve: I8, before: int) -> Peak:
-        if span.stop == span.first:
-            return Peak(before, -1)
-        event = span.first + int(np.argmax(curve[span.first : span.stop]))
-        size_bytes = int(curve[event])
-        return Peak(size_bytes, event) if span.first > 0 or size_bytes > before else Peak(before, -1)
-
-    requested, allocated, reserved = map(peak, curves, before_bytes)
-    return requested, allocated, reserved
+def _peak(curve: I8, before_bytes: int, first: int) -> Peak:
+    """Highest value of a curve that begins with event ``first``; before a trace's first event counts, too."""
+    if not len(curve):
+        return Peak(before_bytes, -1)
+    event = int(np.argmax(curve))
+    size_bytes = int(curve[event])
+    return Peak(size_bytes, first + event) if first > 0 or size_bytes > before_bytes else Peak(before_bytes, -1)
 
 
 def build(
@@ -228,43 +227,66 @@ def build(
     replay = replay_device(
         device, snapshot.settings, release_of(snapshot), on_progress, is_npu=other_backend(snapshot) == "npu"
     )
-    requested, allocated, reserved = (_curve(device.trace, replay, which) for which in range(3))
-    first = replay.initial_reserved_bytes
-    if not replay.exact and (bool((reserved < allocated).any()) or first < replay.initial_allocated_bytes):
+    trace = device.trace
+    if not replay.exact and _contradicts(trace, replay):
         notes = tuple(dict.fromkeys((LEVELS_CONTRADICT, *replay.notes)))
-        first = max(first, replay.initial_allocated_bytes)
+        first = max(replay.initial_reserved_bytes, replay.initial_allocated_bytes)
         replay = replace(replay, initial_reserved_bytes=first, notes=notes)
-        reserved = _curve(device.trace, replay, 2)
-    before_bytes = (replay.initial_requested_bytes, replay.initial_allocated_bytes, first)
-    curves = requested, allocated, reserved
-    peaks = _peaks(curves, before_bytes, Window(0, len(device.trace)))
-    asked = {len(device.trace) - 1, *(peak.event for peak in peaks)} - {-1}
-    asked.update(np.flatnonzero(device.trace.action == Action.OOM)[-_REFUSALS:].tolist())
-    return Timeline(snapshot, device, replay, Levels(peaks, {event: _levels(curves, event) for event in asked}))
+    before_bytes = (replay.initial_requested_bytes, replay.initial_allocated_bytes, replay.initial_reserved_bytes)
+    asked = {len(trace) - 1, *np.flatnonzero(trace.action == Action.OOM)[-_REFUSALS:].tolist()} - {-1}
+    peaks, levels = [Peak(0, -1)] * 3, [dict[int, int]() for _ in range(3)]
+    for which in (2, 0, 1):  # a curve is as large as a column: one after the other, those that are quickly made first
+        curve = _curve(trace, replay, which)
+        peaks[which] = _peak(curve, before_bytes[which], 0)
+        asked |= {peaks[which].event} - {-1}
+        levels[which] = {event: int(curve[event]) for event in asked}
+        del curve
+    for which, known in enumerate(levels):
+        for event in asked - known.keys():
+            known[event] = int(_curve(trace, replay, which, Window(event, event + 1))[0])
+    requested, allocated, reserved = levels
+    known_levels = {event: (requested[event], allocated[event], reserved[event]) for event in asked}
+    return Timeline(snapshot, device, replay, Levels((peaks[0], peaks[1], peaks[2]), known_levels))
 
 
-def _curve(trace: DeviceTrace, replay: Replay, which: int) -> I8:
-    """Requested (0), allocated (1) or reserved (2) bytes after each event: a running sum of what each adds or takes.
+def _contradicts(trace: DeviceTrace, replay: Replay) -> bool:
+    """Whether more is allocated than reserved at any time."""
+    if replay.initial_reserved_bytes < replay.initial_allocated_bytes:
+        return True
+    return bool((_curve(trace, replay, 2) < _curve(trace, replay, 1)).any())
+
+
+def _curve(trace: DeviceTrace, replay: Replay, which: int, span: Window | None = None) -> I8:
+    """Requested (0), allocated (1) or reserved (2) bytes after each event of a span, or of all: a running sum of what
+    each adds or takes.
 
     Where the file contradicts itself, reserved is at least allocated.
     """
-    table, span = replay.allocations, Window(0, len(trace))
+    table, span = replay.allocations, span or Window(0, len(trace))
     requested, block, born = table.requested_bytes, table.block_bytes, table.alloc_event
     if which == 0:
         start = replay.initial_requested_bytes
-        return running(span, start, (born, requested), (table.free_completed_event, -requested))
+        return _from_start(span, start, (born, requested), (table.free_completed_event, -requested))
     if which == 1:
         # A row stops counting as allocated at its free request, or at its completion if none is recorded.
         until = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
         until[: len(replay.initial_pending)][replay.initial_pending] = -1  # not allocated any more when the trace began
-        return running(span, replay.initial_allocated_bytes, (born, block), (until, -block))
+        return _from_start(span, replay.initial_allocated_bytes, (born, block), (until, -block))
     events = replay.segment_events
     kind, size = trace.action[events], trace.size[events]
     grows = (kind == Action.SEGMENT_ALLOC) | (kind == Action.SEGMENT_MAP)
     start = int(replay.initial_segments.total_size.sum())
-    reserved = running(span, start, (events, np.where(grows, size, -size)))
+    reserved = _from_start(span, start, (events, np.where(grows, size, -size)))
     contradicts = LEVELS_CONTRADICT in replay.notes
-    return np.maximum(reserved, _curve(trace, replay, 1), out=reserved) if contradicts else reserved
+    return np.maximum(reserved, _curve(trace, replay, 1, span), out=reserved) if contradicts else reserved
+
+
+def _from_start(span: Window, start: int, *changes: tuple[I8, I8]) -> I8:
+    """:func:`running`, where ``start`` is the level before the trace."""
+    if span.first > 0:
+        sums = [amounts[(events >= 0) & (events < span.first)].sum() for events, amounts in changes]
+        start = int(np.array([start, *sums], np.int64).sum())
+    return running(span, start, *changes)
 
 
 def running(span: Window, start: int, *changes: tuple[I8, I8]) -> I8:
