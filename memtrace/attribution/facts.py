@@ -24,6 +24,7 @@ from memtrace.history.timeline import NEVER, Timeline
 from memtrace.snapshot.model import Action, DeviceTrace
 
 I8 = NDArray[np.int64]
+I4 = NDArray[np.int32]
 U1 = NDArray[np.uint8]
 Bool = NDArray[np.bool_]
 
@@ -53,7 +54,7 @@ class Facts:
     tags: I8
     kind: U1
     is_loss: Bool
-    span: I8
+    span: I4
     phase: U1
     death_phase: U1
     step: I8
@@ -65,7 +66,7 @@ class Facts:
     stays: Bool
     lives_on: Bool
     followed: Bool
-    free_stack: I8
+    free_stack: I4
     freed_by_program: Bool
 
     def has(self, tag: Tag) -> Bool:
@@ -149,14 +150,15 @@ def _stacks_of(timeline: Timeline) -> StackFacts:
 
 def _died(table: Allocations) -> I8:
     died = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
-    return np.where(died >= 0, died, NEVER)
+    died[died < 0] = NEVER
+    return died
 
 
-def _phase_of(phases: Phases, span: I8) -> U1:
+def _phase_of(phases: Phases, span: I4 | I8) -> U1:
     return np.append(phases.phase, np.uint8(Phase.UNKNOWN))[span]  # -1 (before the trace) must not read the last one
 
 
-def _step_of(phases: Phases, span: I8) -> I8:
+def _step_of(phases: Phases, span: I4 | I8) -> I8:
     return np.append(phases.step, np.int64(-1))[span]
 
 
@@ -173,17 +175,18 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     kind[older:][strays] = Kind.STRAY
     kinds = stacks.kind[trace.stack]
     kinds[lives.born[strays]] = Kind.STRAY
+    shared = frees_share_stacks(trace)
     if phases is None:
-        phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lives, strays, kind[:older])
+        phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lives, strays, kind[:older], shared)
         phases = with_recorded_steps(phases, trace, timeline.snapshot.memtrace.get("phases"))
     # Rows are in order of events: where the spans begin among them is quicker to find than each row's span.
     counts = np.diff(np.searchsorted(born, phases.start), prepend=0)
-    span = np.repeat(np.arange(-1, len(phases)), counts)
+    span = np.repeat(np.arange(-1, len(phases), dtype=np.int32), counts)
     span_end = np.append(phases.start[1:], NEVER)
     if len(phases):
         span_end[len(phases) - 1] = NEVER  # the recording stops inside the last span
     cut = _cut_spans(phases, trace)
-    free_stack = _freeing_stacks(timeline, died)
+    free_stack = _freeing_stacks(trace, died, shared)
     freed_by = np.where(free_stack >= 0, stacks.kind[free_stack], _NOT_FREED)
     freed_by[(free_stack >= 0) & stacks.has(Tag.ZERO_GRAD)[free_stack]] = Kind.OPTIMIZER
     ended = np.where(_unwound(trace, kinds, phases, freed_by, born, died, span), NEVER, died)
@@ -193,7 +196,7 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     in_cut &= death_phase != Phase.BACKWARD
     ended[in_cut] = NEVER
     death_phase[ended == NEVER] = Phase.UNKNOWN
-    pass_end = _pass_ends(trace, kinds, phases, born, kind, span, cut)
+    pass_end = _pass_ends(trace, kinds, phases, born, kind, span, cut, shared)
     following = _next_pass(phases, np.append(phases.start[:-1], -1))  # by span, and before the trace
     next_pass = following[span]
     return Facts(
@@ -234,17 +237,16 @@ def _cut_spans(phases: Phases, trace: DeviceTrace) -> Bool:
     return np.append(trace.action[np.maximum(phases.start[1:-1] - 1, 0)] == Action.OOM, False)
 
 
-def _freeing_stacks(timeline: Timeline, died: I8) -> I8:
+def _freeing_stacks(trace: DeviceTrace, died: I8, shared: bool) -> I4:
     """Stack of the code that gave each row up; -1 where nothing did or nothing tells."""
-    trace = timeline.trace
-    stacks = np.full(len(died), -1, dtype=np.int64)
-    if len(trace) and not frees_share_stacks(trace):
+    stacks = np.full(len(died), -1, dtype=np.int32)
+    if not shared:
         freed = (died >= 0) & (died < NEVER)
         stacks[freed] = trace.stack[died[freed]]
     return stacks
 
 
-def _unwound(trace: DeviceTrace, kinds: U1, phases: Phases, freed_by: I8, born: I8, died: I8, span: I8) -> Bool:
+def _unwound(trace: DeviceTrace, kinds: U1, phases: Phases, freed_by: I8, born: I8, died: I8, span: I4) -> Bool:
     """Rows freed behind the last request of all, by an error that unwound the stack or by a program that ends.
 
     Behind a refused request that is everything. Else a forward pass that nothing follows was interrupted, unless the
@@ -265,7 +267,7 @@ def _unwound(trace: DeviceTrace, kinds: U1, phases: Phases, freed_by: I8, born: 
     return behind & older & among(freed_by, [Kind.OTHER, Kind.LOAD])
 
 
-def _recomputation_ends(trace: DeviceTrace, kinds: U1, born: I8) -> I8:
+def _recomputation_ends(trace: DeviceTrace, kinds: U1, born: I8, shared: bool) -> I8:
     """A recomputation ends at the first event that does anything else; ``NEVER`` if it is cut short.
 
     Frees recorded with the stack of their allocation (or with none) don't tell who freed: then it ends after its last
@@ -273,7 +275,7 @@ def _recomputation_ends(trace: DeviceTrace, kinds: U1, born: I8) -> I8:
     """
     allocs = np.flatnonzero((trace.action == Action.ALLOC) & (kinds != Kind.STRAY))
     is_other = kinds[allocs] != Kind.RECOMPUTE
-    if frees_share_stacks(trace) or (kinds == Kind.STRAY).any():
+    if shared or (kinds == Kind.STRAY).any():
         following = np.searchsorted(allocs[is_other], born)
         stops = np.append(allocs[is_other], NEVER)
         last = allocs[np.maximum(np.searchsorted(allocs, stops) - 1, 0)] + 1
@@ -290,7 +292,8 @@ def _call_ends(table: Allocations, stacks: StackFacts, kind: U1, count: int) -> 
     """First allocation after each row's that no module makes; the trace's length if none follows."""
     outside = (stacks.depth == 0)[table.stack] & (table.alloc_event >= 0)
     outside &= ~among(kind, [Kind.FORWARD, Kind.RECOMPUTE, Kind.STRAY])
-    return np.append(table.alloc_event[outside], count)[np.cumsum(outside)]
+    rows = np.flatnonzero(outside)
+    return np.repeat(np.append(table.alloc_event[rows], count), np.diff(rows, prepend=0, append=len(outside)))
 
 
 def _next_refusal(trace: DeviceTrace, events: I8) -> I8:
@@ -306,7 +309,9 @@ def _next_pass(phases: Phases, events: I8) -> I8:
     return starts[np.searchsorted(starts[:-1], events, side="right")]
 
 
-def _pass_ends(trace: DeviceTrace, kinds: U1, phases: Phases, born: I8, kind: U1, span: I8, cut: Bool) -> I8:
+def _pass_ends(
+    trace: DeviceTrace, kinds: U1, phases: Phases, born: I8, kind: U1, span: I4, cut: Bool, shared: bool
+) -> I8:
     """End of the forward pass or recomputation each row was made in; see :class:`Facts`."""
     ends = np.full(len(born), -1, dtype=np.int64)
     if not len(phases):
@@ -318,5 +323,5 @@ def _pass_ends(trace: DeviceTrace, kinds: U1, phases: Phases, born: I8, kind: U1
     ends[in_forward] = forward_end[span[in_forward]]
     recomputed = np.flatnonzero((kind == Kind.RECOMPUTE) & (born >= 0))
     if len(recomputed):
-        ends[recomputed] = _recomputation_ends(trace, kinds, born[recomputed])
+        ends[recomputed] = _recomputation_ends(trace, kinds, born[recomputed], shared)
     return ends

@@ -15,17 +15,16 @@ from memtrace.attribution.stack_facts import Kind, StackFacts
 from memtrace.snapshot.stacks import StackTable
 
 Bool = NDArray[np.bool_]
-_DEEPER = 3
+_DEEPER, _DEEPER_IF_SMALL = 3, 2
 _LIBRARY = {"torch", "peft", "bitsandbytes", "accelerate", "deepspeed", "lightning", "lightning_fabric"}
 
 
-def head_stacks(facts: StackFacts, deeper: int = _DEEPER) -> Bool:
-    """Per stack (plus the entry for "none"): does it allocate inside the head?
+def head_stacks(facts: StackFacts) -> tuple[Bool, Bool]:
+    """Per stack (plus the entry for "none"): does it allocate inside the head, and inside that of a small model?
 
-    Small models are less deep: ``deeper`` of 2 finds their heads, and projections of blocks where there is none.
+    Small models are less deep; where there is none, such rules find projections of blocks.
     """
     table = facts.python
-    result = np.zeros(len(table) + 1, dtype=np.bool_)
     tags = [int(frame_tags(f.filename, f.name)) for f in table.frames]
     is_library = [package_of(f.filename) in _LIBRARY for f in table.frames]
     is_container = [f.filename == "torch/nn/modules/container.py" for f in table.frames]
@@ -52,11 +51,13 @@ def head_stacks(facts: StackFacts, deeper: int = _DEEPER) -> Bool:
                 chain = hash((chain, code[frame]))
         if callers and last_nested <= 2 and facts.tags[stack] & int(Tag.LINEAR | Tag.QUANT_MODULE):
             linear.append((stack, callers))
-    heads = {callers[-1] for _, callers in linear if deepest[callers[-1]] >= deeper}
-    for stack, callers in linear:
-        # Only the outermost such function: a block may call a projection of its own beside its parts.
-        result[stack] = callers[-1] in heads and not heads.intersection(callers[:-1])
-    return result
+    results = np.zeros((2, len(table) + 1), dtype=np.bool_)
+    for result, deeper in zip(results, (_DEEPER, _DEEPER_IF_SMALL), strict=True):
+        heads = {callers[-1] for _, callers in linear if deepest[callers[-1]] >= deeper}
+        for stack, callers in linear:
+            # Only the outermost such function: a block may call a projection of its own beside its parts.
+            result[stack] = callers[-1] in heads and not heads.intersection(callers[:-1])
+    return results[0], results[1]
 
 
 def _between_calls(frames: list[int], tags: list[int]) -> list[list[int]]:

@@ -137,10 +137,17 @@ def _marks(events: I8, kinds: NDArray[np.int8]) -> list[Mark]:
 
 
 def infer_phases(
-    trace: DeviceTrace, stacks: StackFacts, annotations: Sequence[Annotation], lives: Lives, stray: Bool, older: U1
+    trace: DeviceTrace,
+    stacks: StackFacts,
+    annotations: Sequence[Annotation],
+    lives: Lives,
+    stray: Bool,
+    older: U1,
+    shared: bool,
 ) -> Phases:
     """Cut one device's trace into phases. Linear in events. ``lives`` are those of every allocation in the trace,
-    ``stray`` which of them say nothing, ``older`` the kinds of the stacks of what is older than it."""
+    ``stray`` which of them say nothing, ``older`` the kinds of the stacks of what is older than it, ``shared`` whether
+    frees have the stacks of what they free."""
     count = len(trace)
     if count == 0:
         return Phases(np.zeros(1, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.int64), "frames")
@@ -172,7 +179,7 @@ def infer_phases(
     cutter = _Cutter(starts_late)
     for event, kind in _updates(_whole_backward(marks), trace, stacks, lives):
         cutter.allocated_by(kind, event)
-    spans = _backdate_backward(trace, stacks, cutter.spans)
+    spans = cutter.spans if shared else _backdate_backward(trace, stacks, cutter.spans, lives.born)
     if not spans or spans[0][0] > 0:
         spans.insert(0, (0, Phase.UNKNOWN, -1))
     spans = _evaluations(spans, {*errors})
@@ -298,29 +305,22 @@ def optimizer_ranges(trace: DeviceTrace, annotations: Sequence[Annotation]) -> l
 
 
 def _backdate_backward(
-    trace: DeviceTrace, stacks: StackFacts, spans: list[tuple[int, Phase, int]]
+    trace: DeviceTrace, stacks: StackFacts, spans: list[tuple[int, Phase, int]], allocs: I8
 ) -> list[tuple[int, Phase, int]]:
     """Begin each backward pass at its first free rather than its first allocation.
 
-    The first nodes of a backward pass free saved tensors before they allocate. Frees carry their own stacks under
-    the default ``context="all"``; where they share the allocation's stack they say nothing and nothing moves.
+    The first nodes of a backward pass free saved tensors before they allocate: frees carry their own stacks under the
+    default ``context="all"``.
     """
-    frees = np.flatnonzero(trace.action == Action.FREE_REQUESTED)
-    if not len(frees):
-        return spans
-    kinds = stacks.kind[trace.stack[frees]]
-    by_autograd = (kinds == Kind.NONE) | (kinds == Kind.BACKWARD) | (kinds == Kind.RECOMPUTE)
-    shared = frees_share_stacks(trace)
-    allocs = np.flatnonzero(trace.action == Action.ALLOC)
     moved = []
     for i, (start, phase, step) in enumerate(spans):
-        if phase is Phase.BACKWARD and i and spans[i - 1][1] is Phase.FORWARD and not shared:
-            before = np.searchsorted(allocs, start) - 1
-            last_forward = int(allocs[before]) if before >= 0 else -1
-            window = slice(np.searchsorted(frees, last_forward), np.searchsorted(frees, start))
-            early = np.flatnonzero(by_autograd[window])
+        if phase is Phase.BACKWARD and i and spans[i - 1][1] is Phase.FORWARD:
+            before = int(np.searchsorted(allocs, start)) - 1
+            first = int(allocs[before]) if before >= 0 else 0
+            frees = first + np.flatnonzero(trace.action[first:start] == Action.FREE_REQUESTED)
+            early = frees[among(stacks.kind[trace.stack[frees]], _AUTOGRAD)]
             if len(early):
-                start = int(frees[window][early[0]])
+                start = int(early[0])
         moved.append((start, phase, step))
     return moved
 

@@ -71,12 +71,13 @@ def is_weight_copy(facts: Facts) -> Bool:
     inside = facts.has(Tag.QUANT_MATMUL) & ~facts.has(Tag.QUANTIZE | Tag.DEQUANT)
     if not len(copies) or not inside.any():
         return np.zeros(len(facts.size), dtype=np.bool_)
-    fits = among(facts.size, copies)
+    fits = inside.copy()
+    fits[inside] = among(facts.size[inside], copies)
     stack = facts.timeline.allocations.stack
     largest = np.zeros(len(facts.stacks.tags), dtype=np.int64)
     np.maximum.at(largest, stack[inside], facts.size[inside])
     contradicts = inside & ~fits & (facts.size * _SCALE_SHARE > largest[stack])
-    site = inside & fits & ~among(stack, stack[contradicts])
+    site = fits & ~among(stack, stack[contradicts])
     return site & ~among(stack, _later_sites(facts, site)) & ~among(stack, _beside_dequantising(facts, site))
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.arrays import among, distinct
+from memtrace.arrays import among, distinct, places
 from memtrace.attribution.attention import outgrown
 from memtrace.attribution.compiled import beside_loss
 from memtrace.attribution.facts import Facts
@@ -26,7 +26,6 @@ from memtrace.attribution.stack_facts import Kind
 from memtrace.attribution.trained import Trained, find_trained
 from memtrace.attribution.unfinished import would_be_held
 from memtrace.history.timeline import NEVER
-from memtrace.snapshot.model import Action
 
 _LARGE_BYTES = 1 << 20  # below this, sizes coincide too easily to mean anything
 
@@ -73,7 +72,7 @@ class Signals:
     def _gone_before_next_step(self) -> Bool:
         f = self.facts
         steps = f.phases.start[:-1][f.phases.phase == Phase.OPTIMIZER]
-        following = np.append(steps, -1)[np.searchsorted(steps, f.born, side="right")]
+        following = np.append(steps, -1)[places(steps, f.born, side="right")]
         gone = self.in_optimizer & f.outlives_span & (f.ended < following)
         stack = f.timeline.allocations.stack  # behind the last step, what the same call left in earlier ones tells
         return gone | (self.in_optimizer & ~f.persistent & (following < 0) & among(stack, stack[gone]))
@@ -99,15 +98,17 @@ class Signals:
         """Made by autograd, and given up by autograd after the program had gone on and called it again: gradients of
         gradients need it."""
         f = self.facts
-        outermost, stack, trace = f.stacks.ends()[1], f.timeline.allocations.stack, f.timeline.trace
+        outermost, stack = f.stacks.ends()[1], f.timeline.allocations.stack
         # Hooks that run on autograd's thread are not called by the program.
         callers = outermost[stack[f.is_kind(Kind.FORWARD) & (stack >= 0)]]
         by_program = among(f.stacks.kind, [int(Kind.OTHER), int(Kind.FORWARD), int(Kind.OPTIMIZER)])
         by_program &= among(outermost, callers)
-        calls = np.flatnonzero((trace.action == Action.ALLOC) & by_program[trace.stack])
-        went_on = np.append(calls, NEVER)[np.searchsorted(calls, f.born)]
-        ended = self.in_backward & (f.death_phase == Phase.BACKWARD) & ~f.freed_by_program & (f.ended > went_on)
-        return ended & ~among(f.size, self._trained_sizes)
+        calls = f.born[by_program[stack] & self.in_trace]
+        ended = self.in_backward & (f.death_phase == Phase.BACKWARD) & ~f.freed_by_program
+        rows = np.flatnonzero(ended)
+        went_on = np.append(calls, NEVER)[np.searchsorted(calls, f.born[rows])]
+        ended[rows] = (f.ended[rows] > went_on) & ~among(f.size[rows], self._trained_sizes)
+        return ended
 
     @cached_property
     def trained(self) -> Trained:
@@ -136,10 +137,10 @@ class Signals:
         return self.in_backward & among(size, sizes[~among(sizes, elsewhere)])
 
     @cached_property
-    def _passes(self) -> I8:
+    def _passes(self) -> NDArray[np.int32]:
         """The pass that runs, or was the last to run, when each was made; 0 before the first."""
         phases = self.facts.phases
-        return np.searchsorted(phases.start[:-1][phases.phase == Phase.FORWARD], self.facts.born, side="right")
+        return places(phases.start[:-1][phases.phase == Phase.FORWARD], self.facts.born, side="right")
 
     # -- loading --------------------------------------------------------------------------------------------------
 
@@ -165,9 +166,10 @@ class Signals:
         f = self.facts
         stack = f.timeline.allocations.stack
         sizes = distinct(f.size[f.has(Tag.QUANTIZE) & f.is_kind(Kind.LOAD)])  # sharding may replace what was packed
-        as_scales = among(f.size * 32, sizes) | among(f.size * 8, sizes)
-        packing = stack[self.quantizing & ~as_scales & (f.size > 2048)]
-        return self.quantizing & among(stack, packing) & (f.size > 2048)
+        packed = self.quantizing & (f.size > 2048)
+        rows = np.flatnonzero(packed)
+        as_scales = among(f.size[rows] * 32, sizes) | among(f.size[rows] * 8, sizes)
+        return packed & among(stack, stack[rows[~as_scales]])
 
     @cached_property
     def in_load(self) -> Bool:
@@ -200,7 +202,9 @@ class Signals:
         f = self.facts
         made = (self.in_trace & f.is_kind(Kind.OTHER) & ~f.in_phase(Phase.FORWARD)) | self._by_helpers
         by_autograd = (f.death_phase == Phase.BACKWARD) & ~f.freed_by_program
-        saved = made & by_autograd & (f.phases.span_of(np.minimum(f.ended, len(f.timeline.trace))) > f.span)
+        saved = made & by_autograd
+        rows = np.flatnonzero(saved)
+        saved[rows] = f.phases.span_of(np.minimum(f.ended[rows], len(f.timeline.trace))) > f.span[rows]
         stack = f.timeline.allocations.stack
         return saved | (made & f.persistent & among(stack, stack[saved]))
 
@@ -234,8 +238,9 @@ class Signals:
         f = self.facts
         stack = f.timeline.allocations.stack
         made = f.is_kind(Kind.FORWARD) & ~self.cublas_once & ~self.cublas_frames
-        head = head_stacks(f.stacks)[stack] & made
-        for linear in (head_stacks(f.stacks, 2)[stack], f.has(Tag.LINEAR)):  # of a small model, or outside any
+        of_head, of_small_head = head_stacks(f.stacks)
+        head = of_head[stack] & made
+        for linear in (of_small_head[stack], f.has(Tag.LINEAR)):  # the latter outside any
             head |= linear & made & self._as_large_as_loss & ~among(self._passes, self._passes[head])
         followed = np.append(head[1:] & (stack[1:] == stack[:-1]), False)
         return head & ~followed
@@ -246,11 +251,12 @@ class Signals:
         size, loss = self.facts.size, self.loss_frames
         largest = np.zeros(self._passes.max(initial=0) + 1, dtype=np.int64)
         np.maximum.at(largest, self._passes[loss], size[loss])
-        largest = np.where(largest >= _LARGE_BYTES, largest, size[loss].max(initial=0))[self._passes]
+        rows = np.flatnonzero(size >= _LARGE_BYTES // 4)
+        of_loss = np.where(largest >= _LARGE_BYTES, largest, size[loss].max(initial=0))[self._passes[rows]]
         fits = np.zeros(len(size), dtype=np.bool_)
-        for wanted in (largest // 2, largest, largest * 2):
-            fits |= np.abs(size - wanted) * 64 <= wanted
-        return fits & (largest >= _LARGE_BYTES)
+        for wanted in (of_loss // 2, of_loss, of_loss * 2):
+            fits[rows] |= (np.abs(size[rows] - wanted) * 64 <= wanted) & (of_loss >= _LARGE_BYTES)
+        return fits
 
     @cached_property
     def logits_in_loss(self) -> Bool:
@@ -360,12 +366,14 @@ class Signals:
         sized = among(f.size, CUBLAS_WORKSPACE_BYTES) & f.persistent & self.in_trace
         stack = f.timeline.allocations.stack
         # Outside passes (an adapter's first product, say): what a line leaves once, the first time, of all it makes.
-        kept = np.bincount(stack[f.persistent] + 1, minlength=len(f.stacks.kind))[stack + 1]
-        made = np.bincount(stack + 1, minlength=len(f.stacks.kind))[stack + 1]
-        first = np.zeros(len(stack), dtype=np.bool_)
-        first[np.unique(stack, return_index=True)[1]] = True
-        first[1:] |= first[:-1] & (stack[1:] == stack[:-1])  # the product's output comes before
-        result = sized & f.is_kind(Kind.LOAD, Kind.OTHER) & first & (kept == 1) & (made > 2)
+        rows = np.flatnonzero(sized & f.is_kind(Kind.LOAD, Kind.OTHER))
+        kept = np.bincount(stack[f.persistent] + 1, minlength=len(f.stacks.kind))[stack[rows] + 1]
+        made = np.bincount(stack + 1, minlength=len(f.stacks.kind))[stack[rows] + 1]
+        first = np.full(len(f.stacks.kind), len(stack))
+        np.minimum.at(first, stack, np.arange(len(stack)))
+        is_first = (first[stack[rows]] == rows) | (first[stack[rows]] == rows - 1)  # the product's output comes before
+        result = np.zeros(len(stack), dtype=np.bool_)
+        result[rows] = is_first & (kept == 1) & (made > 2)
         # Compiled code has its products write where it wants them; what outlives the next pass is no activation.
         result |= sized & f.has(Tag.COMPILED) & f.is_kind(Kind.FORWARD) & (f.pass_end < NEVER) & f.followed
         sized &= f.is_kind(Kind.FORWARD, Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)

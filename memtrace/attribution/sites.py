@@ -77,7 +77,7 @@ def _modules(facts: StackFacts) -> list[str]:
     """Module of each stack. Attention and MLP share a file and a function name (``forward``) in most models; they are
     told apart by what else the same call, seen from outside, runs: rotary embeddings, or an activation function."""
     table = facts.python
-    heads = head_stacks(facts)
+    heads, _ = head_stacks(facts)
     is_code = [
         not (frame_tags(f.filename, f.name) & Tag.CALL) and package_of(f.filename) != "torch" for f in table.frames
     ]

@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.arrays import among, distinct
+from memtrace.arrays import among, distinct, places
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.origin import LIBRARIES, package_of
@@ -187,17 +187,15 @@ def _kept_gradients(facts: Facts, by_autograd: Bool) -> tuple[Bool, bool]:
     others are freed.
     """
     steps = facts.phases.start[:-1][facts.phases.phase == Phase.OPTIMIZER]
-    following = np.append(steps, NEVER)[np.searchsorted(steps, facts.born)]
+    following = np.append(steps, NEVER)[places(steps, facts.born)]
     until_step = (facts.ended > following) | (facts.persistent & (following == NEVER))
     if not len(steps):
         until_step = facts.outlives_span
     kept = _survivors(facts, by_autograd) & (until_step | facts.freed_by_program | facts.persistent)
     kept &= facts.size >= _SMALLEST_PARAMETER_BYTES
     freed = kept & (facts.free_stack >= 0) & ~facts.persistent
-    as_gradient = freed & (
-        ((facts.stacks.tags[facts.free_stack] & int(Tag.ZERO_GRAD)) != 0)
-        | (facts.stacks.kind[facts.free_stack] == Kind.OPTIMIZER)
-    )
+    gives_up = facts.stacks.has(Tag.ZERO_GRAD) | (facts.stacks.kind == Kind.OPTIMIZER)
+    as_gradient = freed & gives_up[facts.free_stack]
     is_sure = bool(as_gradient.sum() * 2 > freed.sum())
     if is_sure:
         kept &= as_gradient | (~freed & among(facts.size, facts.size[as_gradient]))

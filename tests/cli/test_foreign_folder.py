@@ -81,6 +81,15 @@ def test_any_process_that_a_verb_starts(planted: Path) -> None:
     assert not (planted.parent / "EXECUTED").exists()
 
 
+def test_numpys_threads_are_the_users_to_choose(planted: Path, tmp_path: Path) -> None:
+    """Commands that read start none; a program that is run has those it would have."""
+    shown = "import os\nprint('threads', os.environ.get('OPENBLAS_NUM_THREADS'))\n"
+    (tmp_path / "train.py").write_text(shown)
+    at_end = f"import atexit, os\natexit.register(lambda: exec({shown!r}))\n" + SCRIPT
+    assert "threads 1" in run(planted, at_end, "info", "rank0.pickle.xz").stdout
+    assert "threads None" in run(tmp_path, WITHOUT_GPU + SCRIPT, "run", "train.py").stdout
+
+
 def test_the_users_own_program_still_finds_its_modules(tmp_path: Path) -> None:
     """``memtrace run`` is for running what lies there; its children are started as Python starts them."""
     (tmp_path / "helper.py").write_text("print('helped')\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memtrace.arrays import among, distinct, narrowed
+from memtrace.arrays import among, distinct, narrowed, places
 
 RANDOM = np.random.default_rng(7)
 WANTED = {
@@ -28,6 +28,14 @@ def test_among_is_numpys_isin(wanted: list[int], dtype: type) -> None:
     for asked in (wanted, np.array(wanted, dtype=np.int64)):
         assert (among(values, asked) == expected).all()
     assert not len(among(values[:0], wanted))
+
+
+@pytest.mark.parametrize("bounds", [[], [-1], [3], [0, 2, 2, 5, 9]])
+@pytest.mark.parametrize("values", [[], [2], [-1, -1, 0, 2, 2, 3, 9, 40]])
+def test_places_are_numpys_searchsorted(bounds: list[int], values: list[int]) -> None:
+    for side in ("left", "right"):
+        found = places(np.array(bounds, np.int64), np.array(values, np.int64), side)
+        assert found.tolist() == np.searchsorted(np.array(bounds), values, side).tolist()
 
 
 @pytest.mark.parametrize("values", [[], [4], [3, 1, 3, -2, 1]])

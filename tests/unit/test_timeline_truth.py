@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -47,6 +49,18 @@ def test_levels_that_are_kept_are_those_of_the_curves(name: str) -> None:
     for event, levels in made.levels.known.items():
         assert levels == tuple(int(curve[event]) for curve in made.curves)
     assert {len(made) - 1, made.peaks()[2].event, *made.oom_events} <= set(made.levels.known)
+
+
+@pytest.mark.parametrize("name", ["tiny-llama_3-steps", "llama2-7b_recorded-after-load"])
+@pytest.mark.parametrize("share", [(0, 3), (1, 2), (2, 3)])
+def test_peaks_of_a_part_are_those_of_the_curves_there(name: str, share: tuple[int, int]) -> None:
+    whole = timeline(name)
+    first, stop = (len(whole) * third // 3 for third in share)
+    part = replace(whole, window=Window(first, stop))
+    for curve, peak, before in zip(whole.curves, part.peaks(), whole.curve_at(-1), strict=True):
+        highest = int(curve[first:stop].max())
+        assert peak.size_bytes == max(highest, before if first == 0 else 0)
+        assert peak.event == first + int(curve[first:stop].argmax()) or (first == 0 and peak.event == -1)
 
 
 def test_what_was_live_before_a_late_recording() -> None:
