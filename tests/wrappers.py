@@ -49,10 +49,6 @@ def _is_backward(frame: Frame) -> bool:
     return frame.name == "backward" and frame.filename.endswith("torch/_tensor.py")
 
 
-def _in_python(frames: Frames) -> bool:
-    return any(frame.filename.endswith(".py") for frame in frames)
-
-
 def _keeps_out(frames: Frames) -> bool:
     """Loading and optimizer steps lie beside a training step, not inside it."""
     optimizer = ("/torch/optim/", "/bitsandbytes/optim/")
@@ -72,10 +68,14 @@ def around_training(*inner: str) -> Fix:
 
 
 def around_program(*outer: str) -> Fix:
-    """Frames outside everything: what called the script. Nothing calls a function that autograd's thread applies, nor
-    the hooks of saved tensors there."""
-    called, hooks = frames_of(outer), ("apply", "unpack_from_cpu")
-    return lambda frames: (*frames, *called) if _in_python(frames) and frames[-1].name not in hooks else frames
+    """Frames outside everything: what called the script. Nothing calls what runs on autograd's own threads."""
+    called = frames_of(outer)
+
+    def fix(frames: Frames) -> Frames:
+        outermost = next((f for f in reversed(frames) if f.filename.endswith(".py") or f.filename[:1] == "<"), None)
+        return (*frames, *called) if outermost and outermost.name in ("<module>", "_bootstrap") else frames
+
+    return fix
 
 
 def around_modules(*hooks: str) -> Fix:
@@ -339,6 +339,8 @@ WRAPPERS: Mapping[str, Fix] = {
     "own-package-like-a-loss": renamed(OWN_FILE, "/home/u/losses/quantizers/cache_utils.py"),
     "program-named-loss": renamed(OWN_FILE, "/home/u/loss.py"),
     "program-named-cache": renamed(OWN_FILE, "/home/u/kv_cache.py"),
+    "hooks-named-attention": around_modules("~/attention.py:flash_attention_wrapper"),
+    "hooks-named-rotary": around_modules("~/rotary/rope_utils.py:apply_rope"),
     "hooks-named-zero-grad": around_modules("~/utils.py:zero_grad"),
     "packed-with-everything": both(renamed(OWN_FOLDER, "/tmp/_MEI3141/"), renamed(INSTALLED, "/tmp/_MEI3141/")),
     "environment-named-torch": renamed(INSTALLED, "/home/u/torch/optim/venv/lib/python3.11/site-packages/"),
@@ -348,6 +350,8 @@ WRAPPERS: Mapping[str, Fix] = {
     ),
     "program-among-clones": renamed(OWN_FOLDER, "/home/u/peft/bitsandbytes/safetensors/"),
     "program-in-torch-folder": renamed(OWN_FOLDER, "/home/u/torch/optim/"),
+    "script-in-site-packages": renamed(OWN_FOLDER, "/home/u/site-packages/torch/optim/"),
+    "script-in-unused-clone": renamed(OWN_FOLDER, "/home/u/deepspeed/runtime/zero/"),
     "zipped": renamed(INSTALLED, "/srv/app.pex/site-packages.zip/"),
     "wheels": renamed(
         INSTALLED + r"(\w+)/", r"/home/u/.pex/installed_wheels/0/5f/\1-2.5.0-cp311-cp311-linux_x86_64.whl/\1/"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from collections.abc import Collection
 
 from memtrace.snapshot.stacks import Frame
 
@@ -34,23 +35,31 @@ _CPP_FILE = re.compile(r"(^|\.(cpp|cc|cxx|c|h|hpp|cuh?|so[\d.]*)|\?\?)$")
 _CPP_NAME = re.compile(r"::|\(|^_*Py[A-Z_]|^(__clone|_start|__libc_start_\w+|pthread_\w+)$")
 
 
-def with_origins(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The same frames with paths in the form above."""
-    paths = [_plain(f) for f in frames]
+def with_origins(frames: tuple[Frame, ...], outermost: Collection[int] = ()) -> tuple[Frame, ...]:
+    """The same frames with paths in the form above. ``outermost``: those that stacks begin with; a script among them is
+    the user's, and so are the files beside it, whatever its folder is called."""
+    scripts = {_folder(frames[i]) for i in outermost if frames[i].name == "<module>"} - {""}
+    beside = [_folder(frame) in scripts for frame in frames]
+    paths = [_plain(frame, is_own) for frame, is_own in zip(frames, beside, strict=True)]
     installed = {package_of(path) for path in paths}
     # Clones that are in use: at most one of a library, where it isn't installed.
     clones: dict[str, Counter[str]] = {}
-    for path in paths:
-        found = _CHECKOUT.match(path.removeprefix("own/")) if path.startswith("own/") else None
+    for path, is_own in zip(paths, beside, strict=True):
+        found = _CHECKOUT.match(path[4:]) if path.startswith("own/") and not is_own else None
         if found and found[2] not in installed and found[3].startswith(LIBRARIES[found[2]]):
             clones.setdefault(found[2], Counter())[f"own/{found[1] or ''}"] += 1
     roots = [(parent := counts.most_common(1)[0][0], f"{parent}{name}/") for name, counts in clones.items()]
     for parent, root in roots:
-        paths = [path.removeprefix(parent) if path.startswith(root) else path for path in paths]
+        inside = [path.startswith(root) and not is_own for path, is_own in zip(paths, beside, strict=True)]
+        paths = [path.removeprefix(parent) if moves else path for path, moves in zip(paths, inside, strict=True)]
     return tuple(frame._replace(filename=path) for frame, path in zip(frames, paths, strict=True))
 
 
-def _plain(frame: Frame) -> str:
+def _folder(frame: Frame) -> str:
+    return frame.filename.replace("\\", "/").rpartition("/")[0]
+
+
+def _plain(frame: Frame, is_own: bool) -> str:
     path = frame.filename.replace("\\", "/")
     if is_cpp(frame.filename, frame.name):
         return f"c++/{path}"
@@ -59,7 +68,7 @@ def _plain(frame: Frame) -> str:
         return f"python3/{standard[1]}"
     if path.startswith("<frozen") or (path == "<string>" and frame.name.startswith("__")):  # of data classes
         return f"python3/{path}"
-    installed = _INSTALLED.match(path)
+    installed = None if is_own else _INSTALLED.match(path)
     return installed[1] if installed else f"own/{path}"
 
 

@@ -110,7 +110,8 @@ def stack_facts(table: StackTable) -> StackFacts:
     Outer frames only say who called the program, so the *innermost* code that says something decides the kind: of a
     module's forward, the autograd engine, an optimizer and a loader, whichever is nearest to the allocation.
     """
-    table = dataclasses.replace(table, frames=with_origins(table.frames))
+    outermost = distinct(table.frame[table.start[1:][np.diff(table.start) > 0] - 1]).tolist()
+    table = dataclasses.replace(table, frames=with_origins(table.frames, outermost))
     frame_bits = np.array([int(frame_tags(f.filename, f.name)) for f in table.frames] or [0], dtype=np.int64)
     all_tags = _reduce(np.bitwise_or, frame_bits[table.frame], table, len(table), 0)
     is_empty = np.diff(table.start) == 0
@@ -181,8 +182,9 @@ _FRAMEWORKS = {"lightning", "pytorch_lightning", "lightning_fabric", "transforme
 
 def _speaks(table: StackTable, own: Bool, position: I8, last_call: I8, bits: I8) -> I8:
     """The tags (``bits``) of stored frames that say something: of installed code, and of the user's ``own`` functions
-    the innermost, or any inside a model. Further out, or where a function runs the model, a name may be what they call
-    their training loop; and what they call their program's file says nothing about what is in it."""
+    the innermost, or any inside a model, but for what stands between a module and its own ``forward``: hooks and
+    decorators. Further out, or where a function runs the model, a name may be what they call their training loop; and
+    what they call their program's file says nothing about what is in it."""
     last_call = np.repeat(last_call, np.diff(table.start))
     callers = [table.frames[frame] for frame in distinct(table.frame[own & (last_call >= 0) & (position > last_call)])]
     functions, files = {(f.filename, f.name) for f in callers}, {f.filename for f in callers}
@@ -193,7 +195,22 @@ def _speaks(table: StackTable, own: Bool, position: I8, last_call: I8, bits: I8)
     bits &= by_name[table.frame]
     first_own = _reduce(np.minimum, np.where(own, position, FAR), table, len(table), int(FAR))
     is_first = (position <= np.repeat(first_own, np.diff(table.start))) & ~runs_model[table.frame]
-    return np.where(~own | is_first | (position <= last_call), bits, 0)
+    is_hook = _around_forward(table, bits)
+    return np.where(~own | ((is_first | (position <= last_call)) & ~is_hook), bits, 0)
+
+
+def _around_forward(table: StackTable, bits: I8) -> Bool:
+    """Stored frames between a ``forward`` and the module call that it is for: further in stands that one's ``forward``,
+    further out no other one before the call."""
+    place = np.arange(len(bits))
+    forward, call = ((bits & int(tag)) != 0 for tag in (Tag.FORWARD_FN, Tag.CALL))
+    last_forward, last_call = (np.maximum.accumulate(np.where(is_one, place, -1)) for is_one in (forward, call))
+    starts = np.repeat(table.start[:-1], np.diff(table.start))
+    further_in = (last_forward >= starts) & (last_forward > last_call) & ~forward
+    next_forward, next_call = (
+        np.minimum.accumulate(np.where(is_one, place, len(bits))[::-1])[::-1] for is_one in (forward, call)
+    )
+    return further_in & (next_call < next_forward)
 
 
 def _own_forward(table: StackTable, bits: I8, position: I8, call: I8) -> I8:

@@ -53,6 +53,12 @@ def test_a_clone_is_a_library_only_where_it_is_used() -> None:
     assert origins("/env/lib/python3.11/site-packages/torch/_tensor.py", clone) == ["torch/_tensor.py", f"own/{clone}"]
 
 
+def test_a_script_and_what_lies_beside_it_are_the_users() -> None:
+    for folder in ("/home/u/site-packages/torch/optim", "/home/u/deepspeed/runtime/zero"):
+        frames = Frame(f"{folder}/train.py", 3, "<module>"), Frame(f"{folder}/model.py", 1, "forward")
+        assert {frame.filename for frame in with_origins(frames, [0])} == {f"own/{frame.filename}" for frame in frames}
+
+
 def test_the_wrappers_of_these_tests_wrap() -> None:
     """Recordings have shortened paths: a pattern may fit none of them."""
     idle = set(WRAPPERS)
