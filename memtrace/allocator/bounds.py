@@ -84,8 +84,12 @@ def _place_by_size(size: I8, start: I8, end: I8) -> int:
     shorts: dict[int, list[int]] = {}  # bucket of time -> what lives in it
     longs, count = np.zeros(len(size), dtype=np.int64), 0
     for i, need in enumerate(size.tolist()):
-        near = {row for bucket in range(first[i], last[i] + 1) for row in shorts.get(bucket, ())}
-        others = np.concatenate((np.fromiter(near, np.int64, len(near)), longs[:count]))
+        is_long = last[i] - first[i] > _LONG
+        if is_long:
+            others = np.arange(i)
+        else:
+            near = {row for bucket in range(first[i], last[i] + 1) for row in shorts.get(bucket, ())}
+            others = np.concatenate((np.fromiter(near, np.int64, len(near)), longs[:count]))
         others = others[(start[others] < end[i]) & (end[others] > start[i])]
         bottoms = low[others]
         order = bottoms.argsort()
@@ -97,7 +101,7 @@ def _place_by_size(size: I8, start: I8, end: I8) -> int:
             fitting = gaps >= need
             place = int(tops[fitting.argmax()]) if fitting.any() else int(tops[-1])
         low[i], high[i] = place, place + need
-        if last[i] - first[i] > _LONG:
+        if is_long:
             longs[count] = i
             count += 1
         else:

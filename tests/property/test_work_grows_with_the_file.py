@@ -126,8 +126,9 @@ LISTS: dict[str, Callable[[int], Raw]] = {
 # What stands in the extra key, in settings and annotations, explain reads as segments does, and more of it.
 SAID = LISTS.keys() - {"segments", "blocks", "pools", "pools of events", "streams", "stacks", "metadata", "frames",
                        "one deep stack", "frees", "ooms", "devices"}  # fmt: skip
-VERBS = [["explain", "--json"], ["segments", "--json"], ["scrub", "--check"]]
-CASES = [(what, verb) for what in LISTS for verb in VERBS if not (verb[0] == "segments" and what in SAID)]
+VERBS = [["explain", "--json"], ["segments", "--json"], ["simulate", "--json"], ["scrub", "--check"]]
+CASES = [(what, verb) for what in LISTS for verb in VERBS
+         if not (verb[0] in ("segments", "simulate") and what in SAID)]  # fmt: skip
 
 
 def work(path: Path, verb: list[str]) -> tuple[int, int]:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+import numpy as np
+
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.state import AllocatorState
 from memtrace.errors import UsageError
@@ -56,8 +58,8 @@ class AddressSpace:
         self._next_up = max([_TOP, *[address + (1 << 40) for address in known]])
         self._starts: list[int] = []  # of live segments, sorted
         self._sizes: dict[int, int] = {}
-        self._chunks: list[int] = []  # starts of the driver model's reservations, sorted
-        self._chunk_size: dict[int, int] = {}
+        # The driver model's reservations by address, and how large a gap in each is at most.
+        self._chunk_start, self._chunk_end, self._chunk_gap = (np.empty(0, dtype=np.int64) for _ in range(3))
         self._next_reservation = max([_RESERVATIONS, *[address + (1 << 41) for address in known]])
 
     def occupy(self, address: int, size: int) -> None:
@@ -71,7 +73,7 @@ class AddressSpace:
         if place < len(self._starts) and self._starts[place] == address:
             del self._starts[place]
             del self._sizes[address]
-        if self._chunks:
+        if len(self._chunk_start):
             self._drop_empty_chunk(address)
 
     def is_free(self, address: int, size: int) -> bool:
@@ -125,37 +127,46 @@ class AddressSpace:
 
     def _from_chunk(self, size: int) -> int:
         """First fit in what live reservations leave unused, else a new one in the highest gap that fits."""
-        for start in self._chunks:
-            end = start + self._chunk_size[start]
-            place = bisect_left(self._starts, start)
-            position = start
-            while place < len(self._starts) and self._starts[place] < end:
-                if self._starts[place] - position >= size:
-                    return position
-                position = self._starts[place] + self._sizes[self._starts[place]]
-                place += 1
-            if end - position >= size:
+        for chunk in np.flatnonzero(self._chunk_gap >= size).tolist():
+            position = self._first_fit(chunk, size)
+            if position is not None:
                 return position
         length = -(-size // _CHUNK) * _CHUNK
-        ceiling = _TOP
-        for start in reversed(self._chunks):
-            if ceiling - (start + self._chunk_size[start]) > length:
-                break
-            ceiling = start
-        start = ceiling - length
-        insort(self._chunks, start)
-        self._chunk_size[start] = length
+        above = np.append(self._chunk_start, _TOP)  # where what lies over each gap begins
+        wide = np.flatnonzero(above[1:] - self._chunk_end > length)
+        place = int(wide[-1]) + 1 if len(wide) else 0
+        start = int(above[place]) - length
+        self._chunk_start = np.insert(self._chunk_start, place, start)
+        self._chunk_end = np.insert(self._chunk_end, place, start + length)
+        self._chunk_gap = np.insert(self._chunk_gap, place, length)
         return start
 
+    def _first_fit(self, chunk: int, size: int) -> int | None:
+        """The first gap in a reservation that takes ``size`` bytes; without one, its largest gap is known then."""
+        position, end = int(self._chunk_start[chunk]), int(self._chunk_end[chunk])
+        largest = 0
+        for at in range(bisect_left(self._starts, position), bisect_left(self._starts, end)):
+            start = self._starts[at]
+            if start - position >= size:
+                return position
+            largest = max(largest, start - position)
+            position = start + self._sizes[start]
+        if end - position >= size:
+            return position
+        self._chunk_gap[chunk] = max(largest, end - position)
+        return None
+
     def _drop_empty_chunk(self, address: int) -> None:
-        place = bisect_right(self._chunks, address) - 1
-        if place < 0:
+        chunk = int(np.searchsorted(self._chunk_start, address, "right")) - 1
+        if chunk < 0:
             return
-        start = self._chunks[place]
+        start, end = int(self._chunk_start[chunk]), int(self._chunk_end[chunk])
+        self._chunk_gap[chunk] = end - start
         first = bisect_left(self._starts, start)
-        if first == len(self._starts) or self._starts[first] >= start + self._chunk_size[start]:
-            del self._chunks[place]
-            del self._chunk_size[start]
+        if first == len(self._starts) or self._starts[first] >= end:
+            self._chunk_start = np.delete(self._chunk_start, chunk)
+            self._chunk_end = np.delete(self._chunk_end, chunk)
+            self._chunk_gap = np.delete(self._chunk_gap, chunk)
 
 
 class SegmentEvent(NamedTuple):
