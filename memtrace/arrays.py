@@ -41,9 +41,15 @@ def among(values: NDArray[Any], wanted: ArrayLike) -> NDArray[np.bool_]:
 
 
 def places(bounds: NDArray[Any], ascending: NDArray[Any], side: Literal["left", "right"] = "left") -> NDArray[np.int32]:
-    """As ``np.searchsorted(bounds, ascending, side)`` for a few bounds and values that ascend, too: in one sweep."""
-    begins = np.searchsorted(ascending, bounds, "right" if side == "left" else "left")
+    """As ``np.searchsorted(bounds, ascending, side)`` for a few bounds and values that ascend, too, and
+    whose type can hold the bounds."""
+    begins = np.searchsorted(ascending, bounds.astype(ascending.dtype), "right" if side == "left" else "left")
     return np.repeat(np.arange(len(bounds) + 1, dtype=np.int32), np.diff(begins, prepend=0, append=len(ascending)))
+
+
+def place_of(ascending: NDArray[Any], value: int, side: Literal["left", "right"] = "left") -> int:
+    """``np.searchsorted`` of one number that the array's type can hold; numpy makes a wider copy of the array first."""
+    return int(np.searchsorted(ascending, ascending.dtype.type(value), side))
 
 
 def narrowed(values: NDArray[Number]) -> NDArray[Number]:

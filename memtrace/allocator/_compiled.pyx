@@ -405,12 +405,12 @@ def match(const uint8_t[::1] action, const int64_t[::1] address, const int64_t[:
     # By owner: allocations first to last; behind them the owners from before the trace, as they are met, which go in
     # front of the others in the end.
     cdef Py_ssize_t room = count - allocs + active.shape[0]
-    bounds, following = np.empty((2, room + allocs), np.int64), np.empty(room + allocs, np.int64)
+    bounds, following = np.empty((2, room + allocs), np.int32), np.empty(room + allocs, np.int32)
     bounds[:, room:] = following[room:] = -1
     early = np.empty((4, count - allocs), np.int64)
     cdef int32_t[::1] handle = made
-    cdef int64_t[:, :] late_rows = bounds[:, room:]
-    cdef int64_t[::1] again = following[room:]
+    cdef int32_t[:, :] late_rows = bounds[:, room:]
+    cdef int32_t[::1] again = following[room:]
     cdef int64_t[:, ::1] early_rows = early
     cdef AddressMap holders = AddressMap()
     cdef int64_t owner, k = 0, unmatched = 0
@@ -424,7 +424,7 @@ def match(const uint8_t[::1] action, const int64_t[::1] address, const int64_t[:
             if owner >= allocs:
                 early_rows[2, owner - allocs] = i
             elif owner >= 0:
-                again[owner] = i
+                again[owner] = <int32_t>i
             owner = k
             k += 1
             holders.put(<uint64_t>address[i], owner)
@@ -443,7 +443,7 @@ def match(const uint8_t[::1] action, const int64_t[::1] address, const int64_t[:
             else:
                 unmatched += 1
         elif late_rows[kind - 1, owner] < 0:
-            late_rows[kind - 1, owner] = i
+            late_rows[kind - 1, owner] = <int32_t>i
             handle[i] = <int32_t>owner
         else:
             unmatched += 1

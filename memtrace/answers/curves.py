@@ -8,7 +8,7 @@ from memtrace.analysis import Analysis
 from memtrace.attribution.categories import Category
 from memtrace.frozen import dataclass
 from memtrace.history.timeline import NEVER, Window, running
-from memtrace.snapshot.model import I8
+from memtrace.snapshot.model import I4, I8
 
 _REST = list(Category).index(Category.FRAGMENTATION)
 
@@ -31,7 +31,7 @@ class Curves:
         return len(self.reserved_bytes)
 
 
-def _held(analysis: Analysis) -> tuple[I8, I8]:
+def _held(analysis: Analysis) -> tuple[I4, I4]:
     """The events from which on, and up to which, the program held each allocation (``born <= event < until``)."""
     timeline, table = analysis.timeline, analysis.timeline.allocations
     until = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from memtrace.frozen import dataclass
 
 I8 = NDArray[np.int64]
+I4 = NDArray[np.int32]
 Cycle = tuple[int, int, int]  # first event, turning point, event after the last
 
 _LOW_SHARE = 0.08  # short-lived bytes at a low point, as a share of the highest level
@@ -29,8 +30,8 @@ _NESTED_SHARE = 0.6
 class Lives:
     """Allocations in the order they were made: ``born``, ``died`` (events; ``NEVER``: not freed), ``size`` (bytes)."""
 
-    born: I8
-    died: I8
+    born: I4
+    died: I4
     size: I8
 
     def chosen(self, which: NDArray[np.bool_]) -> Lives:

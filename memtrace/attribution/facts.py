@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.allocator.replay.replay import Allocations
-from memtrace.arrays import among
+from memtrace.arrays import among, place_of
 from memtrace.attribution.blind_phases import Lives
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase, Phases, frees_share_stacks, infer_phases, with_recorded_steps
@@ -48,9 +48,9 @@ class Facts:
     stacks: StackFacts
     phases: Phases
     size: I8
-    born: I8
-    died: I8
-    ended: I8
+    born: I4
+    died: I4
+    ended: I4
     tags: I8
     kind: U1
     is_loss: Bool
@@ -58,9 +58,9 @@ class Facts:
     phase: U1
     death_phase: U1
     step: I8
-    pass_end: I8
+    pass_end: I4
     held: Bool
-    call_end: I8
+    call_end: I4
     outlives_span: Bool
     persistent: Bool
     stays: Bool
@@ -118,7 +118,7 @@ class LateFacts:
         return _stacks_of(self.timeline)
 
     @cached_property
-    def died(self) -> I8:
+    def died(self) -> I4:
         """See :class:`Facts`."""
         return _died(self.timeline.allocations)
 
@@ -148,7 +148,7 @@ def _stacks_of(timeline: Timeline) -> StackFacts:
     return replace(stacks, tags=np.where(ours, stacks.tags, 0))
 
 
-def _died(table: Allocations) -> I8:
+def _died(table: Allocations) -> I4:
     died = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
     died[died < 0] = NEVER
     return died
@@ -169,7 +169,7 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     born = table.alloc_event
     died = _died(table)
     kind = stacks.kind[table.stack]
-    older = int(np.searchsorted(born, 0))  # rows
+    older = place_of(born, 0)  # rows
     lives = Lives(born[older:], died[older:], table.requested_bytes[older:])
     strays = stray(stacks, table.stack[older:], lives)
     kind[older:][strays] = Kind.STRAY
@@ -180,9 +180,9 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lives, strays, kind[:older], shared)
         phases = with_recorded_steps(phases, trace, timeline.snapshot.memtrace.get("phases"))
     # Rows are in order of events: where the spans begin among them is quicker to find than each row's span.
-    counts = np.diff(np.searchsorted(born, phases.start), prepend=0)
+    counts = np.diff(np.searchsorted(born, phases.start.astype(np.int32)), prepend=0)
     span = np.repeat(np.arange(-1, len(phases), dtype=np.int32), counts)
-    span_end = np.append(phases.start[1:], NEVER)
+    span_end = np.append(phases.start[1:], NEVER).astype(np.int32)
     if len(phases):
         span_end[len(phases) - 1] = NEVER  # the recording stops inside the last span
     cut = _cut_spans(phases, trace)
@@ -197,7 +197,7 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     ended[in_cut] = NEVER
     death_phase[ended == NEVER] = Phase.UNKNOWN
     pass_end = _pass_ends(trace, kinds, phases, born, kind, span, cut, shared)
-    following = _next_pass(phases, np.append(phases.start[:-1], -1))  # by span, and before the trace
+    following = _next_pass(phases, np.append(phases.start[:-1], -1).astype(np.int32))  # by span, and before the trace
     next_pass = following[span]
     return Facts(
         timeline=timeline,
@@ -237,7 +237,7 @@ def _cut_spans(phases: Phases, trace: DeviceTrace) -> Bool:
     return np.append(trace.action[np.maximum(phases.start[1:-1] - 1, 0)] == Action.OOM, False)
 
 
-def _freeing_stacks(trace: DeviceTrace, died: I8, shared: bool) -> I4:
+def _freeing_stacks(trace: DeviceTrace, died: I4, shared: bool) -> I4:
     """Stack of the code that gave each row up; -1 where nothing did or nothing tells."""
     stacks = np.full(len(died), -1, dtype=np.int32)
     if not shared:
@@ -246,7 +246,7 @@ def _freeing_stacks(trace: DeviceTrace, died: I8, shared: bool) -> I4:
     return stacks
 
 
-def _unwound(trace: DeviceTrace, kinds: U1, phases: Phases, freed_by: I8, born: I8, died: I8, span: I4) -> Bool:
+def _unwound(trace: DeviceTrace, kinds: U1, phases: Phases, freed_by: I8, born: I4, died: I4, span: I4) -> Bool:
     """Rows freed behind the last request of all, by an error that unwound the stack or by a program that ends.
 
     Behind a refused request that is everything. Else a forward pass that nothing follows was interrupted, unless the
@@ -267,7 +267,7 @@ def _unwound(trace: DeviceTrace, kinds: U1, phases: Phases, freed_by: I8, born: 
     return behind & older & among(freed_by, [Kind.OTHER, Kind.LOAD])
 
 
-def _recomputation_ends(trace: DeviceTrace, kinds: U1, born: I8, shared: bool) -> I8:
+def _recomputation_ends(trace: DeviceTrace, kinds: U1, born: I4, shared: bool) -> I8:
     """A recomputation ends at the first event that does anything else; ``NEVER`` if it is cut short.
 
     Frees recorded with the stack of their allocation (or with none) don't tell who freed: then it ends after its last
@@ -288,32 +288,32 @@ def _recomputation_ends(trace: DeviceTrace, kinds: U1, born: I8, shared: bool) -
     return np.where((_next_refusal(trace, born) < ends) | (len(allocs) > 0 and ends > allocs[-1]), NEVER, ends)
 
 
-def _call_ends(table: Allocations, stacks: StackFacts, kind: U1, count: int) -> I8:
+def _call_ends(table: Allocations, stacks: StackFacts, kind: U1, count: int) -> I4:
     """First allocation after each row's that no module makes; the trace's length if none follows."""
     outside = (stacks.depth == 0)[table.stack] & (table.alloc_event >= 0)
     outside &= ~among(kind, [Kind.FORWARD, Kind.RECOMPUTE, Kind.STRAY])
     rows = np.flatnonzero(outside)
-    return np.repeat(np.append(table.alloc_event[rows], count), np.diff(rows, prepend=0, append=len(outside)))
+    return np.repeat(np.append(table.alloc_event[rows], np.int32(count)), np.diff(rows, prepend=0, append=len(outside)))
 
 
-def _next_refusal(trace: DeviceTrace, events: I8) -> I8:
+def _next_refusal(trace: DeviceTrace, events: I4) -> I4:
     """First refused request after each event."""
     refused = np.flatnonzero(trace.action == Action.OOM)
-    return np.append(refused, NEVER)[np.searchsorted(refused, events)]
+    return np.append(refused, NEVER).astype(np.int32)[np.searchsorted(refused, events)]
 
 
-def _next_pass(phases: Phases, events: I8) -> I8:
+def _next_pass(phases: Phases, events: I4) -> I4:
     """Start of the first forward pass after each event; ``NEVER`` if none follows."""
     forward = among(phases.phase, [Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION])
-    starts = np.append(phases.start[:-1][forward], NEVER)
+    starts = np.append(phases.start[:-1][forward], NEVER).astype(np.int32)
     return starts[np.searchsorted(starts[:-1], events, side="right")]
 
 
 def _pass_ends(
-    trace: DeviceTrace, kinds: U1, phases: Phases, born: I8, kind: U1, span: I4, cut: Bool, shared: bool
-) -> I8:
+    trace: DeviceTrace, kinds: U1, phases: Phases, born: I4, kind: U1, span: I4, cut: Bool, shared: bool
+) -> I4:
     """End of the forward pass or recomputation each row was made in; see :class:`Facts`."""
-    ends = np.full(len(born), -1, dtype=np.int64)
+    ends = np.full(len(born), -1, dtype=np.int32)
     if not len(phases):
         return ends
     # A forward pass ends where the next phase begins.

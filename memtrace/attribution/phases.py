@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.arrays import among, distinct
+from memtrace.arrays import among, distinct, place_of
 from memtrace.attribution.blind_phases import Cycle, Lives, training_cycles
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.stack_facts import Kind, StackFacts
@@ -61,7 +61,7 @@ class Phases:
     def __len__(self) -> int:
         return len(self.phase)
 
-    def span_of(self, events: I8) -> I8:
+    def span_of(self, events: NDArray[np.int32] | I8) -> I8:
         """Span of each event; -1 for events before the trace."""
         return np.searchsorted(self.start, events, side="right") - 1 if len(self) else np.full(len(events), -1)
 
@@ -240,7 +240,7 @@ def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: L
     for i, (event, kind) in enumerate(marks):
         if kind in _AUTOGRAD:
             if begun < 0:
-                begun, left, seen = event, left[:0], int(np.searchsorted(lives.born, event))
+                begun, left, seen = event, left[:0], place_of(lives.born, event)
             is_behind = True
         elif kind is Kind.FORWARD:
             is_behind = False
@@ -250,7 +250,7 @@ def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: L
             end, following = next(
                 (marks[j] for j in range(i + 1, len(marks)) if marks[j][1] is not Kind.OTHER), (len(trace), None)
             )
-            mid, high = np.searchsorted(lives.born, [event, end]).tolist()
+            mid, high = (place_of(lives.born, edge) for edge in (event, end))
             new = np.arange(seen, mid)
             new = new[among(stacks.kind[trace.stack[lives.born[new]]], _AUTOGRAD)]
             left, seen = np.concatenate([left, new[lives.size[new] >= _SMALLEST_BYTES]]), mid
@@ -305,7 +305,7 @@ def optimizer_ranges(trace: DeviceTrace, annotations: Sequence[Annotation]) -> l
 
 
 def _backdate_backward(
-    trace: DeviceTrace, stacks: StackFacts, spans: list[tuple[int, Phase, int]], allocs: I8
+    trace: DeviceTrace, stacks: StackFacts, spans: list[tuple[int, Phase, int]], allocs: NDArray[np.int32]
 ) -> list[tuple[int, Phase, int]]:
     """Begin each backward pass at its first free rather than its first allocation.
 
@@ -315,7 +315,7 @@ def _backdate_backward(
     moved = []
     for i, (start, phase, step) in enumerate(spans):
         if phase is Phase.BACKWARD and i and spans[i - 1][1] is Phase.FORWARD:
-            before = int(np.searchsorted(allocs, start)) - 1
+            before = place_of(allocs, start) - 1
             first = int(allocs[before]) if before >= 0 else 0
             frees = first + np.flatnonzero(trace.action[first:start] == Action.FREE_REQUESTED)
             early = frees[among(stacks.kind[trace.stack[frees]], _AUTOGRAD)]

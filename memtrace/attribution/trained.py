@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.arrays import among, distinct, places
+from memtrace.arrays import among, distinct, place_of, places
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.origin import LIBRARIES, package_of
@@ -127,7 +127,7 @@ def _swapped(facts: Facts, weights: Bool, made: Bool) -> Bool:
         if size not in born:
             born[size] = facts.born[made & (facts.size == size)]
         others = born[size]
-        last = int(np.searchsorted(others, ended)) - 1
+        last = place_of(others, ended) - 1
         result[row] = last >= 0 and np.searchsorted(passes, others[last]) < np.searchsorted(passes, ended)
     return result
 
@@ -153,7 +153,7 @@ def _new_states(facts: Facts, weights: Bool, leaves: Bool, steps: I8) -> int:
 def _replacements(facts: Facts, weights: Bool, made: Bool) -> Bool:
     """Weights that an optimizer step puts in the place of others: the last of their size made before those end."""
     result = np.zeros(len(weights), dtype=np.bool_)
-    by_size: dict[int, tuple[I8, I8]] = {}
+    by_size: dict[int, tuple[I8, NDArray[np.int32]]] = {}
     innermost = facts.stacks.ends()[0][facts.timeline.allocations.stack]
     given_up = (facts.death_phase == Phase.OPTIMIZER) | (facts.freed_by_program & (facts.death_phase == Phase.BACKWARD))
     for row in np.flatnonzero(weights & given_up).tolist():
@@ -163,7 +163,7 @@ def _replacements(facts: Facts, weights: Bool, made: Bool) -> Bool:
             by_size[size] = alike, facts.born[alike]
         rows, born = by_size[size]
         while end < NEVER:
-            before = int(np.searchsorted(born, end)) - 1
+            before = place_of(born, end) - 1
             while before >= 0 and result[rows[before]]:  # taken by another that was freed with it
                 before -= 1
             if before < 0 or int(rows[before]) <= row or (result[row] and innermost[rows[before]] != innermost[row]):

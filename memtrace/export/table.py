@@ -34,8 +34,8 @@ def allocation_columns(analysis: Analysis, rows: NDArray[np.int64]) -> dict[str,
     sites = np.array([attribution.sites.label(i) for i in range(len(timeline.snapshot.stacks))] + [""], dtype=object)
     labels = np.array([phase.label for phase in Phase], dtype=object)
     return {
-        "alloc_event": table.alloc_event[rows],
-        "free_event": table.free_completed_event[rows],
+        "alloc_event": table.alloc_event[rows].astype(np.int64),
+        "free_event": table.free_completed_event[rows].astype(np.int64),
         "address": table.address[rows],
         "requested_bytes": table.requested_bytes[rows],
         "block_bytes": table.block_bytes[rows],

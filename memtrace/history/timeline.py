@@ -22,8 +22,9 @@ from memtrace.snapshot.model import Action, Device, DeviceTrace, PoolId, Snapsho
 from memtrace.snapshot.version import other_backend
 
 I8 = NDArray[np.int64]
+I4 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
-NEVER = np.int64(1) << 62  # later than any event
+NEVER = np.int32(3 << 29)  # later than any event, which are below 1 << 30, and far from the end of its type
 _AT_ONCE = 1 << 18
 _REFUSALS = 1000  # of so many, the levels are kept
 LEVELS_CONTRADICT = (
@@ -281,7 +282,7 @@ def _curve(trace: DeviceTrace, replay: Replay, which: int, span: Window | None =
     return np.maximum(reserved, _curve(trace, replay, 1, span), out=reserved) if contradicts else reserved
 
 
-def _from_start(span: Window, start: int, *changes: tuple[I8, I8]) -> I8:
+def _from_start(span: Window, start: int, *changes: tuple[I4 | I8, I8]) -> I8:
     """:func:`running`, where ``start`` is the level before the trace."""
     if span.first > 0:
         sums = [amounts[(events >= 0) & (events < span.first)].sum() for events, amounts in changes]
@@ -289,7 +290,7 @@ def _from_start(span: Window, start: int, *changes: tuple[I8, I8]) -> I8:
     return running(span, start, *changes)
 
 
-def running(span: Window, start: int, *changes: tuple[I8, I8]) -> I8:
+def running(span: Window, start: int, *changes: tuple[I4 | I8, I8]) -> I8:
     """A level just after each event of the span: ``start``, and what each (events, amounts) adds; events outside the
     span are left out."""
     first, stop = span

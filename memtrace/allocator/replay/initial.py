@@ -84,7 +84,7 @@ def _tails(
     device: Device,
     address: I8,
     size: I8,
-    freed: I8,
+    freed: I4,
     settled: Bool,
     row: I8,
     segments: InitialSegments,

@@ -27,11 +27,11 @@ class Lifetimes:
     handle: I4
     initial: int
     address: I8
-    alloc_event: I8  # -1 for initial allocations
-    free_requested_event: I8
-    free_completed_event: I8
+    alloc_event: I4  # -1 for initial allocations
+    free_requested_event: I4
+    free_completed_event: I4
     freed_by_reuse: Bool
-    last_block: I8
+    last_block: I4
     unmatched_frees: int
 
     @property
@@ -56,13 +56,13 @@ def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
     np.copyto(requested, next_alloc, where=reused & (requested < 0))
     np.copyto(completed, next_alloc, where=reused)
 
-    alloc_events = np.flatnonzero(action == Action.ALLOC)
+    alloc_events = np.flatnonzero(action == Action.ALLOC).astype(np.int32)
     handle_address = np.concatenate([first, trace.address[alloc_events]])
     return Lifetimes(
         handle=handle,
         initial=len(first),
         address=handle_address,
-        alloc_event=np.concatenate([np.full(len(first), -1, np.int64), alloc_events]),
+        alloc_event=np.concatenate([np.full(len(first), -1, np.int32), alloc_events]),
         free_requested_event=requested,
         free_completed_event=completed,
         freed_by_reuse=reused,
@@ -71,7 +71,7 @@ def link(trace: DeviceTrace, blocks: Blocks) -> Lifetimes:
     )
 
 
-def match(action: NDArray[np.uint8], address: I8, active: I8) -> tuple[I4, I8, I8, I8, I8, int]:
+def match(action: NDArray[np.uint8], address: I8, active: I8) -> tuple[I4, I8, I4, I4, I4, int]:
     """Who owns which event: (handle by event, ascending addresses of what was there before, and by handle the first
     free request, the first completion and the next allocation at the address; number of frees that belong to nothing).
 
@@ -109,16 +109,16 @@ def match(action: NDArray[np.uint8], address: I8, active: I8) -> tuple[I4, I8, I
     handle[handle >= 0] += len(first)
     for i, at in first_events:
         handle[i] = np.searchsorted(first, at)
-    before = np.full((3, len(first)), -1, np.int64)
+    before = np.full((3, len(first)), -1, np.int32)
     for at, ends in early.items():
         before[:, np.searchsorted(first, at)] = ends
-    requested, completed, following = np.concatenate((before, np.array(late, np.int64).reshape(3, -1)), axis=1)
+    requested, completed, following = np.concatenate((before, np.array(late, np.int32).reshape(3, -1)), axis=1)
     return handle, first, requested, completed, following, unmatched
 
 
-def _last_blocks(address: I8, completed: I8, blocks: Blocks) -> I8:
+def _last_blocks(address: I8, completed: I4, blocks: Blocks) -> I4:
     """Row of the active final block at the address of each handle that was never freed."""
-    result = np.full(len(address), -1, dtype=np.int64)
+    result = np.full(len(address), -1, dtype=np.int32)
     active = np.flatnonzero(blocks.state != BlockState.INACTIVE)
     alive = np.flatnonzero(completed < 0)
     if not len(active) or not len(alive):

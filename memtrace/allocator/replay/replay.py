@@ -32,9 +32,9 @@ class Allocations:
     is pending: no longer the program's, not yet the allocator's. ``stack`` is where it was allocated (-1 unknown).
     """
 
-    alloc_event: I8
-    free_requested_event: I8
-    free_completed_event: I8
+    alloc_event: I4
+    free_requested_event: I4
+    free_completed_event: I4
     address: I8
     requested_bytes: I8
     block_bytes: I8

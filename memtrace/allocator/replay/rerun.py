@@ -21,6 +21,7 @@ from memtrace.allocator.replay.initial import RESERVATION_BYTES, fill
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import MASK, SHIFT, AllocatorState
+from memtrace.arrays import place_of
 from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I4, I8, U1, Action, BlockState, Device
 
@@ -288,7 +289,7 @@ class _Run:
             except (KeyError, IndexError, OverflowError):
                 at, why = int(self.op_event[high - 1]), "the trace contradicts itself: blocks overlap"
             last_event = self.op_event[high - 1] if at is None else at
-            upto = int(np.searchsorted(life.alloc_event[life.initial :], last_event, side="right")) + life.initial
+            upto = place_of(life.alloc_event, last_event, side="right")
             bad = np.flatnonzero(addresses[done:upto] != life.address[done:upto])
             if len(bad):
                 handle = done + int(bad[0])

@@ -81,9 +81,9 @@ class Program:
     def to_run(self) -> Program:
         """The program with no more evidence than running it needs: what ended when is in the operations already."""
         life = self.evidence.life
-        none, first = np.zeros(0, dtype=np.int64), life.address[: self.initial].copy()
+        none, first = np.zeros(0, dtype=np.int32), life.address[: self.initial].copy()
         short = replace(
-            life, handle=none.astype(np.int32), address=first, free_requested_event=none, free_completed_event=none,
+            life, handle=none, address=first, free_requested_event=none, free_completed_event=none,
             last_block=none, freed_by_reuse=np.zeros(0, np.bool_),
         )  # fmt: skip
         return replace(self, evidence=replace(self.evidence, life=short, explicit=np.zeros(0, np.bool_)))
@@ -148,7 +148,7 @@ def extract(evidence: TraceEvidence) -> Program:
     # Those that a forced flush waited for come after the malloc that flushed.
     place = np.where(late, next_anchor(action, finished) * 8 + 5, finished * 8 + 3)
     lost = np.flatnonzero(life.freed_by_reuse)  # frees that are not recorded: the address was used again
-    reuse = life.free_completed_event[lost]
+    reuse = life.free_completed_event[lost].astype(np.int64)  # to be multiplied
     asked = life.free_requested_event[lost] < reuse
     mallocs = np.flatnonzero(action == Action.ALLOC)
     frees = np.flatnonzero(immediate)

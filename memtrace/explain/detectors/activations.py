@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memtrace.arrays import among
+from memtrace.arrays import among, place_of
 from memtrace.attribution.categories import Purpose
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
@@ -115,10 +115,10 @@ def _logits_rows(case: Case) -> Bool:
     near = np.zeros(len(case.size), dtype=np.bool_)
     born, died = case.facts.born, case.facts.died
     for one in case.passes:
-        first, stop = np.searchsorted(born, [one.start, one.end]).tolist()
+        first, stop = place_of(born, one.start), place_of(born, one.end)
         mine = np.flatnonzero(loss[first:stop]) + first
         if len(mine):
-            near[mine[0] : min(stop, int(np.searchsorted(born, died[mine].max(), side="right")))] = True
+            near[mine[0] : min(stop, place_of(born, died[mine].max(), side="right"))] = True
     gradients = case.kind(Purpose.BACKWARD) & among(case.size, case.size[logits | loss])
     return logits | loss | (gradients & near)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from memtrace.answers.fragmentation import measure
+from memtrace.arrays import place_of
 from memtrace.attribution.categories import Category
 from memtrace.explain.advice import formula, settings_to_try
 from memtrace.explain.case import Case
@@ -33,7 +34,7 @@ def pass_sizes(case: Case) -> list[int]:
     for one in case.passes:
         if one.start > case.at.event and case.is_oom:
             break
-        mine = slice(*np.searchsorted(born, [one.start, one.end]).tolist())
+        mine = slice(place_of(born, one.start), place_of(born, one.end))
         result.append(int(case.size[mine][rows[mine]].max(initial=0)))
     return [n for n in result if n]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from memtrace.answers.fragmentation import pool_name
 from memtrace.history.layout import Layout, State
-from memtrace.snapshot.model import I8, U1
+from memtrace.snapshot.model import I4, I8, U1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def groups(layout: Layout) -> list[tuple[PoolKey, list[int]]]:
     return sorted(found.items(), key=lambda item: -int(layout.total_bytes[item[1]].sum()))
 
 
-def sorted_segments(layout: Layout, segments: list[int], sort: str, born: I8) -> list[int]:
+def sorted_segments(layout: Layout, segments: list[int], sort: str, born: I4) -> list[int]:
     """Segments in one of ``SORTS``; wherever free bytes count, those that something pins come before the empty ones.
 
     ``born`` has the event in which each block was allocated.
@@ -124,7 +124,7 @@ def _rows(layout: Layout, width: int, cells: dict[PoolKey, int]) -> Counter[Pool
 
 
 def flow(
-    layout: Layout, width: int, cell_bytes: dict[PoolKey, int], born: I8, sort: str = "address", zoom: int = 0
+    layout: Layout, width: int, cell_bytes: dict[PoolKey, int], born: I4, sort: str = "address", zoom: int = 0
 ) -> Flow:
     """Lay the segments out in rows of ``width`` cells; each ``zoom`` step halves the bytes of a cell."""
     rows: list[Row] = []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memtrace.snapshot.model import I8
 from memtrace.units import format_bytes, format_count
@@ -200,7 +202,11 @@ class AllocationsView(TableView):
         table, data = self.main(), self.session.table
         names = [column.name for column in table.columns]
         yield names
-        exact = {"size": data.table.requested_bytes, "block": data.table.block_bytes, "born": data.table.alloc_event}
+        exact: dict[str, NDArray[Any]] = {
+            "size": data.table.requested_bytes,
+            "block": data.table.block_bytes,
+            "born": data.table.alloc_event,
+        }
         for row in self.rows.tolist() if not self.groups else ():
             yield [str(int(exact[name][row])) if name in exact else data.cell(row, name)[0].replace(",", "")
                    for name in names]  # fmt: skip

@@ -118,7 +118,7 @@ class SegMap(MapWidget):
         if key != self._key:
             layout, width = self.layout_now, max(size.width - 3, 8)
             born = session.provider.timeline.allocations.alloc_event
-            births = born[layout.row] if len(born) else np.zeros(len(layout.row), np.int64)
+            births = born[layout.row] if len(born) else np.zeros(len(layout.row), np.int32)
             cell_bytes = _scales(session.provider, width, size.height)
             self._flow = flow(layout, width, cell_bytes, births, session.segment_sort, self.scale)
             self._cells, self._strips, self._key = {}, {}, key
