@@ -22,14 +22,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from scoring import score
 from support import FIELD, LABELLED, STACKS, labels, snapshot, trace_path
-from wrappers import WRAPPERS, dumped_late, wrapped
+from wrappers import WRAPPERS, cleaned_up, dumped_late, wrapped
 
 from memtrace.attribution.categories import Evidence
 from memtrace.attribution.classify import Attribution, attribute
 from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.load import from_raw
-from memtrace.snapshot.model import Device, Snapshot
+from memtrace.snapshot.model import Action, Device, Snapshot
 
 
 def changed(whole: Snapshot, device: Device, annotations: bool) -> Snapshot:
@@ -88,13 +88,14 @@ def wrapped_rows(names: list[str]) -> Iterator[list[str]]:
         plain = build(bare, bare.devices[0])
         before = attribute(plain)
         made = [(each, dataclasses.replace(plain, snapshot=wrapped(bare, fix))) for each, fix in WRAPPERS.items()]
-        with open_stream(trace_path(name)) as opened:
-            raw = pickle.loads(opened.stream.read())
         # A dump at the end of a program that handled its errors can't be made one that ends at the last of them.
-        if raw["device_traces"][0][-1]["action"] in ("oom", "snapshot") and plain.oom_events:
-            raw.pop("memtrace", None)
-            late = from_raw(dumped_late(raw), name)
-            made.append(("dumped late", build(late, late.devices[0])))
+        if plain.trace.action[-1] in (Action.OOM, Action.SNAPSHOT) and plain.oom_events:
+            for way in (dumped_late, cleaned_up):
+                with open_stream(trace_path(name)) as opened:
+                    raw = pickle.loads(opened.stream.read())
+                raw.pop("memtrace", None)
+                late = from_raw(way(raw), name)
+                made.append((way.__name__.replace("_", " "), build(late, late.devices[0])))
         results = []
         cut: list[str] = []
         for way, timeline in made:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from memtrace.attribution.shapes import CUBLAS_WORKSPACE_BYTES
 from memtrace.history.timeline import Timeline
 from memtrace.snapshot.model import Snapshot
 from memtrace.snapshot.stacks import Frame, StackTable
@@ -424,6 +425,28 @@ def dumped_late(raw: dict[str, Any], interrupted: bool = False) -> dict[str, Any
         del trace[oom:]
     for event in gone.values():
         trace += [event | {"action": a, "frames": [], "time_us": time_us} for a in ("free_requested", "free_completed")]
+    for segment in raw["segments"]:
+        _give_back(segment, gone)
+    return raw
+
+
+def cleaned_up(raw: dict[str, Any]) -> dict[str, Any]:
+    """The snapshot as dumped after ``del model, optimizer`` and ``gc.collect()``: the program frees all but workspaces
+    behind the last event."""
+    trace = raw["device_traces"][0]
+    stacks = (event["frames"] for event in trace if event.get("frames"))
+    program = next(frames[-1:] for frames in stacks if frames[-1]["name"] == "<module>")
+    end = {"stream": 0, "time_us": trace[-1].get("time_us", 0) + 10}
+    gone = {}
+    for segment in raw["segments"]:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            at = block.get("address", address)
+            address = at + block["size"]
+            if block["state"] == "active_allocated" and block["requested_size"] not in CUBLAS_WORKSPACE_BYTES:
+                gone[at] = end | {"addr": at, "size": block["requested_size"], "frames": program}
+    for event in gone.values():
+        trace += [event | {"action": action} for action in ("free_requested", "free_completed")]
     for segment in raw["segments"]:
         _give_back(segment, gone)
     return raw

@@ -162,7 +162,8 @@ def infer_phases(
         windows = [(begin, first) for begin, (first, _) in zip(ends, ranges, strict=False) if first > begin]
         freed = lives.chosen(lives.died < NEVER)
         return blind_phases(training_cycles(freed, windows, count), ranges, count)
-    ranges = [own for r in ranges if (own := _own_part(*r, allocs, kinds))[0] < count]  # not a closure cut short
+    ranges = [_own_part(*r, allocs, kinds) for r in ranges]
+    ranges = [own for own in ranges if own[1] < count or own[0] <= allocs[-1:]]  # not a closure cut short
     for first, last in ranges:
         kinds[slice(np.searchsorted(allocs, first), np.searchsorted(allocs, last))] = Kind.OPTIMIZER
     # An allocation without frames before any forward pass may come from any thread: neutral until one is seen, unless
@@ -177,7 +178,9 @@ def infer_phases(
     codes = [_ERROR] * len(errors) + [int(Kind.OPTIMIZER)] * len(begins) + [int(Kind.OTHER)] * len(ends)
     marks = _marks(events, np.concatenate([kinds[runs].astype(np.int8), np.array(codes, dtype=np.int8)]))
     cutter = _Cutter(starts_late)
-    for event, kind in _updates(_whole_backward(marks), trace, stacks, lives):
+    # What is freed behind the last request of all, an error or the program's end took away.
+    died = np.where(lives.died > allocs[-1], NEVER, lives.died)
+    for event, kind in _updates(_whole_backward(marks), trace, stacks, Lives(lives.born, died, lives.size)):
         cutter.allocated_by(kind, event)
     spans = cutter.spans if shared else _backdate_backward(trace, stacks, cutter.spans, lives.born)
     if not spans or spans[0][0] > 0:

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from scoring import meant_by, score
 from support import FIELD, LABELLED, STACKS, analysis, labels, timeline, trace_path
-from wrappers import WRAPPERS, beside_fetching, dumped_late, program_called, ring_of, without_stacks, wrapped
+from wrappers import (
+    WRAPPERS,
+    beside_fetching,
+    cleaned_up,
+    dumped_late,
+    program_called,
+    ring_of,
+    without_stacks,
+    wrapped,
+)
 
 from memtrace.analysis import analyse
 from memtrace.attribution.categories import Category
@@ -156,6 +165,14 @@ def test_a_dump_after_the_stack_has_unwound_changes_nothing(name: str, interrupt
     assert result.at_peak >= 0.998 and result.overall >= 0.999 and result.purpose_at_peak >= 0.998
     if not interrupted:
         assert np.array_equal(_purposes(ours), _purposes(analysis(name).attribution))
+
+
+@pytest.mark.parametrize("name", ["flat_oom", "closure_oom", "lightning_oom", "dumped-in-except_late"])
+def test_a_dump_after_the_program_gave_up_its_model_changes_nothing(name: str) -> None:
+    snapshot = from_raw(cleaned_up(_raw(name)), name)
+    ours, theirs = attribute(build(snapshot, snapshot.devices[0])), attribute(_bare(name))
+    assert np.array_equal(_purposes(ours), _purposes(theirs))
+    assert np.array_equal(ours.facts.phases.phase, theirs.facts.phases.phase)
 
 
 @pytest.mark.parametrize(
