@@ -13,9 +13,10 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from memtrace.cli.common import whole_number
+from memtrace.cli.common import option, whole_number
 from memtrace.errors import MissingDependencyError, NoAnswerError
 from memtrace.units import printable
 
@@ -24,12 +25,12 @@ _HOW = "start it with memtrace run --live, or with memtrace.record(…, live=Tru
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("pid", metavar="PID", type=whole_number, help="the program's process")
-    add("--detach", action="store_true", help="end a recording and leave the program as it was")
-    add("--out", type=Path, default=Path(), metavar="DIR", help="folder for recordings (default: .)")
-    add("--stacks", choices=("none", "python", "all"), default="none", help="history to record at once (default: none)")
-    add("--on-alarm", default="print", metavar="HOW", help="print (default), warn, or a command that gets it as JSON")
+    add = partial(option, parser)
+    add("pid PID", "the program's process", type=whole_number)
+    add("--detach", "end a recording and leave the program as it was")
+    add("--out DIR", "folder for recordings (default: .)", type=Path, default=Path())
+    add("--stacks", "history to record at once (default: none)", choices=("none", "python", "all"), default="none")
+    add("--on-alarm HOW", "print (default), warn, or a command that gets it as JSON", default="print")
 
 
 def run(args: argparse.Namespace) -> int:

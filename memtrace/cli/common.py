@@ -63,13 +63,14 @@ class _Rules(argparse.Action):
         args.rules, args.rules_file = read_rules(path), path
 
 
-def option(parser: argparse.ArgumentParser, form: str, text: str, **how: Any) -> None:
+def option(parser: argparse._ActionsContainer, form: str, text: str, **how: Any) -> None:
     """An argument, written as --help shows it: ``--search`` is a switch, ``--capacity SIZE`` takes a value,
-    ``--conf SETTINGS…`` may be given again. ``how`` is what argparse takes besides."""
+    ``--lengths N,N,…`` a list, ``--conf SETTINGS…`` may be given again. ``how`` is what argparse takes besides."""
     flags, _, metavar = form.partition(" ")
-    if metavar.endswith("…"):
+    if metavar.endswith("…") and not metavar.endswith(",…"):
         how = {"action": "append", "default": [], **how}
-    how |= {"metavar": metavar.rstrip("…")} if metavar else {} if how else {"action": "store_true"}
+        metavar = metavar.removesuffix("…")
+    how |= {"metavar": metavar} if metavar else {} if how else {"action": "store_true"}
     parser.add_argument(*flags.split(","), help=text, **how)
 
 

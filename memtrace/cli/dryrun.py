@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
-from memtrace.cli.common import add_shared, print_json, usual_signals, whole_number
+from memtrace.cli.common import add_shared, option, print_json, usual_signals, whole_number
 from memtrace.cli.estimate import add_setup, answer
 from memtrace.cli.leads import check_program
 from memtrace.errors import UsageError
@@ -24,19 +25,15 @@ _MOST_RANKS = 1 << 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_setup(parser)
     add_shared(parser, "json")
-    parser.add_argument("--against", metavar="FILE", help="compare with a recording, by category (--model)")
-    parser.add_argument("--trace", metavar="OUT.pickle", help="write the dry run as a snapshot (--model)")
-    add = parser.add_argument_group("of a script").add_argument
-    add("-o", "--out", metavar="FILE", type=Path, help="the recording (default NAME.predicted.pickle)")
-    add("--world-size", type=whole_number, metavar="N", help="be rank 0 (or $RANK) of N, as torchrun would start it")
-    add(
-        "--steps", type=_steps, metavar="N",
-        help="stop after N optimizer steps; 'repeat': after three that took the same memory (default: run all)",
-    )  # fmt: skip
-    add(
-        "--assume", action="append", default=[], metavar="NAME=VALUE",
-        help="what to take for a value nobody knows: float, integer, boolean, share (of a mask), or FILE:LINE",
-    )  # fmt: skip
+    option(parser, "--against FILE", "compare with a recording, by category (--model)")
+    option(parser, "--trace OUT.pickle", "write the dry run as a snapshot (--model)")
+    add = partial(option, parser.add_argument_group("of a script"))
+    add("-o,--out FILE", "the recording (default NAME.predicted.pickle)", type=Path)
+    add("--world-size N", "be rank 0 (or $RANK) of N, as torchrun would start it", type=whole_number)
+    steps = "stop after N optimizer steps; 'repeat': after three that took the same memory (default: run all)"
+    add("--steps N", steps, type=_steps)
+    assume = "what to take for a value nobody knows: float, integer, boolean, share (of a mask), or FILE:LINE"
+    add("--assume NAME=VALUE…", assume)
     add_shared(parser, "force")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ARGS…", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="script and its arguments")

@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memtrace.cli.common import add_shared, open_timeline, print_json, say_written
+from memtrace.cli.common import add_shared, open_timeline, option, print_json, say_written
 from memtrace.units import printable
 from memtrace.writing import check_target
 
@@ -31,8 +32,8 @@ _ANY_LENGTH = 2  # where the options are of a run of many lengths
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_setup(parser)
     add_shared(parser, "json")
-    parser.add_argument("--against", metavar="FILE", help="compare with a recording, by category")
-    parser.add_argument("--trace", metavar="OUT.pickle", help="write the predicted run as a snapshot")
+    option(parser, "--against FILE", "compare with a recording, by category")
+    option(parser, "--trace OUT.pickle", "write the predicted run as a snapshot")
     add_shared(parser, "force")
 
 
@@ -43,51 +44,39 @@ def add_setup(parser: argparse.ArgumentParser, of_one_length: bool = True) -> No
 
     models, gpus = ", ".join(model_names()), ", ".join(gpu_names())
     flag = argparse.BooleanOptionalAction
-    add = parser.add_argument
-    add(
-        "--config", action=_FromConfig, metavar="FILE",
-        help="a configuration of axolotl, LLaMA-Factory or torchtune (YAML or JSON); options after it count more",
-    )  # fmt: skip
+    add = partial(option, parser)
+    trainers = "a configuration of axolotl, LLaMA-Factory or torchtune (YAML or JSON); options after it count more"
+    add("--config FILE", trainers, action=_FromConfig)
     which: Any = parser if of_one_length else parser.add_mutually_exclusive_group(required=True)
-    which.add_argument(
-        "--model",
-        **({"required": True} if of_one_length else {}),
-        metavar="CONFIG.json|PRESET",
-        help=f"a config.json (or its folder), or a preset: {models}",
-    )
-    if not of_one_length:
-        which.add_argument("--like", metavar="RECORDING", help="as a recording that carries its configuration")
+    model = f"a config.json (or its folder), or a preset: {models}"
+    option(which, "--model CONFIG.json|PRESET", model, required=of_one_length)
+    if of_one_length:
+        add("--seq-len L", "tokens a sequence", required=True, type=int)
     else:
-        add("--seq-len", required=True, type=int, metavar="L", help="tokens a sequence")
-    add("--batch", type=int, default=1, metavar="B", help="sequences a micro-batch (default 1)")
-    add("--accumulation", type=int, default=1, metavar="N", help="micro-batches a step (default 1)")
-    add("--rank", type=int, default=16, metavar="R", help="LoRA rank (default 16)")
-    add("--targets", default="all-linear", metavar="NAMES", help="all-linear (default) or e.g. q_proj,v_proj")
-    add("--dropout", type=float, default=0.05, metavar="P", help="LoRA dropout (default 0.05)")
-    add("--optim", default="adamw_torch", choices=OPTIMIZERS, help="optimizer (default adamw_torch)")
-    add("--attn", default="sdpa", choices=ATTENTION, help="attention implementation (default sdpa)")
-    add("--checkpointing", action=flag, default=True, help="gradient checkpointing (default on)")
-    add("--reentrant", action=flag, default=False, help="reentrant checkpointing (default off)")
-    add("--prepare-kbit", action=flag, default=True, help="prepare_model_for_kbit_training: fp32 stream (default on)")
-    add("--autocast", action=flag, default=False, help="16-bit autocast around the forward pass (default off)")
-    add("--adapter-dtype", default="fp32", choices=("fp32", "bf16"), help="type of the adapters (default fp32)")
+        option(which, "--like RECORDING", "as a recording that carries its configuration")
+    add("--batch B", "sequences a micro-batch (default 1)", type=int, default=1)
+    add("--accumulation N", "micro-batches a step (default 1)", type=int, default=1)
+    add("--rank R", "LoRA rank (default 16)", type=int, default=16)
+    add("--targets NAMES", "all-linear (default) or e.g. q_proj,v_proj", default="all-linear")
+    add("--dropout P", "LoRA dropout (default 0.05)", type=float, default=0.05)
+    add("--optim", "optimizer (default adamw_torch)", default="adamw_torch", choices=OPTIMIZERS)
+    add("--attn", "attention implementation (default sdpa)", default="sdpa", choices=ATTENTION)
+    add("--checkpointing", "gradient checkpointing (default on)", action=flag, default=True)
+    add("--reentrant", "reentrant checkpointing (default off)", action=flag, default=False)
+    add("--prepare-kbit", "prepare_model_for_kbit_training: fp32 stream (default on)", action=flag, default=True)
+    add("--autocast", "16-bit autocast around the forward pass (default off)", action=flag, default=False)
+    add("--adapter-dtype", "type of the adapters (default fp32)", default="fp32", choices=("fp32", "bf16"))
     logits = parser.add_mutually_exclusive_group()
-    logits.add_argument("--keep-logits", action="store_true", help="the loop holds the logits during backward")
-    logits.add_argument("--drop-logits", dest="keep_logits", action="store_false", help="it does not (default)")
-    add("--loss", default="full", choices=LOSSES, help="full logits (default), chunks of tokens, or TRL's fused head")
-    add("--chunk-tokens", type=int, default=1024, metavar="N", help="tokens a chunk of --loss chunked (default 1024)")
-    add("--quant", default="nf4-dq", choices=QUANT, help="base weights (default nf4-dq: NF4, double quantisation)")
-    add(
-        "--embedding-grad", action=flag, default=True if of_one_length else None,
-        help="the embedding output needs a gradient, as enabling checkpointing makes it (default "
-        f"{'on' if of_one_length else 'as checkpointing'})",
-    )  # fmt: skip
-    add(
-        "--gpu",
-        metavar="PRESET",
-        help=f"GPU preset, for capacity and kernels: {gpus} (default: 24 GiB, kernels of an H200)",
-    )
-    add("--capacity", metavar="SIZE", help="device memory, e.g. 24GiB (default: the GPU's, else 24GiB)")
+    option(logits, "--keep-logits", "the loop holds the logits during backward")
+    option(logits, "--drop-logits", "it does not (default)", dest="keep_logits", action="store_false")
+    add("--loss", "full logits (default), chunks of tokens, or TRL's fused head", default="full", choices=LOSSES)
+    add("--chunk-tokens N", "tokens a chunk of --loss chunked (default 1024)", type=int, default=1024)
+    add("--quant", "base weights (default nf4-dq: NF4, double quantisation)", default="nf4-dq", choices=QUANT)
+    usual = "on" if of_one_length else "as checkpointing"
+    embedding = f"the embedding output needs a gradient, as enabling checkpointing makes it (default {usual})"
+    add("--embedding-grad", embedding, action=flag, default=True if of_one_length else None)
+    add("--gpu PRESET", f"GPU preset, for capacity and kernels: {gpus} (default: 24 GiB, kernels of an H200)")
+    add("--capacity SIZE", "device memory, e.g. 24GiB (default: the GPU's, else 24GiB)")
 
 
 class _FromConfig(argparse.Action):

@@ -11,22 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from memtrace.cli import forecast
-from memtrace.cli.common import add_shared, print_json, progress, say_written
+from memtrace.cli.common import add_shared, option, print_json, progress, say_written
 from memtrace.errors import UsageError
 from memtrace.writing import check_target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     forecast.add_run(parser)
-    add = parser.add_argument
-    add(
-        "--keep",
-        metavar="NAMES",
-        default="",
-        help="options that must stay as they are, such as length,rank,checkpointing",
-    )
-    add("--no-ladder", action="store_true", help="leave out what each option adds (it takes some seconds)")
-    add("--plot", metavar="OUT.svg|.html", help="what each option adds, as a waterfall")
+    option(parser, "--keep NAMES", "options that must stay as they are, such as length,rank,checkpointing", default="")
+    option(parser, "--no-ladder", "leave out what each option adds (it takes some seconds)")
+    option(parser, "--plot OUT.svg|.html", "what each option adds, as a waterfall")
     add_shared(parser, "json force")
 
 

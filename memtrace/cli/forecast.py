@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_shared, print_json, progress, say_written, settings, whole_number
+from memtrace.cli.common import add_shared, option, print_json, progress, say_written, settings, whole_number
 from memtrace.cli.estimate import add_setup, analysed, options_from
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.units import counted
@@ -32,41 +33,33 @@ _NEEDS_MICRO_BATCHES = 300  # of so many at most, the least that the run needs i
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    add = parser.add_argument
-    add("--seeds", type=whole_number, default=0, metavar="N", help="also the outcome of N shufflings, on all cores")
-    add("--needs", action="store_true", help="the least that a long run needs, not only enough")
-    add(
-        "--longest",
-        action="store_true",
-        help="work out to how many tokens sequences must be cut for the run to survive",
-    )
-    add("--trace", metavar="OUT.pickle", help="write the run, up to the refusal, as a snapshot")
-    add("--plot", metavar="OUT.svg|.png", help="memory over the steps as a picture")
-    add("--fail-on-oom", action="store_true", help="exit with 1 if the run does not fit")
+    add = partial(option, parser)
+    add("--seeds N", "also the outcome of N shufflings, on all cores", type=whole_number, default=0)
+    add("--needs", "the least that a long run needs, not only enough")
+    add("--longest", "work out to how many tokens sequences must be cut for the run to survive")
+    add("--trace OUT.pickle", "write the run, up to the refusal, as a snapshot")
+    add("--plot OUT.svg|.png", "memory over the steps as a picture")
+    add("--fail-on-oom", "exit with 1 if the run does not fit")
     add_shared(parser, "json force")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Everything that describes a whole run and its limit."""
     add_setup(parser, of_one_length=False)
-    add = parser.add_argument
-    add(
-        "--lengths",
-        metavar="FILE|N,N,…",
-        help="tokens of each sequence: one a line, JSON lines with length, num_tokens or input_ids, Parquet, a folder "
-        "of the datasets library",
-    )
-    add("--tokenizer", metavar="DIR|FILE", help="a tokenizer.json, for --lengths with texts instead of counts")
-    add("--padding", default="longest", metavar="HOW", help="longest (default), none, multiple:N or max:N")
-    add("--order", default="given", metavar="HOW", help="given (default), longest-first or shuffled")
-    add("--steps", type=whole_number, metavar="N", help="so many steps, over as many passes as that takes")
-    add("--clip", action="store_true", help="gradients are clipped by their norm, as the Trainer does")
-    add("--eval-lengths", metavar="FILE|N,N,…", help="sequences of the evaluation, which runs without gradients")
-    add("--eval-batch", type=whole_number, default=1, metavar="B", help="sequences an evaluation batch (default 1)")
-    add("--eval-every", type=whole_number, metavar="N", help="steps between evaluations (default: one at the end)")
-    add("--conf", type=settings, metavar="SETTINGS", help='allocator settings, such as "expandable_segments:True"')
-    add("--limit", metavar="SIZE", help="the most the process may reserve, as a memory fraction sets it")
-    add("--dry-run", action="store_true", help="re-enact with the real code even where the shapes are known")
+    add = partial(option, parser)
+    lengths = "tokens of each sequence: one a line, JSON lines with length, num_tokens or input_ids, Parquet, a folder "
+    add("--lengths FILE|N,N,…", f"{lengths}of the datasets library")
+    add("--tokenizer DIR|FILE", "a tokenizer.json, for --lengths with texts instead of counts")
+    add("--padding HOW", "longest (default), none, multiple:N or max:N", default="longest")
+    add("--order HOW", "given (default), longest-first or shuffled", default="given")
+    add("--steps N", "so many steps, over as many passes as that takes", type=whole_number)
+    add("--clip", "gradients are clipped by their norm, as the Trainer does")
+    add("--eval-lengths FILE|N,N,…", "sequences of the evaluation, which runs without gradients")
+    add("--eval-batch B", "sequences an evaluation batch (default 1)", type=whole_number, default=1)
+    add("--eval-every N", "steps between evaluations (default: one at the end)", type=whole_number)
+    add("--conf SETTINGS", 'allocator settings, such as "expandable_segments:True"', type=settings)
+    add("--limit SIZE", "the most the process may reserve, as a memory fraction sets it")
+    add("--dry-run", "re-enact with the real code even where the shapes are known")
 
 
 def run(args: argparse.Namespace) -> int:

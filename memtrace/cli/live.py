@@ -13,10 +13,11 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memtrace.cli.common import add_shared, print_json, usual_signals, whole_number
+from memtrace.cli.common import add_shared, option, print_json, usual_signals, whole_number
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.units import format_bytes, parse_capacity, printable
 
@@ -26,24 +27,19 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "program",
-        metavar="PID|SOCKET",
-        nargs="?",
-        help="which program (default: the only one, or a list); a file is played as --replay does",
-    )
+    add = partial(option, parser)
+    which = "which program (default: the only one, or a list); a file is played as --replay does"
+    add("program PID|SOCKET", which, nargs="?")
     add_shared(parser, "json device")
-    add("--once", action="store_true", help="one look, and end")
-    add("--ranks", action="store_true", help="all programs of this user's, one row each, the odd one marked")
-    add("--replay", metavar="FILE", help="play a recording or a .jsonl step log as if it ran")
-    add("--speed", type=float, default=2.0, metavar="N", help="steps a second of --replay (default 2)")
-    add("--limit", metavar="SIZE", help="the capacity to judge a replay by (default: what the recording says)")
-    add("--forecast", metavar="FILE", help="what memtrace forecast --json printed: its step of death is watched for")
-    add("--every", type=float, default=1.0, metavar="SECONDS", help="between two refreshes (default 1)")
-    add("--count", type=whole_number, default=0, metavar="N", help="so many refreshes, then end (0: no end)")
-    add("--metrics", action="append", default=[], metavar="KIND:WHERE",
-        help="send the steps' numbers on: tensorboard:DIR, prometheus:FILE, wandb, mlflow, otel")  # fmt: skip
+    add("--once", "one look, and end")
+    add("--ranks", "all programs of this user's, one row each, the odd one marked")
+    add("--replay FILE", "play a recording or a .jsonl step log as if it ran")
+    add("--speed N", "steps a second of --replay (default 2)", type=float, default=2.0)
+    add("--limit SIZE", "the capacity to judge a replay by (default: what the recording says)")
+    add("--forecast FILE", "what memtrace forecast --json printed: its step of death is watched for")
+    add("--every SECONDS", "between two refreshes (default 1)", type=float, default=1.0)
+    add("--count N", "so many refreshes, then end (0: no end)", type=whole_number, default=0)
+    add("--metrics KIND:WHERE…", "send the steps' numbers on: tensorboard:DIR, prometheus:FILE, wandb, mlflow, otel")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtrace.cli.common import add_shared, print_json, usual_signals
+from memtrace.cli.common import add_shared, option, print_json, usual_signals
 from memtrace.cli.estimate import add_setup, options_from
 from memtrace.errors import MemtraceError, NoAnswerError, UsageError
 
@@ -28,22 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add_setup(parser)
     add_shared(parser, "json")
-    add = parser.add_argument
-    add("--out", type=Path, default=Path("sweep"), metavar="DIR", help="where results are kept (default ./sweep)")
-    add("--lengths", metavar="L,L,…", help="sequence lengths to measure (default: L/8, L/4, L/2, L)")
-    add("--batches", metavar="B,B,…", help="batch sizes to measure (default: 2 and --batch)")
-    add("--things", default=",".join(THINGS), metavar="NAMES", help=f"what to add back (default: {','.join(THINGS)})")
-    add("--layers", type=int, metavar="N", help="fewer (or more) layers; random weights only")
-    add("--train-steps", type=int, default=2, metavar="N", help="optimizer steps a run (default 2)")
-    add("--limit", metavar="SIZE", help="limit reserved memory, as a smaller card would, e.g. 22GiB")
-    add("--timeout", type=float, default=1800, metavar="S", help="seconds after which a run has failed (default 1800)")
-    add("--plot", type=Path, metavar="OUT.svg|.png", help="increments and the fitted line as a picture")
-    add(
-        "--ladder",
-        action="store_true",
-        help="measure every combination instead: each option's fair share, as memtrace fit",
-    )
-    add("--plan", action="store_true", help="list the runs and measure nothing")
+    add = partial(option, parser)
+    add("--out DIR", "where results are kept (default ./sweep)", type=Path, default=Path("sweep"))
+    add("--lengths L,L,…", "sequence lengths to measure (default: L/8, L/4, L/2, L)")
+    add("--batches B,B,…", "batch sizes to measure (default: 2 and --batch)")
+    add("--things NAMES", f"what to add back (default: {','.join(THINGS)})", default=",".join(THINGS))
+    add("--layers N", "fewer (or more) layers; random weights only", type=int)
+    add("--train-steps N", "optimizer steps a run (default 2)", type=int, default=2)
+    add("--limit SIZE", "limit reserved memory, as a smaller card would, e.g. 22GiB")
+    add("--timeout S", "seconds after which a run has failed (default 1800)", type=float, default=1800)
+    add("--plot OUT.svg|.png", "increments and the fitted line as a picture", type=Path)
+    add("--ladder", "measure every combination instead: each option's fair share, as memtrace fit")
+    add("--plan", "list the runs and measure nothing")
 
 
 def run(args: argparse.Namespace) -> int:
