@@ -255,12 +255,13 @@ def measure(out: Path, chosen: list[str], ranks: int) -> None:
 
 
 # anywhere
-def dry(row: Row, folder: Path, rank: int, ranks: int, out: Path) -> Row:
+def dry(row: Row, folder: Path, rank: int, ranks: int, out: Path, run: Any = None) -> Row:
+    """``run``: how, if not in a process of its own (see tests/dry_runs.py)."""
     words = ["--world-size", str(ranks), "--force", "-o", str(out / f"{row['name']}-{rank}.pickle")]
-    known = _environment(row)
-    done = subprocess.run(
-        [sys.executable, "-m", "memtrace", "dryrun", *words, str(SCRIPT), json.dumps(row), str(folder)],
-        env=known | {"RANK": str(rank)}, capture_output=True, text=True, check=False,
+    words += [str(SCRIPT), json.dumps(row), str(folder)]
+    done = run(*words, RANK=str(rank)) if run is not None else subprocess.run(
+        [sys.executable, "-m", "memtrace", "dryrun", *words],
+        env=_environment(row) | {"RANK": str(rank)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     (out / f"{row['name']}-{rank}.log").write_text(done.stdout[-4000:] + done.stderr[-9000:])
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"load"')]

@@ -6,7 +6,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,6 @@ if sys.platform != "linux" or shutil.which("cc") is None:
     pytest.skip("the dry device needs Linux and a compiler", allow_module_level=True)
 
 from dry_runs import DryRuns
-
-from tests.gpu.check_dryrun_scripts import environment
 
 MIB = 1 << 20
 #: Three plans for each pass, the first of them on tensor cores: forward 30, 20, 10 MiB, data 32, 22, 12, filter 31, …
@@ -68,13 +65,6 @@ for _ in range(2):
     model(x).sum().backward()
 sys.exit(3 * ("dies" in sys.argv))
 """
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DryRuns]:
-    made = DryRuns(tmp_path_factory.mktemp("runs"), environment())
-    yield made
-    made.close()
 
 
 def cudnn(folder: Path, version: int = 91900) -> str:

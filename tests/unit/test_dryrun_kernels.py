@@ -15,8 +15,6 @@ if sys.platform != "linux":
 
 from dry_runs import DryRuns
 
-from tests.gpu.check_dryrun_scripts import environment
-
 MARK = 7777
 SCRIPT = f"""
 import torch
@@ -62,14 +60,12 @@ NONZERO = [4, 21503, 18496, 1023]  # places of 1,156 in two dimensions
 
 
 @pytest.fixture(scope="module")
-def sizes(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+def sizes(runs: DryRuns, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """What was allocated between two marks."""
     folder = tmp_path_factory.mktemp("runs")
-    runs = DryRuns(folder, environment())
     script, out = folder / "train.py", folder / "run.pickle"
     script.write_text(SCRIPT)
     done = runs("-o", str(out), str(script))
-    runs.close()
     assert done.returncode == 0, done.stderr[-2000:]
     return _between_marks(out)
 

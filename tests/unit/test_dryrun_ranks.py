@@ -20,6 +20,8 @@ pytest.importorskip("bitsandbytes")
 if sys.platform != "linux":
     pytest.skip("the dry device needs Linux", allow_module_level=True)
 
+from dry_runs import DryRuns
+
 from tests.gpu.check_dryrun_scripts import environment
 from tests.gpu.check_ranks import ROWS, dry, folder_of
 from tests.gpu.truth_configs import ARCHITECTURES, RUNS
@@ -42,12 +44,13 @@ EACH_KIND = ("ddp", "fsdp1")
 REQUESTED = {"fsdp1": 0.1}
 
 
-def rank_zero(kind: str, folder: Path, ranks: int | None = None) -> dict[str, int]:
+def rank_zero(runs: DryRuns | None, kind: str, folder: Path, ranks: int | None = None) -> dict[str, int]:
+    """What it took; in a process of its own where there are no ``runs``."""
     ranks = ranks or RUNS[f"{kind}_late"].ranks
     architecture = ARCHITECTURES[RUNS[f"{kind}_late"].arch] | {"architectures": ["LlamaForCausalLM"]}
     (folder / "config.json").write_text(json.dumps(architecture | {"dtype": "bfloat16"}))
     words = ["--world-size", str(ranks), "-o", str(folder / "run.pickle"), str(SCRIPT), f"{kind}_late", str(folder)]
-    done = subprocess.run(
+    done = runs(*words) if runs is not None else subprocess.run(
         [sys.executable, "-m", "memtrace", "dryrun", *words],
         env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -58,11 +61,11 @@ def rank_zero(kind: str, folder: Path, ranks: int | None = None) -> dict[str, in
 
 
 @pytest.mark.parametrize("kind", KINDS if os.environ.get("MEMTRACE_ALL_ROWS") else EACH_KIND)
-def test_rank_zero_takes_what_it_took_on_a_gpu(kind: str, tmp_path: Path) -> None:
+def test_rank_zero_takes_what_it_took_on_a_gpu(kind: str, runs: DryRuns, tmp_path: Path) -> None:
     if kind.startswith("deepspeed"):
         pytest.importorskip("deepspeed")
     real = json.loads((ROOT / f"tests/truth/stacks/{kind}_late.info.json").read_text())["stats"]
-    mine = rank_zero(kind, tmp_path)
+    mine = rank_zero(None if kind == "ddp" else runs, kind, tmp_path)
     assert mine["requested"] == pytest.approx(real["requested_bytes.all.peak"], rel=REQUESTED.get(kind, 1e-4))
     assert mine["allocated"] == pytest.approx(real["allocated_bytes.all.peak"], rel=1e-3)
     assert mine["reserved"] == pytest.approx(real["reserved_bytes.all.peak"], rel=KINDS[kind])
@@ -75,13 +78,13 @@ STEADY = [name for name in MEASURED if not any(name.startswith(one) or name.ends
 
 
 @pytest.mark.parametrize("name", STEADY if os.environ.get("MEMTRACE_ALL_ROWS") else ["qlora-7b-512"])
-def test_every_rank_takes_what_it_took_on_two_gpus(name: str, tmp_path: Path) -> None:
+def test_every_rank_takes_what_it_took_on_two_gpus(name: str, runs: DryRuns, tmp_path: Path) -> None:
     row = ROWS[name]
     measured = MEASURED[name]["ranks"]
     for rank, real in enumerate(measured):
         if rank and real == measured[0]:
             continue
-        mine = dry(row, folder_of(row, tmp_path, False), rank, 2, tmp_path)
+        mine = dry(row, folder_of(row, tmp_path, False), rank, 2, tmp_path, runs)
         for part in ("load", "train"):
             requested, allocated, reserved = real[part]
             assert mine[part]["requested"] == pytest.approx(requested, rel=0.01), mine
@@ -89,24 +92,22 @@ def test_every_rank_takes_what_it_took_on_two_gpus(name: str, tmp_path: Path) ->
             assert mine[part]["reserved"] == pytest.approx(reserved, rel=0.05)
 
 
-def test_a_rank_that_is_none_of_them_is_refused(tmp_path: Path) -> None:
+def test_a_rank_that_is_none_of_them_is_refused(runs: DryRuns, tmp_path: Path) -> None:
     train = tmp_path / "train.py"
     train.write_text(
         "import os, torch.distributed as d\nd.init_process_group('nccl')\n"
         "print(d.get_rank(), os.environ['RANK'], d.get_world_size())\n"
     )
     for rank, said in (("3", "3 3 4"), ("4", "there are ranks 0 to 3"), ("x", "there are ranks 0 to 3")):
-        words = ["dryrun", "--world-size", "4", "-o", str(tmp_path / f"{rank}.pickle"), str(train)]
-        done = subprocess.run([sys.executable, "-m", "memtrace", *words], env=environment() | {"RANK": rank},
-                              capture_output=True, text=True, check=False)  # fmt: skip
+        done = runs("--world-size", "4", "-o", str(tmp_path / f"{rank}.pickle"), str(train), RANK=rank)
         assert said in (done.stderr if done.returncode else done.stdout), done.stderr
         assert done.returncode == (0 if rank == "3" else 2)
 
 
-def test_more_ranks_hold_smaller_shards(tmp_path: Path) -> None:
+def test_more_ranks_hold_smaller_shards(runs: DryRuns, tmp_path: Path) -> None:
     """Parameters and two states in float32 are what is sharded at the peak, here over eight instead of two ranks."""
     two = json.loads((ROOT / "tests/truth/stacks/fsdp2_late.info.json").read_text())["stats"]
-    eight = rank_zero("fsdp2", tmp_path, ranks=8)["requested"]
+    eight = rank_zero(runs, "fsdp2", tmp_path, ranks=8)["requested"]
     width, feed, head = 2048, 5632, 2048 // 32
     layer = width * (2 * width + 2 * 4 * head + 3 * feed + 2)
     parameters = 4 * layer + 2 * 32000 * width + width

@@ -10,7 +10,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,27 +36,6 @@ LOOSE = {"gan": 0.2, "unet": 0.03, "lightning_mlp": 0.005, "segmenter": 0.03, "v
 #: Other releases allocate small things in another order: segments of 2 and 20 MiB more or less.
 RESERVED = {"masks": 0.15, "recommender": 0.07, "resnet": 0.05, "unet": 0.055, "vit": 0.04, "moe": 0.03, "gan": 0.04}
 RESERVED |= {"segmenter": 0.15, "vae": 0.43}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DryRuns]:
-    """Dry runs after a first one, a process of its own: if it has to, it leaves the helper in the user's cache."""
-    folder, known = tmp_path_factory.mktemp("runs"), environment()
-    (folder / "nothing.py").touch()
-    first = [
-        sys.executable,
-        "-m",
-        "memtrace",
-        "dryrun",
-        "-o",
-        str(folder / "nothing.pickle"),
-        str(folder / "nothing.py"),
-    ]
-    done = subprocess.run(first, env=known, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    made = DryRuns(folder, known)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
