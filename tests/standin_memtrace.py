@@ -30,9 +30,12 @@ def tighten_after(stand_in: StandIn, steps: int) -> None:
     register_optimizer_step_post_hook(count)
 
 
-if __name__ == "__main__":
+def main(words: list[str]) -> int:
     with StandIn(capacity=int(os.environ.get("MEMTRACE_TEST_CAPACITY", 1 << 40))) as stand_in, backend.use(stand_in):
         if os.environ.get("MEMTRACE_TEST_TIGHTEN"):
             tighten_after(stand_in, 2)
-        code = cli.main(sys.argv[1:])
-    sys.exit(code)
+        return cli.main(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

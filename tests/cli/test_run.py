@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked
 
 TESTS = Path(__file__).resolve().parent.parent
 ROOT = TESTS.parent
@@ -50,6 +52,14 @@ def unchecked(*words: Any) -> list[Any]:
 
 def standin(*words: Any) -> list[Any]:
     return [sys.executable, TESTS / "standin_memtrace.py", "run", "--out", "out", *words]
+
+
+@pytest.fixture(scope="module")
+def standins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+    """What :func:`standin` starts, with PyTorch loaded once for all."""
+    made = Forked("standin", tmp_path_factory.mktemp("standins"), environment())
+    yield made
+    made.close()
 
 
 def own_lines(text: str) -> list[str]:
@@ -196,8 +206,8 @@ def test_unchanged_script_is_recorded(folder: Path) -> None:
 
 
 @needs_torch
-def test_oom_leaves_the_file_the_verdict_and_the_traceback(folder: Path) -> None:
-    done = run(standin("train.py", 5), folder, MEMTRACE_TEST_CAPACITY=str(400_000))
+def test_oom_leaves_the_file_the_verdict_and_the_traceback(folder: Path, standins: Forked) -> None:
+    done = standins("run", "--out", "out", "train.py", "5", cwd=folder, MEMTRACE_TEST_CAPACITY="400000")
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert [line.startswith("memtrace: ") for line in lines[-5:]] == [True] * 5
@@ -217,46 +227,40 @@ def test_an_error_that_got_lost_is_not_left_unexplained(folder: Path) -> None:
 
 
 @needs_torch
-def test_two_ranks_leave_two_files_when_one_runs_out_of_memory(folder: Path) -> None:
+def test_two_ranks_leave_two_files_when_one_runs_out_of_memory(folder: Path, standins: Forked) -> None:
     (folder / "train.py").write_text(WITHOUT_OPTIMIZER)
     ranks = []
     for rank, capacity, steps in ((0, 1 << 30, 5000), (1, 400_000, 100)):  # rank 0 goes on until it is told to stop
-        env = environment(RANK=str(rank), WORLD_SIZE="2", MEMTRACE_TEST_CAPACITY=str(capacity))
-        command = list(map(str, standin("train.py", steps, "slow")))
-        ranks.append(subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    assert ranks[1].wait(120) == 1
-    ranks[0].send_signal(signal.SIGTERM)  # what torchrun does to the others
-    ranks[0].communicate(timeout=120)
-    ranks[1].communicate()
-    assert ranks[0].returncode == -signal.SIGTERM
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "MEMTRACE_TEST_CAPACITY": str(capacity)}
+        ranks.append(standins.begin("run", "--out", "out", "train.py", str(steps), "slow", cwd=folder, **place))
+    assert ranks[1].wait().returncode == 1
+    os.kill(ranks[0].pid, signal.SIGTERM)  # what torchrun does to the others
+    assert ranks[0].wait().returncode == -signal.SIGTERM
     extras = [read(folder / "out" / f"train-rank{rank}.pickle")["memtrace"] for rank in (0, 1)]
     assert [extra["reason"] for extra in extras] == ["terminated", "oom"]
     assert [extra["rank"] for extra in extras] == [0, 1]
 
 
 @needs_torch
-def test_request_by_signal(folder: Path) -> None:
+def test_request_by_signal(folder: Path, standins: Forked) -> None:
     (folder / "train.py").write_text(WITHOUT_OPTIMIZER)
-    command = list(map(str, standin("train.py", 60, "slow")))
-    program = subprocess.Popen(
-        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert program.stdout is not None
-    program.stdout.readline()
+    program = standins.begin("run", "--out", "out", "train.py", "60", "slow", cwd=folder)
+    while not program.out.read_text():  # that it has begun
+        time.sleep(0.05)
     time.sleep(0.3)
-    program.send_signal(signal.SIGUSR1)
-    _, stderr = program.communicate(timeout=120)
-    assert program.returncode == 0
-    assert "train-request.pickle on request" in stderr
+    os.kill(program.pid, signal.SIGUSR1)
+    done = program.wait()
+    assert done.returncode == 0
+    assert "train-request.pickle on request" in done.stderr
     assert read(folder / "out" / "train-request.pickle")["memtrace"]["reason"] == "request"
     assert read(folder / "out" / "train.pickle")["memtrace"]["reason"] == "end"
 
 
 @needs_torch
-def test_disk_full_does_not_disturb(folder: Path) -> None:
+def test_disk_full_does_not_disturb(folder: Path, standins: Forked) -> None:
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n{WITHOUT_OPTIMIZER}"
     (folder / "train.py").write_text(f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n{limited}")
-    done = run(standin("train.py", 5), folder)
+    done = standins("run", "--out", "out", "train.py", "5", cwd=folder)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "trained")
     lines = own_lines(done.stderr)
     assert len(lines) == 1

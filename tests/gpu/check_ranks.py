@@ -256,7 +256,7 @@ def measure(out: Path, chosen: list[str], ranks: int) -> None:
 
 # anywhere
 def dry(row: Row, folder: Path, rank: int, ranks: int, out: Path, run: Any = None) -> Row:
-    """``run``: how, if not in a process of its own (see tests/dry_runs.py)."""
+    """``run``: how, if not in a process of its own (see tests/forked.py)."""
     words = ["--world-size", str(ranks), "--force", "-o", str(out / f"{row['name']}-{rank}.pickle")]
     words += [str(SCRIPT), json.dumps(row), str(folder)]
     done = run(*words, RANK=str(rank)) if run is not None else subprocess.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ import pytest
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Dry runs of scripts, forked from one process (dry_runs.py)."""
-    from dry_runs import DryRuns
+    """Dry runs of scripts: ``runs(WORDS…)`` is ``memtrace dryrun WORDS…``."""
+    from forked import Forked
 
     from tests.gpu.check_dryrun_scripts import environment
 
-    made = DryRuns(tmp_path_factory.mktemp("runs"), environment())
-    yield made
+    made = Forked("dryrun", tmp_path_factory.mktemp("runs"), environment())
+    yield partial(made, "dryrun")
     made.close()

@@ -15,7 +15,7 @@ pytest.importorskip("bitsandbytes")
 if sys.platform != "linux" or shutil.which("cc") is None:
     pytest.skip("the dry device needs Linux and a compiler", allow_module_level=True)
 
-from dry_runs import DryRuns
+from forked import Runs
 
 MIB = 1 << 20
 #: Three plans for each pass, the first of them on tensor cores: forward 30, 20, 10 MiB, data 32, 22, 12, filter 31, …
@@ -76,9 +76,7 @@ def cudnn(folder: Path, version: int = 91900) -> str:
     return str(folder)
 
 
-def asked(
-    runs: DryRuns, tmp_path: Path, *words: str, card: str = "8GiB", version: int = 91900
-) -> tuple[list[int], str]:
+def asked(runs: Runs, tmp_path: Path, *words: str, card: str = "8GiB", version: int = 91900) -> tuple[list[int], str]:
     """The workspaces in MiB that were asked for, and what was assumed."""
     script, out = tmp_path / "train.py", tmp_path / "run.pickle"
     script.write_text(SCRIPT)
@@ -99,40 +97,40 @@ def asked(
     ],
 )
 def test_each_pass_has_the_workspace_of_its_first_plan(
-    words: list[str], expected: list[int], runs: DryRuns, tmp_path: Path
+    words: list[str], expected: list[int], runs: Runs, tmp_path: Path
 ) -> None:
     found, said = asked(runs, tmp_path, *words)
     assert found == expected
     assert "missing" not in said and ("cudnn.benchmark" in said) == ("benchmark" in words)
 
 
-def test_a_plan_without_room_gives_way_to_the_next(runs: DryRuns, tmp_path: Path) -> None:
+def test_a_plan_without_room_gives_way_to_the_next(runs: Runs, tmp_path: Path) -> None:
     found, _ = asked(runs, tmp_path, "tf32", card=f"{771 + 26}MiB")
     assert found == [20, 22, 21] * 2
 
 
-def test_a_program_that_ends_otherwise_did_not_end_for_want_of_a_workspace(runs: DryRuns, tmp_path: Path) -> None:
+def test_a_program_that_ends_otherwise_did_not_end_for_want_of_a_workspace(runs: Runs, tmp_path: Path) -> None:
     _, said = asked(runs, tmp_path, "tf32", "dies", card=f"{771 + 26}MiB")
     assert "does not fit" not in said
 
 
-def test_measuring_takes_what_a_limit_below_the_card_leaves(runs: DryRuns, tmp_path: Path) -> None:
+def test_measuring_takes_what_a_limit_below_the_card_leaves(runs: Runs, tmp_path: Path) -> None:
     assert asked(runs, tmp_path, "benchmark", "tf32", "limited")[0]
 
 
-def test_a_cudnn_in_the_current_folder_is_not_loaded(runs: DryRuns, tmp_path: Path) -> None:
+def test_a_cudnn_in_the_current_folder_is_not_loaded(runs: Runs, tmp_path: Path) -> None:
     cudnn(tmp_path)
     _, said = asked(runs, tmp_path, "here", version=90700)
     assert "cuDNN's workspaces of convolutions are missing" in said
 
 
-def test_without_a_cudnn_that_can_plan_it_is_said(runs: DryRuns, tmp_path: Path) -> None:
+def test_without_a_cudnn_that_can_plan_it_is_said(runs: Runs, tmp_path: Path) -> None:
     found, said = asked(runs, tmp_path, version=90700)
     assert not found
     assert "cuDNN's workspaces of convolutions are missing" in said
 
 
-def test_images_of_another_layout_are_copied_weights_too(runs: DryRuns, tmp_path: Path) -> None:
+def test_images_of_another_layout_are_copied_weights_too(runs: Runs, tmp_path: Path) -> None:
     asked(runs, tmp_path, "last")
     events = pickle.loads((tmp_path / "run.pickle").read_bytes())["device_traces"][0]
     weight = 16 * 8 * 3 * 3 * 4

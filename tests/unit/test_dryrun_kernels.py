@@ -13,7 +13,7 @@ pytest.importorskip("bitsandbytes")
 if sys.platform != "linux":
     pytest.skip("the dry device needs Linux", allow_module_level=True)
 
-from dry_runs import DryRuns
+from forked import Runs
 
 MARK = 7777
 SCRIPT = f"""
@@ -60,7 +60,7 @@ NONZERO = [4, 21503, 18496, 1023]  # places of 1,156 in two dimensions
 
 
 @pytest.fixture(scope="module")
-def sizes(runs: DryRuns, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+def sizes(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """What was allocated between two marks."""
     folder = tmp_path_factory.mktemp("runs")
     script, out = folder / "train.py", folder / "run.pickle"

@@ -20,7 +20,7 @@ pytest.importorskip("bitsandbytes")
 if sys.platform != "linux":
     pytest.skip("the dry device needs Linux", allow_module_level=True)
 
-from dry_runs import DryRuns
+from forked import Runs
 
 from tests.gpu.check_dryrun_scripts import environment
 from tests.gpu.check_ranks import ROWS, dry, folder_of
@@ -44,7 +44,7 @@ EACH_KIND = ("ddp", "fsdp1")
 REQUESTED = {"fsdp1": 0.1}
 
 
-def rank_zero(runs: DryRuns | None, kind: str, folder: Path, ranks: int | None = None) -> dict[str, int]:
+def rank_zero(runs: Runs | None, kind: str, folder: Path, ranks: int | None = None) -> dict[str, int]:
     """What it took; in a process of its own where there are no ``runs``."""
     ranks = ranks or RUNS[f"{kind}_late"].ranks
     architecture = ARCHITECTURES[RUNS[f"{kind}_late"].arch] | {"architectures": ["LlamaForCausalLM"]}
@@ -61,7 +61,7 @@ def rank_zero(runs: DryRuns | None, kind: str, folder: Path, ranks: int | None =
 
 
 @pytest.mark.parametrize("kind", KINDS if os.environ.get("MEMTRACE_ALL_ROWS") else EACH_KIND)
-def test_rank_zero_takes_what_it_took_on_a_gpu(kind: str, runs: DryRuns, tmp_path: Path) -> None:
+def test_rank_zero_takes_what_it_took_on_a_gpu(kind: str, runs: Runs, tmp_path: Path) -> None:
     if kind.startswith("deepspeed"):
         pytest.importorskip("deepspeed")
     real = json.loads((ROOT / f"tests/truth/stacks/{kind}_late.info.json").read_text())["stats"]
@@ -78,7 +78,7 @@ STEADY = [name for name in MEASURED if not any(name.startswith(one) or name.ends
 
 
 @pytest.mark.parametrize("name", STEADY if os.environ.get("MEMTRACE_ALL_ROWS") else ["qlora-7b-512"])
-def test_every_rank_takes_what_it_took_on_two_gpus(name: str, runs: DryRuns, tmp_path: Path) -> None:
+def test_every_rank_takes_what_it_took_on_two_gpus(name: str, runs: Runs, tmp_path: Path) -> None:
     row = ROWS[name]
     measured = MEASURED[name]["ranks"]
     for rank, real in enumerate(measured):
@@ -92,7 +92,7 @@ def test_every_rank_takes_what_it_took_on_two_gpus(name: str, runs: DryRuns, tmp
             assert mine[part]["reserved"] == pytest.approx(reserved, rel=0.05)
 
 
-def test_a_rank_that_is_none_of_them_is_refused(runs: DryRuns, tmp_path: Path) -> None:
+def test_a_rank_that_is_none_of_them_is_refused(runs: Runs, tmp_path: Path) -> None:
     train = tmp_path / "train.py"
     train.write_text(
         "import os, torch.distributed as d\nd.init_process_group('nccl')\n"
@@ -104,7 +104,7 @@ def test_a_rank_that_is_none_of_them_is_refused(runs: DryRuns, tmp_path: Path) -
         assert done.returncode == (0 if rank == "3" else 2)
 
 
-def test_more_ranks_hold_smaller_shards(runs: DryRuns, tmp_path: Path) -> None:
+def test_more_ranks_hold_smaller_shards(runs: Runs, tmp_path: Path) -> None:
     """Parameters and two states in float32 are what is sharded at the peak, here over eight instead of two ranks."""
     two = json.loads((ROOT / "tests/truth/stacks/fsdp2_late.info.json").read_text())["stats"]
     eight = rank_zero(runs, "fsdp2", tmp_path, ranks=8)["requested"]

@@ -22,7 +22,7 @@ pytest.importorskip("bitsandbytes")
 if sys.platform != "linux":
     pytest.skip("the dry device needs Linux", allow_module_level=True)
 
-from dry_runs import DryRuns
+from forked import Runs
 
 from memtrace.cli import main
 from tests.gpu.check_dryrun_scripts import LIMITS, OUTSIDE_BYTES, command, environment, model_folder
@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"), weights=False)
 
 
-def dry(runs: DryRuns, *words: str) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
+def dry(runs: Runs, *words: str) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
     done = runs("--json", *words)
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"exit_code"')]
     assert lines, done.stderr[-2000:]
@@ -51,7 +51,7 @@ def dry(runs: DryRuns, *words: str) -> tuple[dict[str, Any], subprocess.Complete
 
 
 @pytest.mark.parametrize("name", TRUTH if os.environ.get("MEMTRACE_ALL_ROWS") else EACH_KIND)
-def test_a_script_takes_what_it_took_on_a_gpu(name: str, runs: DryRuns, model: Path, tmp_path: Path) -> None:
+def test_a_script_takes_what_it_took_on_a_gpu(name: str, runs: Runs, model: Path, tmp_path: Path) -> None:
     if name.startswith("lightning"):
         pytest.importorskip("lightning")
     if name == "sft":
@@ -80,7 +80,7 @@ def script(folder: Path, text: str) -> str:
 
 
 def test_it_dies_as_the_run_would_and_the_file_is_read(
-    runs: DryRuns, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = script(
         tmp_path,
@@ -107,7 +107,7 @@ def test_it_dies_as_the_run_would_and_the_file_is_read(
     assert "predicted by memtrace" in capsys.readouterr().out
 
 
-def test_values_that_nobody_knows_are_assumed_and_listed_once(runs: DryRuns, tmp_path: Path) -> None:
+def test_values_that_nobody_knows_are_assumed_and_listed_once(runs: Runs, tmp_path: Path) -> None:
     train = script(
         tmp_path,
         "x = torch.randn(4096, 4096, device='cuda')\n"
@@ -126,7 +126,7 @@ def test_values_that_nobody_knows_are_assumed_and_listed_once(runs: DryRuns, tmp
     assert done.stdout.splitlines()[1].startswith("[7.0, 7.0, 7.0]")
 
 
-def test_steps_end_the_run_and_what_can_not_be_done_is_named(runs: DryRuns, tmp_path: Path) -> None:
+def test_steps_end_the_run_and_what_can_not_be_done_is_named(runs: Runs, tmp_path: Path) -> None:
     train = script(
         tmp_path,
         "layer = torch.nn.Linear(8, 8).cuda()\n"
@@ -145,7 +145,7 @@ def test_steps_end_the_run_and_what_can_not_be_done_is_named(runs: DryRuns, tmp_
     assert mine["impossible"].endswith("train.py:8")
 
 
-def test_a_mask_whose_last_dimension_is_no_run_of_numbers_gets_no_fused_kernel(runs: DryRuns, tmp_path: Path) -> None:
+def test_a_mask_whose_last_dimension_is_no_run_of_numbers_gets_no_fused_kernel(runs: Runs, tmp_path: Path) -> None:
     train = script(
         tmp_path,
         "q = torch.randn(2, 8, 512, 64, device='cuda', requires_grad=True)\n"
@@ -162,7 +162,7 @@ def test_a_mask_whose_last_dimension_is_no_run_of_numbers_gets_no_fused_kernel(r
     assert fused < 3 and plain > 16  # two of 512 x 512 numbers a head and text are 16 MiB
 
 
-def test_what_another_stream_uses_is_free_once_the_host_waited_for_it(runs: DryRuns, tmp_path: Path) -> None:
+def test_what_another_stream_uses_is_free_once_the_host_waited_for_it(runs: Runs, tmp_path: Path) -> None:
     train = script(
         tmp_path,
         "side = torch.cuda.Stream()\n"
@@ -195,7 +195,7 @@ def test_what_another_stream_uses_is_free_once_the_host_waited_for_it(runs: DryR
     assert mine["peak_reserved_bytes"] == (40 + 2) << 20
 
 
-def test_steps_that_repeat_end_the_run_where_that_is_asked(runs: DryRuns, tmp_path: Path) -> None:
+def test_steps_that_repeat_end_the_run_where_that_is_asked(runs: Runs, tmp_path: Path) -> None:
     train = script(
         tmp_path,
         "import sys\n"
@@ -217,7 +217,7 @@ def test_steps_that_repeat_end_the_run_where_that_is_asked(runs: DryRuns, tmp_pa
     assert ended == {"same": 4, "varied": 23}  # the 21st gives back what the 20th held
 
 
-def test_what_it_saved_is_loaded_again_and_one_card_is_parallel(runs: DryRuns, tmp_path: Path) -> None:
+def test_what_it_saved_is_loaded_again_and_one_card_is_parallel(runs: Runs, tmp_path: Path) -> None:
     train = script(
         tmp_path,
         "import os, sys\n"
@@ -239,7 +239,7 @@ def test_what_it_saved_is_loaded_again_and_one_card_is_parallel(runs: DryRuns, t
     assert [one["name"] for one in mine["assumptions"]] == ["saved"]
 
 
-def test_a_text_is_generated_to_its_greatest_length(runs: DryRuns, tmp_path: Path) -> None:
+def test_a_text_is_generated_to_its_greatest_length(runs: Runs, tmp_path: Path) -> None:
     train = script(
         tmp_path,
         "from transformers import GPT2Config, GPT2LMHeadModel\n"
