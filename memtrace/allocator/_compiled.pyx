@@ -471,8 +471,9 @@ def distinct(const int64_t[::1] values):
     import numpy as np
 
     cdef AddressMap known = AddressMap()
-    numbers, firsts = np.empty(values.shape[0], np.int64), np.empty(values.shape[0], np.int64)
-    cdef int64_t[::1] number = numbers, first = firsts
+    numbers, firsts = np.empty(values.shape[0], np.int32), np.empty(values.shape[0], np.int64)
+    cdef int32_t[::1] number = numbers
+    cdef int64_t[::1] first = firsts
     cdef int64_t count = 0, found
     cdef Py_ssize_t i
     for i in range(values.shape[0]):
@@ -482,7 +483,7 @@ def distinct(const int64_t[::1] values):
             first[count] = i
             found = count
             count += 1
-        number[i] = found
+        number[i] = <int32_t>found
     return firsts[:count].copy(), numbers
 
 

@@ -54,15 +54,16 @@ def request_kind(state: AllocatorState, number: int, size: int, config: Allocato
     return number, size, split, refuse
 
 
-def distinct(values: I8) -> tuple[I8, I8, I8]:
+def distinct(values: I8) -> tuple[I8, I8, I4]:
     """As ``np.unique``: distinct values ascending, where each is met first, and for each value its place among them."""
     if state_module._COMPILED is None or values.min(initial=0) < 0:
-        return np.unique(values, return_index=True, return_inverse=True)
+        found, first, place = np.unique(values, return_index=True, return_inverse=True)
+        return found, first, place.astype(np.int32)
     if len(values) and (values == values[0]).all():  # one stream, as nearly everywhere
-        return values[:1], np.zeros(1, np.int64), np.broadcast_to(np.int64(0), len(values))
+        return values[:1], np.zeros(1, np.int64), np.broadcast_to(np.int32(0), len(values))
     first, met = state_module._COMPILED.distinct(np.ascontiguousarray(values))  # in the order in which they are met
     order = np.argsort(values[first])
-    place = np.empty(len(order), np.int64)
+    place = np.empty(len(order), np.int32)
     place[order] = np.arange(len(order))
     return values[first[order]], first[order], place[met]
 
@@ -75,14 +76,14 @@ def tabulate(
     pools = int(pool.max(initial=0)) + 1
     code = rounded * 2
     if len(streams) > 1 or pools > 1:
-        code = ((distinct(rounded)[2] * len(streams) + stream_row) * pools + pool) * 2
+        code = ((distinct(rounded)[2].astype(np.int64) * len(streams) + stream_row) * pools + pool) * 2
     code += small
     _, first, row = distinct(code)
     kinds = [
         request_kind(state, state.list_of(int(pool[i]), bool(small[i]), int(stream[i])), int(rounded[i]), config)
         for i in first.tolist()
     ]
-    return Requests(np.array(kinds, dtype=np.int64).reshape(-1, 4), row.astype(np.int32))
+    return Requests(np.array(kinds, dtype=np.int64).reshape(-1, 4), row)
 
 
 def run(

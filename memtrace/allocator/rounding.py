@@ -46,7 +46,9 @@ def _round_power2(size: int, divisions: int) -> int:
 def round_sizes(requested_bytes: I8, config: AllocatorConfig) -> I8:
     """:func:`round_size` of every entry. Entries above 1 EB, which no allocator serves, count as 1 EB."""
     size = np.minimum(requested_bytes, MAX_REQUEST_BYTES) + config.padding_bytes
-    rounded: I8 = np.maximum((size + (MIN_BLOCK_BYTES - 1)) // MIN_BLOCK_BYTES, 1) * MIN_BLOCK_BYTES
+    rounded = size + (MIN_BLOCK_BYTES - 1)
+    rounded &= -MIN_BLOCK_BYTES  # a power of two
+    np.maximum(rounded, MIN_BLOCK_BYTES, out=rounded)
     if any(config.roundup_divisions):
         distinct, inverse = np.unique(size, return_inverse=True)
         values = np.array([round_size(n - config.padding_bytes, config) for n in distinct.tolist()], dtype=np.int64)

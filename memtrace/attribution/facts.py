@@ -29,7 +29,7 @@ U1 = NDArray[np.uint8]
 Bool = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Facts:
     """Per allocation. Events are ``NEVER`` where they lie beyond the recording, -1 where before it.
 
@@ -57,7 +57,6 @@ class Facts:
     span: I4
     phase: U1
     death_phase: U1
-    step: I8
     pass_end: I4
     held: Bool
     call_end: I4
@@ -80,6 +79,11 @@ class Facts:
     def in_phase(self, *phases: Phase) -> Bool:
         """Rows born in one of the phases."""
         return among(self.phase, phases)
+
+    @cached_property
+    def step(self) -> I8:
+        """The step in which each was made, as ``phases`` count; -1 where none is told."""
+        return _step_of(self.phases, self.span)
 
     @property
     def may_train(self) -> bool:
@@ -213,7 +217,6 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         span=span,
         phase=_phase_of(phases, span),
         death_phase=death_phase,
-        step=_step_of(phases, span),
         pass_end=pass_end,
         held=(pass_end >= 0) & (pass_end < NEVER) & (ended >= pass_end),
         call_end=_call_ends(table, stacks, kind, len(trace)),

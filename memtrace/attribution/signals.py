@@ -1,4 +1,4 @@
-"""Boolean columns that rules test, each worked out once from the facts. A name here is a word of the rule table."""
+"""Boolean columns that rules test, worked out from the facts. A name here is a word of the rule table."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from memtrace.attribution.trained import Trained, find_trained
 from memtrace.attribution.unfinished import would_be_held
 from memtrace.history.timeline import NEVER
 
+_AT_ONCE = 1 << 16  # rows
 _LARGE_BYTES = 1 << 20  # below this, sizes coincide too easily to mean anything
 
 Bool = NDArray[np.bool_]
@@ -34,7 +35,10 @@ I8 = NDArray[np.int64]
 
 
 class Signals:
-    """All signals of one device's allocations: boolean arrays with one entry an allocation, or one answer for all."""
+    """All signals of one device's allocations: boolean arrays with one entry an allocation, or one answer for all.
+
+    Kept where more than one rule or signal asks; of millions of allocations each takes megabytes.
+    """
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
@@ -61,18 +65,18 @@ class Signals:
         kept = self.in_optimizer & (f.outlives_span | (f.before_trace & f.persistent)) & ~self._gone_before_next_step
         alive = self.in_optimizer & f.persistent & (f.span == len(f.phases) - 1)
         stack = f.timeline.allocations.stack
-        count = np.bincount(stack[alive] + 1, minlength=len(f.stacks.kind))[stack + 1]
+        left_several = np.bincount(stack[alive] + 1, minlength=len(f.stacks.kind)) > 1
         if kept.any():
             return kept | (alive & among(stack, stack[kept]))
         alive &= ~among(stack, stack[self.in_optimizer & ~alive & (f.span >= 0)])  # left nothing before
         makes_states = f.has(Tag.OPTIMIZER_STATE)
-        return alive & makes_states if (self.in_optimizer & makes_states).any() else alive & (count > 1)
+        return alive & makes_states if (self.in_optimizer & makes_states).any() else alive & left_several[stack + 1]
 
     @cached_property
     def _gone_before_next_step(self) -> Bool:
         f = self.facts
         steps = f.phases.start[:-1][f.phases.phase == Phase.OPTIMIZER]
-        following = np.append(steps, -1)[places(steps, f.born, side="right")]
+        following = np.append(steps, -1).astype(np.int32)[places(steps, f.born, side="right")]
         gone = self.in_optimizer & f.outlives_span & (f.ended < following)
         stack = f.timeline.allocations.stack  # behind the last step, what the same call left in earlier ones tells
         return gone | (self.in_optimizer & ~f.persistent & (following < 0) & among(stack, stack[gone]))
@@ -93,7 +97,7 @@ class Signals:
         f = self.facts
         return (f.is_kind(Kind.BACKWARD) & self.in_trace) | (self._frameless & f.in_phase(Phase.BACKWARD))
 
-    @cached_property
+    @property
     def differentiated(self) -> Bool:
         """Made by autograd, and given up by autograd after the program had gone on and called it again: gradients of
         gradients need it."""
@@ -119,12 +123,12 @@ class Signals:
     def _trained_sizes(self) -> I8:
         return distinct(self.facts.size[self.trained.gradients | self.trained.weights])
 
-    @cached_property
+    @property
     def bucket_frames(self) -> Bool:
         f = self.facts
         return f.stacks.is_bucket[f.timeline.allocations.stack] & f.stays & (f.size >= _LARGE_BYTES)
 
-    @cached_property
+    @property
     def loss_gradients(self) -> Bool:
         """Made in a backward pass, and as large as one of the loss's own tensors or of the head's, and as nothing that
         the layers make."""
@@ -152,7 +156,7 @@ class Signals:
     def load_frames(self) -> Bool:
         return self.facts.is_kind(Kind.LOAD)
 
-    @cached_property
+    @property
     def offloaded_weights(self) -> Bool:
         return self.load_frames & (self.facts.stacks.depth[self.facts.timeline.allocations.stack] > 0)
 
@@ -195,7 +199,7 @@ class Signals:
         inside = f.in_phase(Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION) & ~self._untrained
         return (f.is_kind(Kind.FORWARD) | (inside & f.is_kind(Kind.OTHER, Kind.NONE))) & self.in_trace
 
-    @cached_property
+    @property
     def saved_inputs(self) -> Bool:
         """Made by the program before a pass (or before the pass's first module ran), and given up by autograd in the
         pass's backward; where the recording doesn't see that, as its call site's were before."""
@@ -216,7 +220,7 @@ class Signals:
     def would_be_held(self) -> Bool:
         return would_be_held(self.facts)
 
-    @cached_property
+    @property
     def checkpointed(self) -> Bool:
         return self.in_forward & self.facts.has(Tag.CHECKPOINT)
 
@@ -224,7 +228,7 @@ class Signals:
     def loss_frames(self) -> Bool:
         return self.facts.is_loss & self.facts.is_kind(Kind.FORWARD, Kind.OTHER)
 
-    @cached_property
+    @property
     def loss_saves(self) -> Bool:
         """Kept by a loss for the backward pass, and as large as what layers keep: the gradient of its input."""
         f = self.facts
@@ -251,14 +255,17 @@ class Signals:
         size, loss = self.facts.size, self.loss_frames
         largest = np.zeros(self._passes.max(initial=0) + 1, dtype=np.int64)
         np.maximum.at(largest, self._passes[loss], size[loss])
-        rows = np.flatnonzero(size >= _LARGE_BYTES // 4)
-        of_loss = np.where(largest >= _LARGE_BYTES, largest, size[loss].max(initial=0))[self._passes[rows]]
+        largest = np.where(largest >= _LARGE_BYTES, largest, size[loss].max(initial=0))
+        large = np.flatnonzero(size >= _LARGE_BYTES // 4)
         fits = np.zeros(len(size), dtype=np.bool_)
-        for wanted in (of_loss // 2, of_loss, of_loss * 2):
-            fits[rows] |= (np.abs(size[rows] - wanted) * 64 <= wanted) & (of_loss >= _LARGE_BYTES)
+        for start in range(0, len(large), _AT_ONCE):
+            rows = large[start : start + _AT_ONCE]
+            of_loss = largest[self._passes[rows]]
+            for wanted in (of_loss // 2, of_loss, of_loss * 2):
+                fits[rows] |= (np.abs(size[rows] - wanted) * 64 <= wanted) & (of_loss >= _LARGE_BYTES)
         return fits
 
-    @cached_property
+    @property
     def logits_in_loss(self) -> Bool:
         """Copies of the logits that the loss makes: outside PyTorch's own loss function, and not saved; or inside it,
         in 32 bits, before another tensor of that size or after one of half of it."""
@@ -285,7 +292,7 @@ class Signals:
         outside[rows] = alike | self._as_large_as_loss[rows]
         return outside
 
-    @cached_property
+    @property
     def compiled_logits(self) -> Bool:
         """In compiled code: made by the function that calls the loss, as large as the loss's own in 16 or 32 bits."""
         f = self.facts
@@ -294,7 +301,7 @@ class Signals:
         made = from_caller & f.is_kind(Kind.FORWARD) & f.in_phase(Phase.FORWARD, Phase.EVALUATION)
         return made & (f.size >= _LARGE_BYTES) & among(f.size, np.array([largest // 2, largest, largest * 2]))
 
-    @cached_property
+    @property
     def attention_matrices(self) -> Bool:
         """Inside attention, and clearly larger than the queries of the same pass: tokens by tokens, not by width. Where
         no rotary embedding shows the queries, larger than whatever the modules inside the same module make."""
@@ -310,7 +317,7 @@ class Signals:
         stack = f.timeline.allocations.stack  # of what is older than a ring's beginning, too
         return found | (f.before_trace & among(stack, stack[found]))
 
-    @cached_property
+    @property
     def kv_cache(self) -> Bool:
         """Kept from one call of the model to the next: by cache code, or freed by the model itself in a later call."""
         f = self.facts
@@ -323,12 +330,12 @@ class Signals:
         replaced = kept & f.is_kind(Kind.FORWARD) & by_model & (f.free_stack >= 0) & ~f.persistent
         return kept & (f.has(Tag.KV_CACHE) | among(site, site[replaced]))
 
-    @cached_property
+    @property
     def _untrained(self) -> Bool:
         """Made in a pass of a program that trains nothing, as far as the recording shows."""
-        return self.in_trace & (self.facts.step < 0)
+        return self.in_trace & np.append(self.facts.phases.step < 0, True)[self.facts.span]
 
-    @cached_property
+    @property
     def cast_for_good(self) -> Bool:
         """A quantised linear module casts its bias once and keeps it: made in the first pass only."""
         f = self.facts
@@ -395,7 +402,7 @@ class Signals:
                 result[row] = True
         return result
 
-    @cached_property
+    @property
     def communication(self) -> Bool:
         """Within a pass, what a collective makes is the model's: what becomes of it decides."""
         of_model = self.facts.is_kind(Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD) & ~self.facts.has(Tag.ENGINE_CPP)
@@ -451,7 +458,7 @@ class Signals:
         made = self.early & self.facts.is_kind(Kind.FORWARD, Kind.RECOMPUTE)  # known where a ring lost its beginning
         return made & ~among(self.facts.size, CUBLAS_WORKSPACE_BYTES)
 
-    @cached_property
+    @property
     def early_zeroed(self) -> Bool:
         f = self.facts
         return self.early & (f.free_stack >= 0) & f.stacks.has(Tag.ZERO_GRAD)[f.free_stack]
@@ -498,12 +505,12 @@ class Signals:
             result[others if len(others) in (2 * count, 3 * count) else rows[-count:]] = True
         return result
 
-    @cached_property
+    @property
     def early_buckets(self) -> Bool:
         f = self.facts
         return self.early & (f.free_stack >= 0) & f.stacks.has(Tag.BUCKET)[f.free_stack]
 
-    @cached_property
+    @property
     def early_held(self) -> Bool:
         return self.early & ~self.persistent & among(self.facts.death_phase, [Phase.BETWEEN, Phase.FORWARD])
 
@@ -511,7 +518,7 @@ class Signals:
     def early_persistent(self) -> Bool:
         return self.early & self.persistent
 
-    @cached_property
+    @property
     def early_frozen(self) -> Bool:
         """What stays and is nothing else. Where whole models are trained and all but a few large tensors get gradients,
         those few are as likely data, or flat states, as frozen weights: that is not told."""
@@ -524,17 +531,17 @@ class Signals:
         rest = rest & (self.facts.size >= _LARGE_BYTES) & self.trains_whole
         return rest & (rest.sum() * 4 <= self.trained.weights.sum())
 
-    @cached_property
+    @property
     def early_sharded(self) -> Bool:
         workspaces = among(self.facts.size, CUBLAS_WORKSPACE_BYTES)
         sharded = self.facts.stacks.has(Tag.REDUCE).any()
         return self.early_persistent & self.trains_whole & sharded & ~workspaces
 
-    @cached_property
+    @property
     def _stored_quantized(self) -> Bool:
         return self.early_scales | self.early_quantized
 
-    @cached_property
+    @property
     def early_adapters(self) -> Bool:
         f = self.facts
         rest = self.early_persistent & ~self.early_scales & ~self.early_quantized
@@ -582,7 +589,7 @@ class Signals:
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def short_lived(self) -> Bool:
         """Freed again, and outside the phases, which lifetimes alone don't tell for sure."""
         seen = self.in_trace & (~self.facts.is_kind(Kind.STRAY) | self._by_helpers)
@@ -617,6 +624,6 @@ class Signals:
         copies = among(f.size, f.size[self._known_weights])
         return ready & (f.size >= _LARGE_BYTES) & f.persistent & (copies | between)
 
-    @cached_property
+    @property
     def other_frames(self) -> Bool:
         return (self.in_trace & self.facts.is_kind(Kind.OTHER, Kind.LOAD)) | self._by_helpers

@@ -89,7 +89,7 @@ def finished(
         "internal_metadata": {i: _short(e["internal_metadata"]) for i, e in rare if "internal_metadata" in e},
     }
     time_us = columns["time_us"]
-    if time_us is not None and (np.diff(time_us) < 0).any():
+    if time_us is not None and (time_us[1:] < time_us[:-1]).any():
         # List order is the true order, except after max_entries was lowered: the ring is then rotated wrongly.
         warn("events are not in time order (max_entries was probably lowered while recording): sorted by time")
         order = np.argsort(time_us, kind="stable")

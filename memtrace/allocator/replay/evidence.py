@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.replay.flushes import explicit_releases
@@ -12,7 +13,7 @@ from memtrace.allocator.replay.initial import Beginning, find_beginning
 from memtrace.allocator.replay.lifetimes import Lifetimes, link
 from memtrace.allocator.replay.segments import SegmentHistory, trace_back
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_sizes
-from memtrace.arrays import narrowed
+from memtrace.arrays import Number, narrowed
 from memtrace.frozen import dataclass
 from memtrace.snapshot.model import DEFAULT_POOL, I4, I8, Action, Bool, Device, PoolId
 
@@ -81,17 +82,26 @@ def gather(device: Device, config: AllocatorConfig, is_npu: bool = False) -> Tra
 
     small = rounded <= SMALL_LIMIT_BYTES
     streams = np.array(trace.streams or (0,), dtype=np.int64)
-    stream = np.zeros(life.count, dtype=np.int64)
-    stream[life.initial :] = streams[trace.stream[life.alloc_event[life.initial :]]]
-    pool = np.zeros(life.count, dtype=np.int32)
-    pool[life.initial :] = _alloc_pools(device, life, history, pools)
-    first = slice(0, life.initial)
-    small[first], pool[first], stream[first] = beginning.is_small, beginning.pool, beginning.stream
+    stream = _joined(beginning.stream, _meant(trace.stream, streams, life.alloc_event[life.initial :]))
+    pool = _joined(beginning.pool, _alloc_pools(device, life, history, pools))
+    small[: life.initial] = beginning.is_small
     reserved = int(history.initial.total_size.sum())
     explicit = explicit_releases(trace, reserved, config.gc_threshold > 0)
-    return TraceEvidence(
-        device, config, life, history, beginning, requested, rounded, small, narrowed(pool), narrowed(stream), explicit
-    )
+    return TraceEvidence(device, config, life, history, beginning, requested, rounded, small, pool, stream, explicit)
+
+
+def _meant(column: I4, meanings: NDArray[Number], events: I4) -> NDArray[Number]:
+    """What a column's numbers stand for at the events; in the room of one value where the column is."""
+    if len(column) and column.strides == (0,):
+        return np.broadcast_to(meanings[column[0]], len(events))
+    return meanings[column[events]]
+
+
+def _joined(first: NDArray[Number], others: NDArray[Number]) -> NDArray[Number]:
+    """Both, in the room of one value where all are alike."""
+    if len(others) and others.strides == (0,) and (first == others[0]).all():
+        return np.broadcast_to(others[0], len(first) + len(others))
+    return narrowed(np.concatenate([first, others]))
 
 
 def _alloc_pools(device: Device, life: Lifetimes, history: SegmentHistory, pools: tuple[PoolId, ...]) -> I4:
@@ -99,12 +109,11 @@ def _alloc_pools(device: Device, life: Lifetimes, history: SegmentHistory, pools
     trace = device.trace
     events = life.alloc_event[life.initial :]
     number = {pool: i for i, pool in enumerate(pools)}
-    index = np.array([number[pool] for pool in trace.pools] or [0], dtype=np.int32)
-    said = trace.pool[events]
-    pool = np.where(said >= 0, index[said], 0).astype(np.int32)
+    pool = _meant(trace.pool, np.array([*(number[pool] for pool in trace.pools), 0], dtype=np.int32), events)
     final = device.segments
     private = np.flatnonzero(final.pool != 0) if len(final.pools) > 1 else np.zeros(0, np.int64)
-    if not len(private) or (said >= 0).all():
+    said = trace.pool[events] if len(private) else trace.pool[:0]
+    if (said >= 0).all():
         return pool
     # Private segments that are still there at the end hold every allocation since they were made.
     address, end = final.address[private], final.address[private] + final.total_size[private]

@@ -10,15 +10,20 @@ _PART = 1 << 18
 
 
 def next_anchor(action: U1, rows: I8) -> I8:
-    """For each of ``rows`` the next malloc, refusal or free request at or after it (the length of the trace if none).
+    """For each of ``rows``, which ascend, the next malloc, refusal or free request at or after it (the length of the
+    trace if none).
 
     Events between two anchors belong to the second: the allocator's own doings are recorded before their cause.
     """
-    anchors = np.flatnonzero((action <= Action.FREE_REQUESTED) | (action == Action.OOM))
-    if not len(anchors):
-        return np.full(len(rows), len(action))
-    place = np.searchsorted(anchors, rows)
-    return np.where(place < len(anchors), anchors[np.minimum(place, len(anchors) - 1)], len(action))
+    result = np.empty(len(rows), dtype=np.int64)
+    following = len(action)
+    for start in reversed(range(0, len(action), _PART)):  # a few rows are no reason to hold every anchor
+        part = action[start : start + _PART]
+        low, high = np.searchsorted(rows, [start, start + _PART]).tolist()
+        anchors = np.flatnonzero((part <= Action.FREE_REQUESTED) | (part == Action.OOM)) + start
+        result[low:high] = np.append(anchors, following)[np.searchsorted(anchors, rows[low:high])]
+        following = int(anchors[0]) if len(anchors) else following
+    return result
 
 
 def causes(trace: DeviceTrace) -> I4:
