@@ -83,7 +83,7 @@ def tabulate(
         request_kind(state, state.list_of(int(pool[i]), bool(small[i]), int(stream[i])), int(rounded[i]), config)
         for i in first.tolist()
     ]
-    return Requests(np.array(kinds, dtype=np.int64).reshape(-1, 4), row)
+    return Requests(np.array(kinds, dtype=np.int64).reshape(-1, 4), np.ascontiguousarray(row))
 
 
 def run(
