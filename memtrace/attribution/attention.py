@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.arrays import among
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag, frame_tags
 from memtrace.attribution.stack_facts import Kind, StackFacts
@@ -17,6 +18,7 @@ from memtrace.attribution.stack_facts import Kind, StackFacts
 I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 _LARGER = 2  # as a 32-bit copy of a 16-bit projection is not
+_FEWEST_PIECES = 8
 _OF_LARGEST = 4  # a module with projections this much smaller than the largest ones (a router) is no attention
 
 
@@ -50,9 +52,33 @@ def outgrown(facts: Facts, others: Bool) -> Bool:
     at = (own % scopes * spans)[stack[candidates]] + facts.span[candidates] % spans
     found = (projected[at] > 0) & (projected[at] * _OF_LARGEST >= largest[facts.span[candidates]])
     found &= facts.size[candidates] > _LARGER * inside[at]
+    found &= ~among(own[stack[candidates]], _stepped_through(facts, own, candidates, found))
     result = np.zeros(len(made), dtype=np.bool_)
     result[candidates[found]] = True
     return result
+
+
+def _stepped_through(facts: Facts, own: I8, rows: I8, found: Bool) -> I8:
+    """Scopes that go through what was found in them token by token, by pieces as large as its rows: a recurrence."""
+    stack, size = facts.timeline.allocations.stack[rows], facts.size[rows]
+    inside = np.flatnonzero(among(own[stack], own[stack[found]]))
+    made = np.stack([own[stack[inside]], facts.span[rows[inside]], stack[inside], size[inside], found[inside]])
+    groups: dict[tuple[int, int], list[tuple[int, int, bool]]] = {}
+    for (scope, span, _, piece, is_whole), count in zip(*_counted(made), strict=True):
+        groups.setdefault((scope, span), []).append((piece, count, bool(is_whole)))
+    result = set()
+    for (scope, _), each in groups.items():
+        wholes = {(whole, count) for whole, count, is_whole in each if is_whole}
+        for piece, count, is_whole in each:
+            for whole, times in wholes if not is_whole and count >= _FEWEST_PIECES else ():
+                if whole % piece == 0 and count >= max(whole // piece, _FEWEST_PIECES) * times:
+                    result.add(scope)
+    return np.array(sorted(result), dtype=np.int64)
+
+
+def _counted(columns: I8) -> tuple[list[list[int]], list[int]]:
+    found, counts = np.unique(columns, axis=1, return_counts=True)
+    return found.T.tolist(), counts.tolist()
 
 
 def _scopes(facts: StackFacts) -> tuple[list[NDArray[np.int64]], I8]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,7 +183,7 @@ def infer_phases(
     died = np.where(lives.died > allocs[-1], NEVER, lives.died)
     for event, kind in _updates(_whole_backward(marks), trace, stacks, Lives(lives.born, died, lives.size)):
         cutter.allocated_by(kind, event)
-    spans = cutter.spans if shared else _backdate_backward(trace, stacks, cutter.spans, lives.born)
+    spans = cutter.spans if shared else _backdated(trace, stacks, cutter.spans, lives.born)
     if not spans or spans[0][0] > 0:
         spans.insert(0, (0, Phase.UNKNOWN, -1))
     spans = _evaluations(spans, {*errors})
@@ -307,23 +308,26 @@ def optimizer_ranges(trace: DeviceTrace, annotations: Sequence[Annotation]) -> l
     return [(first, last) for first, last in sorted(ranges) if first < len(trace)]
 
 
-def _backdate_backward(
+def _backdated(
     trace: DeviceTrace, stacks: StackFacts, spans: list[tuple[int, Phase, int]], allocs: NDArray[np.int32]
 ) -> list[tuple[int, Phase, int]]:
-    """Begin each backward pass at its first free rather than its first allocation.
+    """Begin each backward pass at its first free rather than its first allocation, and end each optimizer step where
+    the program begins to free.
 
-    The first nodes of a backward pass free saved tensors before they allocate: frees carry their own stacks under the
-    default ``context="all"``.
+    The first nodes of a backward pass free saved tensors before they allocate; behind a step, gradients are given up.
+    Frees carry their own stacks under the default ``context="all"``.
     """
-    moved = []
-    for i, (start, phase, step) in enumerate(spans):
-        if phase is Phase.BACKWARD and i and spans[i - 1][1] is Phase.FORWARD:
-            before = place_of(allocs, start) - 1
-            first = int(allocs[before]) if before >= 0 else 0
-            frees = first + np.flatnonzero(trace.action[first:start] == Action.FREE_REQUESTED)
-            early = frees[among(stacks.kind[trace.stack[frees]], _AUTOGRAD)]
-            if len(early):
-                start = int(early[0])
+    frees_first = {(Phase.FORWARD, Phase.BACKWARD): _AUTOGRAD, (Phase.OPTIMIZER, Phase.BETWEEN): (Kind.OTHER,)}
+    moved = spans[:1]
+    for (_, before, _), (start, phase, step) in pairwise(spans):
+        last = int(allocs[max(place_of(allocs, start) - 1, 0)])
+        by = frees_first.get((before, phase), ())
+        if phase is Phase.BETWEEN and stacks.kind[trace.stack[last]] != Kind.OPTIMIZER:
+            by = ()  # an optimizer written by hand, whose code is the program's
+        if by:
+            frees = last + np.flatnonzero(trace.action[last:start] == Action.FREE_REQUESTED)
+            early = frees[among(stacks.kind[trace.stack[frees]], by)]
+            start = int(early[0]) if len(early) else start
         moved.append((start, phase, step))
     return moved
 

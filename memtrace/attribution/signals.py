@@ -28,6 +28,7 @@ from memtrace.attribution.unfinished import would_be_held
 from memtrace.history.timeline import NEVER
 
 _AT_ONCE = 1 << 16  # rows
+_RESULTS_SHARE = 8  # of a call's tensors, results are at most one in so many
 _LARGE_BYTES = 1 << 20  # below this, sizes coincide too easily to mean anything
 
 Bool = NDArray[np.bool_]
@@ -211,6 +212,25 @@ class Signals:
         saved[rows] = f.phases.span_of(np.minimum(f.ended[rows], len(f.timeline.trace))) > f.span[rows]
         stack = f.timeline.allocations.stack
         return saved | (made & f.persistent & among(stack, stack[saved]))
+
+    @cached_property
+    def kept_data(self) -> Bool:
+        """Made by the program itself during a pass, and kept beyond two further ones: a store of samples, say."""
+        f = self.facts
+        made = self.in_forward & f.is_kind(Kind.OTHER) & self.held & f.lives_on
+        by_autograd = (f.death_phase == Phase.BACKWARD) & ~f.freed_by_program
+        return made & ~by_autograd & (self._passes + 2 <= (f.phases.phase == Phase.FORWARD).sum())
+
+    @cached_property
+    def results(self) -> Bool:
+        """Left by whole calls of a model that nothing trains, which leave next to nothing else of what they make."""
+        f = self.facts
+        made = np.flatnonzero(f.is_kind(Kind.FORWARD) & self._untrained & (f.call_end < len(f.timeline.trace)))
+        kept = f.ended[made] > f.call_end[made]
+        _, call = np.unique(f.call_end[made], return_inverse=True)
+        result = np.zeros(len(f.size), dtype=np.bool_)
+        result[made] = kept & (np.bincount(call, kept) * _RESULTS_SHARE <= np.bincount(call))[call]
+        return result
 
     @cached_property
     def recomputed(self) -> Bool:
@@ -565,7 +585,7 @@ class Signals:
         by_model = sized & f.is_kind(Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)  # the final state has its stack
         unlike_weights = sized & among(f.size, [size for size in CUBLAS_WORKSPACE_BYTES if size % (1 << 20)])
         if sized.sum() <= 2:
-            return sized
+            return sized & (by_model | unlike_weights | ~among(f.size, self._trained_sizes))
         # Autograd's thread made one in the recording, and the program's thread none for all its products: it had one.
         made = (self.cublas_once | self.cublas_frames) & self.in_trace
         by_autograd = f.is_kind(Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)

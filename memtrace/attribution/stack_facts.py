@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memtrace.arrays import distinct
 from memtrace.attribution.frame_tags import Tag, frame_tags
-from memtrace.attribution.origin import is_cpp, is_own_code, package_of, with_origins
+from memtrace.attribution.origin import LIBRARIES, is_cpp, is_own_code, package_of, with_origins
 from memtrace.frozen import dataclass
 from memtrace.snapshot.stacks import Frame, StackTable
 
@@ -147,10 +147,16 @@ def stack_facts(table: StackTable) -> StackFacts:
     kind[inside & (nearest == forward)] = Kind.FORWARD
     in_engine = inside & (backward < FAR) & ((nearest == forward) | (nearest == backward))
     kind[in_engine | (((all_tags & int(Tag.ENGINE_CPP)) != 0) & (kind != Kind.OPTIMIZER))] = Kind.BACKWARD
-    # Modules that run inside the backward pass are a checkpoint's recomputation.
-    kind[in_engine & (modules < backward)] = Kind.RECOMPUTE
+    # Modules that run inside the backward pass are a checkpoint's recomputation, and so is what it calls of a program.
+    packages = [package_of(f.filename) for f in table.frames]
+    of_program = [
+        package not in LIBRARIES and not _is_plain(f) for package, f in zip(packages, table.frames, strict=True)
+    ]
+    innermost = np.where(np.array(of_program or [False], dtype=np.bool_)[table.frame], position, FAR)
+    programs = _reduce(np.minimum, innermost, table, count, int(FAR))
+    kind[in_engine & ((modules < backward) | ((recompute == backward) & (programs < recompute)))] = Kind.RECOMPUTE
     # Autograd's threads leave no frames, or PyTorch's own where a dispatch mode is on.
-    others = np.array([package_of(f.filename) != "torch" for f in table.frames] or [False], dtype=np.bool_)
+    others = np.array([package != "torch" for package in packages] or [False], dtype=np.bool_)
     called = _reduce(np.maximum, others[table.frame].astype(np.int64), table, count, 0)
     kind[is_empty | ((kind == Kind.OTHER) & (called == 0))] = Kind.NONE
     # What a model's code does is said by frames inside it; further out the same words are somebody else's.

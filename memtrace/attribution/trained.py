@@ -54,14 +54,15 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
             count = int((weights & (facts.size == size)).sum())
             if size >= _SMALLEST_PARAMETER_BYTES and 0 < count <= states:
                 gradients[int(size)] = count
-    # Of each weight, a call site of the optimizer made one state: where a ring has lost the gradients of a size, or
-    # where steps take turns with two models.
+    # Of each weight, a call site of the optimizer made one state: where a ring has lost the gradients of a size, where
+    # gradients are sparse, or where steps take turns with two models.
     leaves, unseen = step_leaves & facts.persistent & (facts.size >= _SMALLEST_PARAMETER_BYTES), Counter[int]()
     leaves &= facts.stacks.kind[stack := facts.timeline.allocations.stack] == Kind.OPTIMIZER
     made = Counter(zip(facts.size[leaves].tolist(), stack[leaves].tolist(), facts.span[leaves].tolist(), strict=True))
+    replaced = {*facts.size[(weights | step_leaves) & (facts.death_phase == Phase.OPTIMIZER)].tolist()}
     alive: Counter[tuple[int, int]] = Counter()
     for (size, site, span), count in made.items():
-        if size not in gradients if span < 0 else count <= gradients.get(size, 0):
+        if (span < 0 or size not in replaced) if size not in gradients else span >= 0 and count <= gradients[size]:
             alive[size, site] += count
     for (size, _), count in alive.items():
         if count <= (weights & (facts.size == size)).sum():
@@ -91,7 +92,8 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
         count = gradients[size]
         rest = rows[count:]
         by_program = rest[(facts.kind[rest] == Kind.OTHER) & ~facts.before_trace[rest]]
-        states[by_program] = none_lasts and len(by_program) in (count, 2 * count)
+        of_modules = (facts.kind[rows[:count]] == Kind.LOAD).all()  # their copies in the program's hands are no model
+        states[by_program] = (none_lasts or of_modules) and len(by_program) in (count, 2 * count)
         if no_states_made:
             rest = rest[np.argsort(facts.kind[rest] == Kind.LOAD, kind="stable")]
             states[rest[: min(len(rows) // count - 1, 2) * count]] = True

@@ -80,7 +80,7 @@ def speech(stage: Stage) -> Iterator[None]:
         spelt = parts["spell"](parts["follow"](heard.transpose(1, 2))[0]).log_softmax(-1).transpose(0, 1)
         aims = torch.randint(1, 32, (rows, 20), generator=torch.Generator().manual_seed(number))
         lengths = torch.full((rows,), len(spelt)), torch.full((rows,), 20)
-        return functional.ctc_loss(spelt, aims.to(stage.device), *lengths)
+        return functional.ctc_loss(spelt, aims.to(stage.device), *(each.to(stage.device) for each in lengths))
 
     def clear() -> None:
         optimizer.zero_grad(set_to_none=False)

@@ -64,6 +64,14 @@ def test_what_a_function_that_runs_the_model_is_called_changes_nothing(name: str
     assert np.array_equal(inside.facts.phases.start, plain.facts.phases.start)
 
 
+@pytest.mark.parametrize("name", ["half-precision_late", "half-precision_oom", "sam_oom", "own-adamw_late"])
+def test_steps_that_are_not_marked_come_out_as_those_that_are(name: str) -> None:
+    """Older releases mark none."""
+    bare = _bare(name)
+    unmarked = dataclasses.replace(bare, snapshot=dataclasses.replace(bare.snapshot, annotations=()))
+    assert score(unmarked, attribute(unmarked), labels(name)).at_peak > 0.999
+
+
 @pytest.mark.parametrize("name", ["falcon_sdpa-math", "dora_late", "mistral-7b_oom-late-cpp", "int8_oom"])
 def test_where_stacks_are_missing_little_is_wrong(name: str) -> None:
     """A tenth of all events lost theirs: what is said is right, what cannot be known is unattributed."""

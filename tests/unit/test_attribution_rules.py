@@ -54,6 +54,8 @@ DECIDES = {
     "recompute": "mistral-7b_reentrant",
     "recompute-temporary": "mistral-7b_reentrant",
     "cast-for-good": "qwen2-7b_baseline",
+    "kept-data": "policy_oom",
+    "result": "features_oom",
     "activation": "tiny-llama_3-steps",
     "activation-unfinished": "llama2-7b_oom-first-step",
     "forward-temporary": "tiny-llama_3-steps",
