@@ -236,6 +236,15 @@ RARE_RUNS: dict[str, TruthRun] = {
     **_both("self-taught", "self_taught", "", {}),
     **_both("policy", "policy", "", {}),
     **_both("field", "field", "", {}),
+    **_both("replay", "replay", "", {}),
+    **_both("queue", "queue", "", {}),
+    **_both("private", "private", "", {}),
+    **_both("functional-style", "functional_style", "", {}),
+    **_both("curved", "curved", "", {}),
+    **_both("two-losses", "two_losses", "", {}),
+    **_both("pieces", "pieces", "", {}),
+    **_both("boxes", "boxes", "", {}),
+    **_both("molecules", "molecules", "", {}),
 }
 RUNS |= STACK_RUNS | MORE_RUNS | RARE_RUNS
 
