@@ -102,7 +102,7 @@ def _snapshot(args: argparse.Namespace) -> int:
     from memtrace.analysis import analyse
     from memtrace.export.cut import cut, read_recording, write_snapshot
     from memtrace.history.timeline import build
-    from memtrace.ranges import check_ranges
+    from memtrace.ranges import check_ranges, parse_range
     from memtrace.snapshot.devices import choose_device
 
     check_ranges(args.events, args.steps)
@@ -111,7 +111,11 @@ def _snapshot(args: argparse.Namespace) -> int:
     if why is not None:
         print(f"memtrace: {why}", file=sys.stderr)
     timeline = build(recording.snapshot, device)
-    snapshot = cut(recording, timeline, *analyse(timeline).within(args.events, args.steps).timeline.span)
+    if args.events is not None and len(timeline):  # only steps have to be told from what allocations are for
+        span = parse_range(args.events, 0, len(timeline), "events")
+    else:
+        span = analyse(timeline).within(args.events, args.steps).timeline.span
+    snapshot = cut(recording, timeline, *span)
     with output_stream(args) as out:
         write_snapshot(snapshot, out)
     return 0
