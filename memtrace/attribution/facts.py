@@ -51,7 +51,6 @@ class Facts:
     born: I4
     died: I4
     ended: I4
-    tags: I8
     kind: U1
     is_loss: Bool
     span: I4
@@ -70,7 +69,8 @@ class Facts:
 
     def has(self, tag: Tag) -> Bool:
         """Rows whose stack has any of the tags."""
-        return (self.tags & int(tag)) != 0
+        by_stack = self.stacks.has(tag)
+        return by_stack[self.timeline.allocations.stack] if by_stack.any() else np.zeros(len(self.born), np.bool_)
 
     def is_kind(self, *kinds: Kind) -> Bool:
         """Rows whose stack is of one of the kinds."""
@@ -211,7 +211,6 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         born=born,
         died=died,
         ended=ended,
-        tags=stacks.tags[table.stack],
         kind=kind,
         is_loss=stacks.is_loss[table.stack],
         span=span,

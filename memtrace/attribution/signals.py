@@ -254,7 +254,8 @@ class Signals:
         f = self.facts
         kept = self.loss_frames & self.held & (f.death_phase == Phase.BACKWARD) & (f.size >= _LARGE_BYTES)
         layers = self.in_forward & self.held & ~self.loss_frames & f.is_kind(Kind.FORWARD) & ~f.has(Tag.LINEAR)
-        return kept & among(f.size, f.size[layers])
+        kept[kept] = among(f.size[kept], f.size[layers])
+        return kept
 
     @cached_property
     def head_frames(self) -> Bool:

@@ -26,6 +26,7 @@ I4 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
 NEVER = np.int32(3 << 29)  # later than any event, which are below 1 << 30, and far from the end of its type
 _AT_ONCE = 1 << 18
+_FEW = 2
 _REFUSALS = 1000  # of so many, the levels are kept
 LEVELS_CONTRADICT = (
     "the file contradicts itself: more is allocated than was ever reserved; what is reserved is shown as at least what "
@@ -69,6 +70,7 @@ class Timeline:
     levels: Levels
     window: Window | None = None
     _peaks: list[Peak] = field(default_factory=list, init=False, repr=False, compare=False)  # of the window
+    _few: dict[int, tuple[int, int, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _curves: dict[int, I8] = field(default_factory=dict, repr=False, compare=False)  # made when first asked for
 
     @property
@@ -134,7 +136,14 @@ class Timeline:
         if event < 0:
             replay = self.replay
             return replay.initial_requested_bytes, replay.initial_allocated_bytes, replay.initial_reserved_bytes
-        return self.levels.known.get(event) or _levels(self.curves, event)
+        known = self.levels.known.get(event) or self._few.get(event)
+        if known is None and not self._curves and len(self._few) < _FEW:  # whole curves are for who asks often
+            requested, allocated, reserved = (self._level(which, event) for which in range(3))
+            known = self._few[event] = requested, allocated, reserved
+        return known or _levels(self.curves, event)
+
+    def _level(self, which: int, event: int) -> int:
+        return int(_curve(self.trace, self.replay, which, Window(event, event + 1))[0])
 
     def peaks(self) -> tuple[Peak, Peak, Peak]:
         """Peaks of (requested, allocated, reserved) over the span; before a trace's first event counts, too."""
