@@ -26,7 +26,7 @@ PEAKS = ("allocated", "reserved")
 CONDITIONS = ("device", "event", "gpu", "limit", "torch", "packages", "configuration", "model")
 _SAME_WEIGHTS = 0.01  # of the base weights: a model with more or fewer is another one
 _LONGEST = 200
-_LARGEST_FORECAST_BYTES = 256 << 20
+LARGEST_BYTES = 256 << 20
 _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*")
 
 
@@ -243,7 +243,7 @@ def read_forecast(file: str) -> dict[str, Any] | None:
     import orjson
 
     path = Path(file)
-    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > _LARGEST_FORECAST_BYTES:
+    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > LARGEST_BYTES:
         return None
     try:
         found = orjson.loads(path.read_bytes())

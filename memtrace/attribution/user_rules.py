@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence, Purpose
 from memtrace.attribution.rules import Rule
-from memtrace.errors import SnapshotError, UsageError
+from memtrace.errors import UsageError
 from memtrace.frozen import dataclass
 from memtrace.history.timeline import Timeline
+from memtrace.snapshot.container import read_at_most
 
 _KEYS = {"id", "file", "function", "category", "subcategory", "why"}
+_LARGEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,8 @@ def read_rules(path: str | os.PathLike[str]) -> tuple[UserRule, ...]:
     import tomllib
 
     try:
-        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SnapshotError(f"{path}: no such file") from None
-    except OSError as error:
-        raise SnapshotError(f"{path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        data = tomllib.loads(read_at_most(Path(path), _LARGEST_BYTES, "rules file").decode())
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not valid TOML ({error})") from None
     entries = data.get("rule")
     if not isinstance(entries, list) or not entries or set(data) != {"rule"}:

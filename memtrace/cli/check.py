@@ -17,7 +17,8 @@ from memtrace.answers import gate
 from memtrace.answers.report import Report
 from memtrace.attribution.categories import Category
 from memtrace.cli.common import add_shared, open_analysis, option, print_json, to_json
-from memtrace.errors import SnapshotError, UsageError
+from memtrace.errors import UsageError
+from memtrace.snapshot.container import read_at_most
 from memtrace.units import printable
 from memtrace.writing import check_target, whole_file
 
@@ -126,10 +127,7 @@ def _limits(texts: list[str]) -> dict[str, gate.Growth]:
 
 
 def _read(source: str) -> gate.Baseline:
-    try:
-        return gate.read_baseline(Path(source).read_bytes(), source)
-    except OSError as error:
-        raise SnapshotError(f"{source}: {error.strerror or error}") from None
+    return gate.read_baseline(read_at_most(Path(source), gate.LARGEST_BYTES, "baseline"), source)
 
 
 def _write(target: Path, budget: Report, conditions: dict[str, Any]) -> None:

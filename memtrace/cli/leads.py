@@ -41,10 +41,11 @@ def check_program(name: str) -> None:
         raise UsageError(f"can't open {name}: no such file{first}")
     if path.suffix == ".py" or path.is_dir() or (path.is_file() and zipfile.is_zipfile(path)):
         return
-    from memtrace.explain.inputs import is_log, is_snapshot, never_ends
+    from memtrace.explain.inputs import is_log, is_snapshot
+    from memtrace.snapshot.container import never_ends
 
-    if never_ends(path):
-        raise UsageError(f"{name}: a device that never ends, no Python program")
+    if never_ends(path) or path.is_socket():
+        raise UsageError(f"{name}: a device, no Python program")
     if path.is_file() and (is_log(path) or is_snapshot(name)):
         raise UsageError(f"{name}: no Python program; memtrace explain {name} says what is in it")
 

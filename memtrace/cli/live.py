@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memtrace.cli.common import add_shared, option, print_json, usual_signals, whole_number
-from memtrace.errors import NoAnswerError, UsageError
+from memtrace.errors import NoAnswerError, SnapshotError, UsageError
 from memtrace.units import format_bytes, parse_capacity, printable
 
 if TYPE_CHECKING:
@@ -176,10 +176,13 @@ def _forecast_step(file: str | None) -> int | None:
         return None
     import json
 
+    from memtrace.answers.gate import LARGEST_BYTES
+    from memtrace.snapshot.container import read_at_most
+
     try:
-        oom = json.loads(Path(file).read_text())["oom"]
+        oom = json.loads(read_at_most(Path(file), LARGEST_BYTES, "forecast"))["oom"]
         return None if oom is None else int(oom["step"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (SnapshotError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         raise UsageError(f"{file}: not what memtrace forecast --json prints ({type(error).__name__})") from None
 
 

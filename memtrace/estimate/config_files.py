@@ -15,8 +15,9 @@ from typing import Any
 from memtrace.errors import MissingDependencyError, SnapshotError, UsageError
 from memtrace.estimate.options import ALL_LINEAR, OPTIMIZER_NAMES
 from memtrace.estimate.presets import model_names
-from memtrace.estimate.shapes import read_at_most
 from memtrace.frozen import dataclass
+from memtrace.snapshot.bounds import refuse_expansion
+from memtrace.snapshot.container import read_at_most
 
 _ATTENTION = {"fa2": "flash", "flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager", "disabled": "eager"}
 _MODULES = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # torchtune's names
@@ -85,6 +86,7 @@ def _keys(path: Path) -> dict[str, Any]:
         raise SnapshotError(f"{path}: {str(error).splitlines()[0]}") from None
     if not isinstance(keys, dict):
         raise UsageError(f"{path}: not a configuration of axolotl, LLaMA-Factory or torchtune")
+    refuse_expansion(keys, str(path))  # an alias of aliases of aliases
     return {str(key): value for key, value in keys.items()}
 
 
@@ -113,7 +115,7 @@ class _Reading:
             try:
                 if value is not None:
                     self.values[field] = convert(value)
-            except (TypeError, ValueError, KeyError):
+            except (TypeError, ValueError, KeyError, OverflowError):
                 raise UsageError(f"{self.path}: {key}: {str(value)[:60]!r} is not covered by the estimate") from None
 
     def left(self) -> list[str]:

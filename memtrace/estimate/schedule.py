@@ -12,6 +12,7 @@ import orjson
 
 from memtrace.errors import MissingDependencyError, SnapshotError, UsageError
 from memtrace.frozen import dataclass
+from memtrace.snapshot.container import never_ends
 
 ORDERS = ("given", "longest-first", "shuffled")
 _KEYS = ("length", "num_tokens", "n_tokens", "input_ids")
@@ -139,7 +140,7 @@ def _from_file(path: Path, count: Any) -> Iterator[int]:
         if path.suffix in (".parquet", ".arrow"):
             yield from _from_table(path, count)
             return
-        if path.stat().st_size > _LARGEST_FILE_BYTES:
+        if never_ends(path) or path.stat().st_size > _LARGEST_FILE_BYTES:
             raise UsageError(f"{path}: more than 4 GiB; give it as Parquet")
         with path.open("rb") as content:
             for number, line in enumerate(content, 1):
@@ -151,7 +152,7 @@ def _from_file(path: Path, count: Any) -> Iterator[int]:
 
 def _from_line(path: Path, number: int, line: bytes, count: Any) -> int:
     stripped = line.strip()
-    if stripped.isdigit():
+    if stripped.isdigit() and len(stripped) < 20:
         return int(stripped)
     if not stripped.startswith(b"{") and count is not None:
         return int(count(line.decode("utf-8", "replace").rstrip("\n")))

@@ -10,6 +10,7 @@ import orjson
 
 from memtrace.errors import SnapshotError, UsageError
 from memtrace.frozen import dataclass
+from memtrace.snapshot.container import read_at_most
 
 #: Families whose module code the engine mirrors, by ``model_type``.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3")
@@ -230,18 +231,6 @@ def _check_storage(config: Mapping[str, Any], where: str) -> None:
             f"{where}: weights stored in {str(method)[:40]!r} format are not covered by the estimate, bitsandbytes is "
             "(without 'quantization_config' it estimates what --quant says)"
         )
-
-
-def read_at_most(path: Path, most_bytes: int, what: str) -> bytes:
-    """A small file's content. Raises SnapshotError if it can't be read or is larger."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
-    except (OSError, ValueError) as error:
-        raise SnapshotError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > most_bytes:
-        raise SnapshotError(f"{path}: too large for a {what}")
-    return content
 
 
 def read_keys(path: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from memtrace.errors import MemtraceError, SnapshotError
-from memtrace.snapshot.container import open_stream
+from memtrace.snapshot.container import never_ends, open_stream
 
 if TYPE_CHECKING:  # here and below: what reads logs is not needed for a snapshot alone
     from memtrace.oomlog import LogReading, OomMessage
@@ -24,7 +23,6 @@ _OLD_PICKLE = re.compile(rb"^(\(dp|\(lp|\}q|\]q|\(d|\(l)[\x00-\xff]")
 _JSON_KEYS = re.compile(rb'"(segments|device_traces|blocks|total_size|allocator_settings)"')
 _BINARY = (b"PK\x03\x04", b"SQLite format 3\x00", b"\x89HDF", b"GGUF", b"\x7fELF")
 _HEAD_BYTES = 4096
-_ENDING_DEVICES = (Path(os.devnull), Path("/dev/stdin"), Path("/dev/tty"))
 _TWICE_BYTES = 64 << 20
 _SNAPSHOT_NAMES = (".pickle", ".pkl", ".pickle.gz", ".pickle.xz", ".pickle.zst")
 
@@ -46,11 +44,6 @@ def is_snapshot(source: str) -> bool:
         stdin = cast(io.BufferedReader, sys.stdin.buffer)
         return looks_like_snapshot(stdin.peek(_HEAD_BYTES)[:_HEAD_BYTES])
     return looks_like_snapshot(beginning(source))
-
-
-def never_ends(path: Path) -> bool:
-    """Whether it is a device such as ``/dev/zero``."""
-    return path.is_char_device() and path not in _ENDING_DEVICES
 
 
 def beginning(source: str) -> bytes:

@@ -51,7 +51,7 @@ def refuse_expansion(value: Any, what: str) -> None:
         if known is not None:
             return known
         if depth > _MAX_DEPTH:
-            raise SnapshotError(f"{what!r} is nested without end, which no snapshot's is; damaged or hostile")
+            raise SnapshotError(f"{what!r} is nested without end; damaged or hostile")
         total = len(container)
         stored += total
         for part in container.values() if type(container) is dict else container:
@@ -61,7 +61,7 @@ def refuse_expansion(value: Any, what: str) -> None:
         return total
 
     if isinstance(value, (dict, list, tuple)) and size_of(value, 0) > 2 * stored + _MAX_SHARED_PARTS:
-        raise SnapshotError(f"{what!r} names its parts over and over, which no snapshot does; damaged or hostile")
+        raise SnapshotError(f"{what!r} names its parts over and over; damaged or hostile")
 
 
 def refuse_sharing(lists: list[Any]) -> None:

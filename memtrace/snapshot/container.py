@@ -23,6 +23,7 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
 )
 _PACKED = tuple(magic for magic, _ in _MAGIC)
 _PIPE_LIMIT_BYTES = 16 << 30
+_ENDING_DEVICES = (Path(os.devnull), Path("/dev/stdin"), Path("/dev/tty"))
 _PIPE_PART_BYTES = 1 << 20
 LEGACY_CHECKPOINT = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save before 1.6 begins with this number
 
@@ -179,6 +180,23 @@ def _open_raw(source: str | os.PathLike[str]) -> tuple[BinaryIO, str, int]:
         with raw:
             return _read_pipe(cast(BinaryIO, raw), str(path))
     return cast(BinaryIO, raw), str(path), os.fstat(raw.fileno()).st_size
+
+
+def never_ends(path: Path) -> bool:
+    """Whether it is a device such as ``/dev/zero``."""
+    return path.is_char_device() and path not in _ENDING_DEVICES
+
+
+def read_at_most(path: Path, most_bytes: int, what: str) -> bytes:
+    """A small file's content. Raises SnapshotError if it can't be read or is larger."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except (OSError, ValueError) as error:
+        raise SnapshotError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > most_bytes:
+        raise SnapshotError(f"{path}: too large for a {what}")
+    return content
 
 
 class Source(NamedTuple):

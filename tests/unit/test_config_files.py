@@ -125,6 +125,10 @@ def test_other_training_is_refused(change: dict[str, Any], words: str, tmp_path:
         read_config_file(file)
 
 
+# An alias of aliases of aliases: 9^24 words in one kilobyte.
+ALIASES = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 25))
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -133,6 +137,8 @@ def test_other_training_is_refused(change: dict[str, Any], words: str, tmp_path:
         ("x: 1", UsageError),
         ("", UsageError),
         ("[" * 999, MemtraceError),
+        ("base_model: tiny-llama\nlora_r: .inf", UsageError),
+        (f"base_model: tiny-llama\n{ALIASES}lora_target_modules: *a24", SnapshotError),
     ],
 )
 def test_files_that_are_none(text: str, error: type[MemtraceError], tmp_path: Path) -> None:

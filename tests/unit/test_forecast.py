@@ -229,6 +229,15 @@ def test_bad_input_is_one_line(bad: list[str], capsys: pytest.CaptureFixture[str
     assert captured.out == "" and captured.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("text", ["9" * 5000, "{" * 5000, '{"length": 1e400}', "\0", "²", "[" * 100_000])
+def test_lengths_that_are_none_are_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_text(text)
+    assert main(["forecast", "--model", "tiny-llama", "--lengths", str(file)]) in (2, 3)
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+
+
 def test_the_command_says_what_the_contract_says(capsys: pytest.CaptureFixture[str]) -> None:
     lengths = ",".join(map(str, README_LENGTHS))
     command = ["forecast", "--model", "llama2-7b", "--no-checkpointing", "--optim", "paged_adamw_8bit"]

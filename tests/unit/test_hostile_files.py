@@ -276,3 +276,35 @@ def test_json_nested_without_end(name: str, verb: str, tmp_path: Path, capsys: p
     assert main([word, str(path), *more, *([str(path)] if "--baseline" in more else [])]) in (0, 3, 4)
     err = capsys.readouterr().err
     assert "Traceback" not in err and err.count("\n") <= 1
+
+
+SMALL_FILES = (
+    "check IN --baseline", "report IN --rules", "estimate --gpu rtx-4090 --config",
+    "estimate --gpu rtx-4090 --seq-len 9 --model",
+    "forecast --model llama2-7b --limit 22GiB --lengths", "forecast --limit 22GiB --lengths 512 --config",
+    "fit --model llama2-7b --limit 22GiB --lengths",
+)  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/dev/zero").is_char_device(), reason="no device that never ends")
+@pytest.mark.parametrize("words", SMALL_FILES)
+def test_a_device_that_never_ends_is_no_file(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "in.pickle"
+    source.write_bytes(pickle.dumps(modern(), 4))
+    with time_limit():
+        assert main([word.replace("IN", str(source)) for word in words.split()] + ["/dev/zero"]) in (2, 3)
+    err = capsys.readouterr().err
+    assert err.startswith("memtrace: ") and err.count("\n") == 1
+
+
+RULES = {"deep": "rule = " + "[" * 5000, "digits": "rule = " + "9" * 5000, "not text": "\udcff"}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_are_one_line_too(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, rules = tmp_path / "in.pickle", tmp_path / "rules.toml"
+    source.write_bytes(pickle.dumps(modern(), 4))
+    rules.write_bytes(RULES[name].encode(errors="surrogateescape"))
+    assert main(["report", str(source), "--rules", str(rules)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("memtrace: ") and err.count("\n") == 1
