@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from scoring import score
 from support import FIELD, LABELLED, STACKS, labels, snapshot, trace_path
-from wrappers import WRAPPERS, cleaned_up, dumped_late, wrapped
+from wrappers import WRAPPERS, cleaned_up, dumped_late, with_allocation_stacks, wrapped
 
 from memtrace.attribution.categories import Evidence
 from memtrace.attribution.classify import Attribution, attribute
@@ -43,21 +43,11 @@ def without_stacks(whole: Snapshot, annotations: bool) -> Snapshot:
     return changed(whole, dataclasses.replace(device, trace=trace, blocks=blocks), annotations)
 
 
-def with_allocation_stacks(whole: Snapshot) -> Snapshot:
-    """As ``context="alloc"`` records: a free carries the stack of its allocation."""
-    device = whole.devices[0]
-    table, stack = build(whole, device).allocations, device.trace.stack.copy()
-    for frees in (table.free_requested_event, table.free_completed_event):
-        made = np.flatnonzero((frees >= 0) & (table.alloc_event >= 0))
-        stack[frees[made]] = table.stack[made]
-    return changed(whole, dataclasses.replace(device, trace=dataclasses.replace(device.trace, stack=stack)), True)
-
-
 FRAMES_ONLY = (Evidence.LABEL, Evidence.FRAME)
 VARIANTS: dict[str, Callable[[Snapshot], tuple[Snapshot, tuple[Evidence, ...]]]] = {
     "whole": lambda s: (s, tuple(Evidence)),
     "no optimizer marks": lambda s: (changed(s, s.devices[0], annotations=False), tuple(Evidence)),
-    "frees without own stacks": lambda s: (with_allocation_stacks(s), tuple(Evidence)),
+    "frees without own stacks": lambda s: (with_allocation_stacks(build(s, s.devices[0])), tuple(Evidence)),
     "stacks only (no lifetimes, shapes)": lambda s: (s, FRAMES_ONLY),
     "no stacks": lambda s: (without_stacks(s, annotations=True), tuple(Evidence)),
     "no stacks, no marks": lambda s: (without_stacks(s, annotations=False), tuple(Evidence)),

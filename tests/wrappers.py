@@ -491,6 +491,16 @@ def without_stacks(timeline: Timeline, lost: np.ndarray) -> Timeline:
     return dataclasses.replace(timeline, snapshot=snapshot, device=device, replay=replay)
 
 
+def with_allocation_stacks(timeline: Timeline) -> Snapshot:
+    """As ``context="alloc"`` records: a free carries the stack of its allocation."""
+    table, stack = timeline.allocations, timeline.trace.stack.copy()
+    for frees in (table.free_requested_event, table.free_completed_event):
+        made = np.flatnonzero((frees >= 0) & (table.alloc_event >= 0))
+        stack[frees[made]] = table.stack[made]
+    device = dataclasses.replace(timeline.device, trace=dataclasses.replace(timeline.trace, stack=stack))
+    return dataclasses.replace(timeline.snapshot, devices=(device,))
+
+
 _FETCHING = ("~/data.py:_to_device", "~/data.py:_work", "py/threading.py:run", "py/threading.py:_bootstrap")
 _BATCH_BYTES = 2 << 20
 

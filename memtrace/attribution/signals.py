@@ -207,6 +207,7 @@ class Signals:
         f = self.facts
         made = (self.in_trace & f.is_kind(Kind.OTHER) & ~f.in_phase(Phase.FORWARD)) | self._by_helpers
         by_autograd = (f.death_phase == Phase.BACKWARD) & ~f.freed_by_program
+        by_autograd &= (f.free_stack >= 0) | ~f.in_phase(Phase.OPTIMIZER)  # whoever it was that freed a step's own
         saved = made & by_autograd
         rows = np.flatnonzero(saved)
         saved[rows] = f.phases.span_of(np.minimum(f.ended[rows], len(f.timeline.trace))) > f.span[rows]

@@ -188,7 +188,10 @@ def _kept_gradients(facts: Facts, by_autograd: Bool) -> tuple[Bool, bool]:
     Gradients of leaf tensors that are not weights (an embedding's output, say) go with those tensors, not where the
     others are freed.
     """
-    steps = facts.phases.start[:-1][facts.phases.phase == Phase.OPTIMIZER]
+    start, phase = facts.phases.start[:-1], facts.phases.phase
+    # A step that asks for nothing and frees nothing has no span: what comes behind it shows it.
+    unseen = (phase == Phase.BETWEEN) & (np.append(Phase.UNKNOWN, phase[:-1]) == Phase.BACKWARD)
+    steps = np.where(unseen, start - 1, start)[unseen | (phase == Phase.OPTIMIZER)]
     following = np.append(steps, NEVER)[places(steps, facts.born)]
     until_step = (facts.ended > following) | (facts.persistent & (following == NEVER))
     if not len(steps):

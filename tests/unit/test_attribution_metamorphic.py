@@ -19,6 +19,7 @@ from wrappers import (
     dumped_late,
     program_called,
     ring_of,
+    with_allocation_stacks,
     without_stacks,
     wrapped,
 )
@@ -70,6 +71,15 @@ def test_steps_that_are_not_marked_come_out_as_those_that_are(name: str) -> None
     bare = _bare(name)
     unmarked = dataclasses.replace(bare, snapshot=dataclasses.replace(bare.snapshot, annotations=()))
     assert score(unmarked, attribute(unmarked), labels(name)).at_peak > 0.999
+
+
+@pytest.mark.parametrize("name", ["llama_full-finetuning-eager", "tinyllama_full-late", "muon_late", "contrast_late"])
+def test_frees_with_the_stacks_of_what_they_free_tell_gradients_all_the_same(name: str) -> None:
+    """As ``context="alloc"`` records: in the last step no optimizer asks for anything, and nothing says who freed."""
+    snapshot = with_allocation_stacks(_bare(name))
+    found = build(snapshot, snapshot.devices[0])
+    result = score(found, attribute(found), labels(name))
+    assert result.at_peak > 0.999 and result.overall > 0.999
 
 
 @pytest.mark.parametrize("name", ["falcon_sdpa-math", "dora_late", "mistral-7b_oom-late-cpp", "int8_oom"])
