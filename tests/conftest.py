@@ -36,11 +36,11 @@ _set_aside = 0  # modules that were there when the heap was last set aside
 
 @pytest.fixture(autouse=True)
 def libraries_are_set_aside() -> None:
-    """The million objects that PyTorch and Transformers make when they are imported are not collected, nor searched for
-    tensors by the recorder, in one test after the other.
+    """What libraries make when they are imported (PyTorch and Transformers: a million objects) is not collected, nor
+    searched for tensors by the recorder, in one test after the other.
     """
     global _set_aside
-    if "torch" in sys.modules and len(sys.modules) >= _set_aside + _MANY_MODULES:
+    if len(sys.modules) >= _set_aside + _MANY_MODULES:
         gc.collect()
         gc.freeze()
         _set_aside = len(sys.modules)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import cProfile
 import gc
 import pickle
-import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -131,24 +130,21 @@ CASES = [(what, verb) for what in LISTS for verb in VERBS
          if not (verb[0] in ("segments", "simulate") and what in SAID)]  # fmt: skip
 
 
-def work(path: Path, verb: list[str]) -> tuple[int, int]:
-    """(calls of Python and C functions, bytes held at the most)."""
-    calls = 0
-
-    def count(frame: FrameType, what: str, argument: object) -> None:
-        nonlocal calls
-        calls += what in ("call", "c_call")
-
+def work(path: Path, verb: list[str], memory: bool) -> tuple[int, int]:
+    """(calls of Python and C functions, bytes held at the most if ``memory`` is watched)."""
+    counted, peak = cProfile.Profile(), 0
     gc.collect()
-    tracemalloc.start()
-    sys.setprofile(count)
+    if memory:
+        tracemalloc.start()
+    counted.enable()
     try:
         main([verb[0], str(path), *verb[1:]])
     finally:
-        sys.setprofile(None)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    return calls, peak
+        counted.disable()
+        if memory:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+    return sum(function.callcount for function in counted.getstats()), peak
 
 
 @pytest.mark.parametrize(("what", "verb"), CASES, ids=[f"{what}-{verb[0]}" for what, verb in CASES])
@@ -159,9 +155,9 @@ def test_twice_as_much_is_twice_the_work(
     for doublings, path in enumerate(paths):
         path.write_bytes(pickle.dumps(LISTS[what](SIZE << doublings), 4))
     main([verb[0], str(paths[0]), *verb[1:]])  # imports, and expressions that are compiled once
-    costs = [work(path, verb) for path in paths]
+    costs = [work(path, verb, path is not paths[0]) for path in paths]
     if not is_linear(costs):  # an expression may be compiled again in the middle, once the library's cache is full
-        again = [work(path, verb) for path in paths]
+        again = [work(path, verb, path is not paths[0]) for path in paths]
         costs = [(min(a, b), min(c, d)) for (a, c), (b, d) in zip(costs, again, strict=True)]
     assert is_linear(costs), costs
 
