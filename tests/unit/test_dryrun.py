@@ -41,7 +41,7 @@ ROWS = [
     pytest.param(row, id=f"{file.stem}-{number}")
     for file in sorted(TRUTH.glob("*_r[0-9]*.json"))
     for number, row in enumerate(json.loads(file.read_text())["rows"])
-    if ALL or number == 1
+    if ALL or (number == 1 and file.stem.startswith("mistral"))  # 32 layers take seconds
 ]
 SMALL: dict[str, dict[str, Any]] = {
     "gpt_neox": {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 1000},
