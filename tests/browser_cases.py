@@ -118,23 +118,24 @@ async def open_app(
     assert app.error is None, f"an error dialog came up: {app.error!r}"
 
 
-async def hit(pilot: Pilot[int], *keys: str) -> None:
+async def hit(pilot: Pilot[int], *keys: str, draw: bool = True) -> None:
     """Press keys, each fully handled and drawn before the next. Unlike ``pilot.press`` it waits for messages, not for
     the processor to fall idle, which on a busy machine takes a tenth of a second a key."""
     for key in keys:
         name = _character_to_key(key) if len(key) == 1 else key
         pilot.app.post_message(events.Key(name, key if len(key) == 1 else None))
-        await settle(pilot)
+        await settle(pilot, draw)
 
 
-async def settle(pilot: Pilot[int]) -> None:
+async def settle(pilot: Pilot[int], draw: bool = True) -> None:
     """Wait until every widget has handled what it was told, and what followed from it; then draw."""
     quiet = 0
     while quiet < 3:  # a message may be between two queues
         await asyncio.sleep(0)
         nodes = [pilot.app, *pilot.app.screen_stack, *pilot.app.screen.walk_children()]
         quiet = 0 if any(node.message_queue_size or node._next_callbacks for node in nodes) else quiet + 1
-    pilot.app.screen._on_timer_update()
+    if draw:
+        pilot.app.screen._on_timer_update()
 
 
 def main_screen(pilot: Pilot[int]) -> MainScreen:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from textual import screen
+
+# The tests draw when there is something to see (browser_cases.settle); Textual's clock would do so 60 times a second.
+screen.UPDATE_PERIOD = 1.0  # type: ignore[misc]
 
 
 @pytest.fixture(autouse=True)

@@ -40,18 +40,18 @@ def browser(files: str) -> BrowseApp:
 
 
 async def back(pilot: Pilot[int], view: str) -> None:
-    """The view again, whatever a key opened."""
+    """The view again, whatever a key opened; the way there is drawn with what the next key does."""
     for _ in range(4):
         if pilot.app.screen is main_screen(pilot):
             break
-        await hit(pilot, "escape")
+        await hit(pilot, "escape", draw=False)
     screen = main_screen(pilot)
     assert pilot.app.screen is screen
     if screen.focused is not None and screen.focused.id is None:
-        await hit(pilot, "escape")
+        await hit(pilot, "escape", draw=False)
     screen.stop()
     if screen.current != view:
-        await hit(pilot, VIEWS[view].key)
+        await hit(pilot, VIEWS[view].key, draw=False)
     screen.set_focus(screen.view.main())
 
 
