@@ -341,7 +341,8 @@ class Signals:
 
     @property
     def kv_cache(self) -> Bool:
-        """Kept from one call of the model to the next: by cache code, or freed by the model itself in a later call."""
+        """Kept from one call of the model to the next: by cache code, or from a call site of which most of what is gone
+        was freed by the model itself in a later call."""
         f = self.facts
         kept = f.is_kind(Kind.FORWARD, Kind.OTHER) & (f.ended > f.call_end) & (f.death_phase != Phase.BACKWARD)
         site = f.stacks.site[f.timeline.allocations.stack]
@@ -350,7 +351,9 @@ class Signals:
         kept &= (f.call_end < len(f.timeline.trace)) | ~among(site, saved)
         by_model = f.stacks.kind[f.free_stack] == Kind.FORWARD
         replaced = kept & f.is_kind(Kind.FORWARD) & by_model & (f.free_stack >= 0) & ~f.persistent
-        return kept & (f.has(Tag.KV_CACHE) | among(site, site[replaced]))
+        gone = np.bincount(site[self.in_trace & ~f.persistent] + 1, minlength=site.max(initial=0) + 2)
+        mostly = np.bincount(site[replaced] + 1, minlength=len(gone)) * 2 > gone
+        return kept & (f.has(Tag.KV_CACHE) | mostly[site + 1])
 
     @property
     def _untrained(self) -> Bool:
