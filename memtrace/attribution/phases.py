@@ -168,9 +168,10 @@ def infer_phases(
     for first, last in ranges:
         kinds[slice(np.searchsorted(allocs, first), np.searchsorted(allocs, last))] = Kind.OPTIMIZER
     # An allocation without frames before any forward pass may come from any thread: neutral until one is seen, unless
-    # the trace begins in the middle of a backward pass, which recomputation gives away, or is a ring that lost its
-    # beginning: of what is still there, the final state has the stacks.
+    # the trace begins in the middle of a backward pass, which recomputation gives away, or a step ahead of any pass, or
+    # is a ring that lost its beginning: of what is still there, the final state has the stacks.
     starts_late = bool((kinds[: _first(kinds, Kind.FORWARD)] == Kind.RECOMPUTE).any())
+    starts_late |= _first(kinds, Kind.OPTIMIZER) < _first(kinds, Kind.FORWARD)
     starts_late |= bool(among(older, [Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.OPTIMIZER]).any())
     errors = _errors(trace, allocs)
     runs = distinct(np.concatenate([_runs(kinds), np.searchsorted(allocs, errors)]))
@@ -186,11 +187,30 @@ def infer_phases(
     spans = cutter.spans if shared else _backdated(trace, stacks, cutter.spans, lives.born)
     if not spans or spans[0][0] > 0:
         spans.insert(0, (0, Phase.UNKNOWN, -1))
-    spans = _evaluations(spans, {*errors})
+    spans = _evaluations(_with_step_before(spans, trace.stack[allocs], allocs, kinds), {*errors})
     trains = Tag.ADAPTER_INIT | Tag.CHECKPOINT
     if not any(p in (Phase.BACKWARD, Phase.OPTIMIZER) for _, p, _ in spans) and not stacks.has(trains).any():
         spans = [(start, phase, -1) for start, phase, _ in spans]  # no step where nothing is trained
     return _phases(spans, count, "annotations" if ranges else "frames")
+
+
+def _with_step_before(
+    spans: list[tuple[int, Phase, int]], stack: NDArray[np.int32], allocs: NDArray[np.signedinteger], kinds: U1
+) -> list[tuple[int, Phase, int]]:
+    """The spans of a trace that begins in or before an optimizer step written by hand, with that step: what its call
+    sites make is made in later steps, and nowhere else. What autograd's thread made before it is a backward pass."""
+    at = np.searchsorted([start for start, _, _ in spans], allocs, side="right") - 1
+    in_step = np.array([phase is Phase.OPTIMIZER for _, phase, _ in spans])[at]
+    elsewhere = stack[~in_step & (at > 0)]
+    ahead = (at == 0) & (kinds == Kind.OTHER) & among(stack, stack[in_step]) & ~among(stack, elsewhere)
+    if not ahead.any() or spans[0][1] is not Phase.UNKNOWN:
+        return spans
+    first, last = allocs[ahead][[0, -1]].tolist()
+    later = [(start, phase, step + (step >= 0)) for start, phase, step in spans[1:]]
+    step = [(first, Phase.OPTIMIZER, 0), (last + 1, Phase.BETWEEN, 1)]
+    backward = [(event, Phase.BACKWARD, 0) for event in allocs[(allocs < first) & (kinds == Kind.NONE)][:1].tolist()]
+    step = backward + step
+    return [*spans[: step[0][0] > 0], *step, *later]
 
 
 def _own_part(first: int, last: int, allocs: I8, kinds: U1) -> tuple[int, int]:
@@ -305,7 +325,7 @@ def optimizer_ranges(trace: DeviceTrace, annotations: Sequence[Annotation]) -> l
                 ranges.append((first, last))
     if open_at:  # cut off inside the step, by an out-of-memory error say
         ranges.append((int(np.searchsorted(trace.time_us, open_at[0])), len(trace)))
-    return [(first, last) for first, last in sorted(ranges) if first < len(trace)]
+    return [(first, last) for first, last in sorted(ranges) if first < len(trace) and last > 0]
 
 
 def _backdated(

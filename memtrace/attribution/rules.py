@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from memtrace.attribution.categories import Category, Evidence, Purpose
 from memtrace.attribution.frame_tags import Tag
-from memtrace.attribution.phases import Phase
 from memtrace.attribution.signals import Signals
 
 Bool = NDArray[np.bool_]
@@ -161,7 +160,7 @@ RULES: tuple[Rule, ...] = (
          "{there}, and given up by zero_grad"),
     Rule("early-bucket", P.GRADS, E.FRAME, lambda s: s.early_buckets,
          "{there}, and given up where data-parallel training lays out its buckets anew"),
-    Rule("early-activation", P.SAVED, E.LIFETIME, lambda s: s.early & (s.facts.death_phase == Phase.BACKWARD),
+    Rule("early-activation", P.SAVED, E.LIFETIME, lambda s: s.early_saved,
          "{there} and freed by the backward pass"),
     Rule("early-held", P.SAVED, E.LIFETIME, lambda s: s.early_held,
          "{there} and freed only after the backward pass: kept with the graph"),

@@ -536,6 +536,12 @@ class Signals:
         return self.early & (f.free_stack >= 0) & f.stacks.has(Tag.BUCKET)[f.free_stack]
 
     @property
+    def early_saved(self) -> Bool:
+        """Sharded training frees gathered weights and reduced gradients there, too."""
+        sharded = bool(self.facts.stacks.has(Tag.GATHER | Tag.REDUCE).any())
+        return self.early & (self.facts.death_phase == Phase.BACKWARD) & (not sharded)
+
+    @property
     def early_held(self) -> Bool:
         return self.early & ~self.persistent & among(self.facts.death_phase, [Phase.BETWEEN, Phase.FORWARD])
 
@@ -616,8 +622,10 @@ class Signals:
 
     @property
     def short_lived(self) -> Bool:
-        """Freed again, and outside the phases, which lifetimes alone don't tell for sure."""
+        """Freed again, and outside the phases, which lifetimes alone don't tell for sure; a missing stack says so only
+        where some pass is known."""
         seen = self.in_trace & (~self.facts.is_kind(Kind.STRAY) | self._by_helpers)
+        seen &= self._trains | ~self._frameless
         return seen & ~self.persistent & (not self.facts.blind)
 
     @cached_property
