@@ -32,6 +32,7 @@ _BLOCKS = 240  # medians of this many blocks go into slope and test
 _P_VALUE = 0.001
 _SHARE = 0.005  # growth below this share of the peak is nobody's problem
 _LEAST_BYTES = 8 << 20
+_TOO_MANY = 1 << 62  # no card, and no count of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +89,22 @@ def read_series(rows: Sequence[Mapping[str, Any]]) -> StepSeries:
     """The series of log rows (as mappings by column). Raises NoAnswerError for rows that aren't a step log."""
     try:
         columns = {
-            name: np.array([float(row[name]) for row in rows], dtype=np.float64)
+            name: np.array([_count(row[name]) for row in rows], dtype=np.float64)
             for name in ("step", "allocated_bytes", "reserved_bytes", "peak_allocated_bytes")
         }
-        tokens = np.array([float(row.get("tokens") or 0) for row in rows], dtype=np.float64)
+        tokens = np.array([_count(row.get("tokens") or 0) for row in rows], dtype=np.float64)
+        holes = [row.get("holes_bytes") for row in rows]
+        known = None if None in holes else np.array([_count(size) for size in holes], dtype=np.float64)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NoAnswerError(f"not a per-step log: {error}") from None
-    holes = [row.get("holes_bytes") for row in rows]
-    known = all(isinstance(size, int | float) for size in holes)
-    return StepSeries(**columns, tokens=tokens, holes_bytes=np.array(holes, dtype=np.float64) if known else None)
+        raise NoAnswerError(f"not a per-step log: {str(error)[:100]}") from None
+    return StepSeries(**columns, tokens=tokens, holes_bytes=known)
+
+
+def _count(value: Any) -> float:
+    """Bytes, tokens or a step's number. Raises ValueError for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _TOO_MANY:
+        raise ValueError(f"{value!r:.60} is no count")
+    return float(value)
 
 
 def from_snapshot_key(steps: Any) -> StepSeries:

@@ -35,7 +35,7 @@ _EVERYBODY = frozenset({
     "colab",
 })  # fmt: skip
 _SHORTEST_PERSON = 3
-_PATH_IN_NAME = re.compile(r"(?:[A-Za-z]:[\\/]|/)(?:[\w.@+ -]+[\\/])+[\w.@+-]+|~/[\w./-]+")
+_PATH_IN_NAME = re.compile(r"(?:[A-Za-z]:[\\/]|/|\\\\)(?:[\w.@+ -]+[\\/])+[\w.@+-]+|~/[\w./-]+")
 _LONGEST = 4096  # of a path, what systems allow
 
 

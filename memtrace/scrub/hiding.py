@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 from memtrace.scrub.words import FORMS, GPU, WORDS
 
-_TOKEN = re.compile(r"https://(?:docs\.)?pytorch\.org/docs/[\w./#-]*|\w+|[^\w]")
+_TOKEN = re.compile(
+    r"https://(?:docs\.)?pytorch\.org/docs/(?:stable|main)/notes/cuda\.html#(?:memory-management|environment-variables"
+    r"|optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+    r"|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\w|\.\d)"  # a host's address
+    r"|\w+|[^\w]"
+)
 _NO_WORD = re.compile(r"[ \n.,:;()\[\]{}<>=*&#%/|+'\"-]")
 _LONGEST_TEXT = 20_000
 _LONGEST_NUMBER = 6

@@ -279,3 +279,15 @@ def test_a_recording_with_a_leak_grows_and_a_short_one_is_refused(capsys: pytest
     assert "too few" in capsys.readouterr().err
     assert main(["steps", str(trace_path("llama2-7b_variable-length"))]) == 0
     assert "24 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, -1, True, "1", None, [1], 2**70], ids=repr)
+@pytest.mark.parametrize("column", ["step", "allocated_bytes", "tokens", "holes_bytes"])
+def test_what_is_no_count_is_no_row(value: Any, column: str) -> None:
+    entries = [row | {"holes_bytes": 0} for row in rows(20, 1)]
+    entries[7][column] = value
+    if value is None and column in ("tokens", "holes_bytes"):
+        assert len(read_series(entries)) == 20
+        return
+    with pytest.raises(NoAnswerError, match="not a per-step log"):
+        read_series(entries)

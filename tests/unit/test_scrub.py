@@ -266,6 +266,9 @@ def test_code_out_of_a_text_and_types_in_library_functions() -> None:
         ("étude", "word_1"),
         ("\x1b[31m\u202e", "word_1[word_2word_3"),
         ("word_1", "word_1"),
+        ("10.20.30.40:29500", "word_1:29500"),
+        ("layers.0.1.2.3", "layers.0.1.2.3"),
+        ("https://pytorch.org/docs/stable/xanadu", "word_1://pytorch.word_2/word_3/word_4/word_5"),
     ],
 )
 def test_words_that_are_harmless_stay_and_the_rest_is_numbered(text: str, left: str) -> None:
@@ -300,6 +303,12 @@ def test_a_secret_in_the_place_of_any_text_is_gone(data: st.DataObject) -> None:
         holder[key] = f"{before}qwyjibo"
     answer = scrub(raw, ScrubOptions(functions=True, hide=data.draw(st.sampled_from([(), ("qwyjibo",)]))))
     assert leaks(answer.snapshot, "qwyjibo") == []
+
+
+def test_a_share_of_a_network_in_a_function_s_name_is_a_path() -> None:
+    raw = modern()
+    raw["device_traces"][0][1]["frames"] = [dict(FRAME, name="operator() at \\\\qwyjibo\\home\\a.cu:12")]
+    assert leaks(scrub(raw).snapshot, "qwyjibo") == []
 
 
 def test_shared_stacks_stay_shared() -> None:
