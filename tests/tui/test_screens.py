@@ -45,8 +45,7 @@ def keys_of(node: object, synonyms: bool = True) -> list[str]:
 
 async def close_dialogs(pilot: Pilot[int]) -> None:
     while pilot.app.screen is not main_screen(pilot):
-        await hit(pilot, "escape")
-        await settle(pilot)
+        await hit(pilot, "escape", draw=False)
 
 
 @pytest.mark.parametrize(("number", "case"), [*enumerate(case for case in CASES if case not in (TINY, "no-trace"))])
@@ -65,9 +64,9 @@ async def test_every_key_on_every_screen(number: int, case: str) -> None:
                 await close_dialogs(pilot)
                 assert pilot.app.error is None, f"{key} on {view}: {pilot.app.error!r}"  # type: ignore[attr-defined]
                 if key in ASKING:
-                    await hit(pilot, "escape")
+                    await hit(pilot, "escape", draw=False)
                 if screen.current != view:
-                    await hit(pilot, digit)
+                    await hit(pilot, digit, draw=False)
             screen.stop()
 
 
