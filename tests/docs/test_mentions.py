@@ -19,7 +19,9 @@ from memtrace.cli import VERBS
 SHELL = {"sh", "bash", "shell", "text", "", "console"}
 # Options of other programs that the pages name: pytest's, torchrun's, Dask's, this repository's scripts'.
 CAPTURE = {"torch", "transformers", "peft", "bitsandbytes"}
-FOREIGN = {"--memtrace", "--nproc-per-node", "--nthreads", "--table", "--update", "--strict", "--version", "--help"}
+FOREIGN = {
+    "--memtrace", "--nproc-per-node", "--nthreads", "--table", "--update", "--strict", "--version", "--help", "--found",
+}  # fmt: skip
 
 
 def pages() -> list[Path]:
