@@ -62,7 +62,8 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
     replaced = {*facts.size[(weights | step_leaves) & (facts.death_phase == Phase.OPTIMIZER)].tolist()}
     alive: Counter[tuple[int, int]] = Counter()
     for (size, site, span), count in made.items():
-        if (span < 0 or size not in replaced) if size not in gradients else span >= 0 and count <= gradients[size]:
+        unseen_size = span < 0 or (size not in replaced and size * _SMALL_SHARE >= max(gradients, default=0))
+        if unseen_size if size not in gradients else span >= 0 and count <= gradients[size]:
             alive[size, site] += count
     for (size, _), count in alive.items():
         if count <= (weights & (facts.size == size)).sum():
