@@ -51,7 +51,8 @@ def _values(row: Row) -> Iterable[tuple[str, float]]:
 
 def prometheus_text(row: Row, labels: Mapping[str, object]) -> str:
     """One sample a gauge in Prometheus's text format."""
-    inside = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    escaped = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})  # as the format says
+    inside = ",".join(f'{name}="{str(value).translate(escaped)}"' for name, value in labels.items())
     lines = []
     for name, value in _values(row):
         lines += [f"# HELP memtrace_{name} {GAUGES[name]}", f"# TYPE memtrace_{name} gauge"]

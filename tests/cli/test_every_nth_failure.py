@@ -16,6 +16,11 @@ from strategies import modern
 from memtrace import writing
 from memtrace.cache import folder, index
 from memtrace.cli import main
+from memtrace.errors import UsageError
+from memtrace.estimate.ladder import Rung
+from memtrace.estimate.predicted import write_document
+from memtrace.export.waterfall import write_waterfall
+from memtrace.live.metrics import open_sink
 from memtrace.record import files
 
 OLD = b"what was there before"
@@ -79,6 +84,21 @@ def record(source: Path, target: Path) -> int:
     return 0
 
 
+def written(write: Callable[[Path], object]) -> Callable[[Path, Path], int]:
+    """A writer without a command of its own that is quick enough to be asked a hundred times."""
+
+    def call(source: Path, target: Path) -> int:
+        try:
+            write(target)
+        except UsageError:  # the command's one line
+            return 2
+        except MemoryError:
+            return 3
+        return 0
+
+    return call
+
+
 def command(*words: str) -> Callable[[Path, Path], int]:
     return lambda source, target: main([word.replace("IN", str(source)).replace("OUT", str(target)) for word in words])
 
@@ -90,7 +110,11 @@ WRITERS: dict[str, Callable[[Path, Path], int]] = {
     "scrub": command("scrub", "IN", "-o", "OUT", "--force"),
     "check": command("check", "IN", "--write", "OUT", "--force"),
     "timeline": command("timeline", "IN", "--format", "csv", "-o", "OUT", "--force"),
+    "simulate": command("simulate", "IN", "--export", "OUT", "--force"),
     "recorder": record,
+    "forecast --trace, estimate --trace": written(lambda target: write_document(modern(), target)),
+    "live --metrics prometheus": written(lambda target: open_sink(f"prometheus:{target}").write([], {"step": 1})),
+    "estimate --plot": written(lambda target: write_waterfall([Rung("a", 1)], target)),
 }
 ERRORS = {"full disk": OSError(errno.ENOSPC, "No space left on device"), "no memory": MemoryError()}
 

@@ -301,6 +301,11 @@ def test_a_replay_that_ran_out_of_memory_says_so(capsys: pytest.CaptureFixture[s
     assert "ended" in (text := capsys.readouterr().out) and "refused" not in text
 
 
+def test_a_label_ends_no_line_of_prometheus_text() -> None:
+    text = prometheus_text({"step": 3}, {"device": '0"} 1\nother{x="\\'})
+    assert text.splitlines()[-1] == 'memtrace_step{device="0\\"} 1\\nother{x=\\"\\\\"} 3'
+
+
 def test_prometheus_text_is_in_the_format() -> None:
     text = prometheus_text({"allocated_bytes": 5, "step": 3}, {"device": 0})
     assert text == (
