@@ -133,7 +133,8 @@ async def settle(pilot: Pilot[int], draw: bool = True) -> None:
     while quiet < 3:  # a message may be between two queues
         await asyncio.sleep(0)
         nodes = [pilot.app, *pilot.app.screen_stack, *pilot.app.screen.walk_children()]
-        quiet = 0 if any(node.message_queue_size or node._next_callbacks for node in nodes) else quiet + 1
+        is_waiting = any(node.message_queue_size or node._next_callbacks for node in nodes)
+        quiet = 0 if is_waiting or getattr(pilot.app, "is_busy", False) else quiet + 1
     if draw:
         pilot.app.screen._on_timer_update()
 

@@ -18,6 +18,7 @@ from memtrace.attribution.phases import Phase
 from memtrace.attribution.reasons import unattributed_reason
 from memtrace.attribution.rules import Rule
 from memtrace.frozen import dataclass
+from memtrace.history.layout import Layout
 from memtrace.history.timeline import At, choose_event
 from memtrace.snapshot.model import I8
 
@@ -105,13 +106,13 @@ def category_bytes(analysis: Analysis, rows: I8) -> dict[str, int]:
     return result
 
 
-def report(analysis: Analysis, at: At | None = None) -> Report:
-    """The budget at an event (default: the last OOM if there is one, else the peak)."""
+def report(analysis: Analysis, at: At | None = None, layout: Layout | None = None) -> Report:
+    """The budget at an event (default: the last OOM if there is one, else the peak), whose layout may be known."""
     timeline, attribution = analysis.timeline, analysis.attribution
     at = at or choose_event(timeline, None)
     rows = timeline.held_rows(at.event)
     by_sub = category_bytes(analysis, rows)
-    fragmentation = measure(timeline, attribution, at)
+    fragmentation = measure(timeline, attribution, at, layout)
     requested, allocated, reserved = timeline.curve_at(at.event)
     live_bytes = int(timeline.allocations.requested_bytes[rows].sum())
     unused = {
@@ -127,7 +128,7 @@ def report(analysis: Analysis, at: At | None = None) -> Report:
     categories = {str(category): 0 for category in Category}
     for key, size in by_sub.items():
         categories[key.split("/")[0]] += size
-    lost = rows[attribution.rows_of(Category.UNATTRIBUTED)[rows]]
+    lost = rows[attribution.rows_of(Category.UNATTRIBUTED, rows=rows)]
     return Report(
         file=timeline.snapshot.source,
         device=timeline.device.device,

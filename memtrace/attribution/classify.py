@@ -20,6 +20,7 @@ from memtrace.attribution.sites import Sites, find_sites
 from memtrace.attribution.user_rules import UserRule, as_rule, user_mask
 from memtrace.frozen import dataclass
 from memtrace.history.timeline import Timeline
+from memtrace.snapshot.model import I8
 
 U1 = NDArray[np.uint8]
 I2 = NDArray[np.int16]
@@ -61,9 +62,10 @@ class Attribution:
         """Category of each row."""
         return np.array([rule.category for rule in self.rules], dtype=object)[self.rule]
 
-    def rows_of(self, *wanted: Category | Purpose) -> NDArray[np.bool_]:
-        """Rows of any of the categories and purposes."""
-        return np.array([rule.category in wanted or rule.purpose in wanted for rule in self.rules])[self.rule]
+    def rows_of(self, *wanted: Category | Purpose, rows: I8 | None = None) -> NDArray[np.bool_]:
+        """Which rows (None: of all) are of any of the categories and purposes."""
+        fits = np.array([rule.category in wanted or rule.purpose in wanted for rule in self.rules])
+        return fits[self.rule if rows is None else self.rule[rows]]
 
     def serving(self, *modules: str) -> NDArray[np.bool_]:
         """Rows whose stack serves one of the modules."""

@@ -164,6 +164,6 @@ def step_peaks(analysis: Analysis) -> tuple[StepPeak, ...]:
 def _weights(analysis: Analysis, event: int) -> dict[int, int]:
     kept = (Purpose.QUANTIZED, Purpose.UNQUANTIZED, Purpose.PARAMS)
     rows = analysis.timeline.live_rows(event)
-    rows = rows[analysis.attribution.rows_of(*kept)[rows]]
+    rows = rows[analysis.attribution.rows_of(*kept, rows=rows)]
     sizes, counts = np.unique(analysis.timeline.allocations.requested_bytes[rows], return_counts=True)
     return {size: n for size, n in zip(sizes.tolist(), counts.tolist(), strict=True) if size >= _SMALLEST_WEIGHT_BYTES}

@@ -7,15 +7,16 @@ import re
 
 import numpy as np
 import pytest
-from browser_cases import TINY, hit, open_app, recording, text_of
+from browser_cases import TINY, hit, main_screen, open_app, recording, text_of, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memtrace_tui.data.details import block_lines, freed_at, history_lines, origin, span_of, tenants
+from memtrace_tui.data.details import block_lines, freed_at, history_lines, origin, span_of
 from memtrace_tui.palette import PALETTES
 from memtrace_tui.terminal import ASCII, Terminal, speaks_utf8
 from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
+from textual import events
 from textual.app import App
 from textual.strip import Strip
 
@@ -32,10 +33,11 @@ OOM = "llama2-7b_oom-first-step"
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_tenants_are_all_that_ever_overlapped_the_last_first(data: st.DataObject) -> None:
-    timeline = recording(TINY).provider().timeline
+    provider = recording(TINY).provider()
+    timeline = provider.timeline
     table = timeline.allocations
     start, stop = span_of(timeline, data.draw(st.integers(0, len(table) - 1)))
-    found = tenants(timeline, start, stop).tolist()
+    found = provider.tenants(start, stop).tolist()
     spans = [span_of(timeline, row) for row in range(len(table))]
     assert sorted(found) == [row for row, (a, b) in enumerate(spans) if a < stop and start < b]
     births = [int(table.alloc_event[row]) for row in found]
@@ -50,7 +52,7 @@ def test_a_hole_came_to_be_when_its_origin_says(case: str) -> None:
     holes = np.flatnonzero(layout.block_state == State.FREE)
     checked = split = freed = 0
     for block in holes[:: max(len(holes) // 25, 1)].tolist():
-        found = origin(provider.timeline, layout, block)
+        found = origin(provider, layout, block)
         split += found.split >= 0
         freed += found.split < 0 <= found.last
         made = int(provider.timeline.allocations.alloc_event[found.split]) if found.split >= 0 else found.freed
@@ -74,9 +76,9 @@ def test_a_hole_names_its_last_owner_and_the_stack_of_the_free() -> None:
     layout, timeline = provider.layout(provider.start.event), provider.timeline
     hole = next(
         block for block in np.flatnonzero(layout.block_state == State.FREE).tolist()
-        if origin(timeline, layout, block).last >= 0
+        if origin(provider, layout, block).last >= 0
     )  # fmt: skip
-    last = origin(timeline, layout, hole).last
+    last = origin(provider, layout, hole).last
     lines = block_lines(provider, layout, hole, 100)
     text = "\n".join(line.plain for line in lines)
     assert "last was" in text and "freed by" in text and f"{freed_at(timeline, last):,}" in text
@@ -87,7 +89,7 @@ def test_a_hole_names_its_last_owner_and_the_stack_of_the_free() -> None:
     owners = [
         line for line in history_lines(provider, start, stop, layout.event, 100) if getattr(line.target, "view", "")
     ]
-    assert len(owners) == min(len(tenants(timeline, start, stop)), 400)
+    assert len(owners) == min(len(provider.tenants(start, stop)), 400)
 
 
 def test_owners_stand_apart_from_where_they_began() -> None:
@@ -96,7 +98,7 @@ def test_owners_stand_apart_from_where_they_began() -> None:
     table = provider.timeline.allocations
     largest = int(table.block_bytes.argmax())
     stop = int(table.address[largest] + table.block_bytes[largest])
-    rows = tenants(provider.timeline, stop - 512, stop).tolist()
+    rows = provider.tenants(stop - 512, stop).tolist()
     assert largest in rows
     lines = [line.plain for line in history_lines(provider, stop - 512, stop, provider.count, 100)]
     for row, place in zip(rows, lines[2::3], strict=False):
@@ -109,7 +111,7 @@ def test_owners_before_the_cursor_come_first_and_later_ones_behind_them() -> Non
     timeline, event = provider.timeline, provider.count // 2
     born = timeline.allocations.alloc_event
     start, stop = next(
-        span for row in range(len(born)) if len(found := born[tenants(timeline, *(span := span_of(timeline, row)))]) > 8
+        span for row in range(len(born)) if len(found := born[provider.tenants(*(span := span_of(timeline, row)))]) > 8
         and (found > event).any() and (found <= event).any()
     )  # fmt: skip
     lines = history_lines(provider, start, stop, event, 100)
@@ -117,7 +119,7 @@ def test_owners_before_the_cursor_come_first_and_later_ones_behind_them() -> Non
     before, after = (
         [g.event for line in part if (g := line.target) is not None] for part in (lines[:border], lines[border:])
     )
-    expected = sorted(max(int(each), 0) for each in born[tenants(timeline, start, stop)])
+    expected = sorted(max(int(each), 0) for each in born[provider.tenants(start, stop)])
     assert before == [each for each in reversed(expected) if each <= event]
     assert after == [each for each in expected if each > event]
 
@@ -145,7 +147,7 @@ def test_one_grammar_of_places() -> None:
     assert named("+0s") >= 0 and named("+99999s") == provider.count - 1
     row = 57
     address = int(timeline.allocations.address[row])
-    there = tenants(timeline, address, address + 1).tolist()
+    there = provider.tenants(address, address + 1).tolist()
     assert named(hex(address)) == max(int(timeline.allocations.alloc_event[r]) for r in there)
     for wrong in ("step 99", "peak of step", "0x0", "0xfffffffffffffffff", "+s", "+2h", "step -1", "peak of"):
         with pytest.raises(MemtraceError):
@@ -251,6 +253,24 @@ async def test_the_terminal_shows_what_is_drawn(monkeypatch: pytest.MonkeyPatch)
             await hit(pilot, key)
             assert ["".join(row) for row in grid.rows] == text_of(pilot).split("\n"), key
         monkeypatch.undo()
+
+
+async def test_a_key_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New screens, too, whose widgets learn their sizes in between; and when the key is done, not some time later."""
+    drawn: list[object] = []
+    async with open_app("llama2-7b_oom-first-step", (120, 40)) as pilot:
+        await until(lambda: main_screen(pilot).session.explanation is not None)
+        await hit(pilot, "p")
+        show = type(pilot.app)._display
+        monkeypatch.setattr(
+            type(pilot.app), "_display", lambda app, screen, what: drawn.append(what) or show(app, screen, what)
+        )
+        keys = "2 left 3 right enter n escape 4 down g 5 down 6 8 up 1"
+        for number, key in enumerate(keys.split(), pilot.app._keys + 1):  # type: ignore[attr-defined]
+            drawn.clear()
+            pilot.app.post_message(events.Key(key, key if len(key) == 1 else None))
+            await until(lambda number=number: pilot.app._keys == number and not pilot.app.is_busy)  # type: ignore
+            assert len([each for each in drawn if each is not None]) == (key != "n"), key
 
 
 def test_a_terminal_without_utf8_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:

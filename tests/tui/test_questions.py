@@ -92,7 +92,7 @@ def what_pins(session: Session) -> list[str]:
 
 def who_freed(session: Session) -> list[str]:
     provider = session.provider
-    found = origin(provider.timeline, provider.layout(session.event), hole(provider)[1])
+    found = origin(provider, provider.layout(session.event), hole(provider)[1])
     gone = freed_at(provider.timeline, found.last)
     frame = provider.timeline.snapshot.stacks.stack(int(provider.timeline.trace.stack[gone]))[0]
     return ["freed by", format_count(gone), frame.name.rpartition(".")[2][:12]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import sys
@@ -88,7 +89,7 @@ class BrowseApp(App[int]):
         self._waiting: deque[events.Key] = deque()  # keys typed while the one before them is under way
         self._under_way = 0  # the number of the key that is; 0 for none
         self._keys = 0
-        self._shown, self._is_missed = Size(), False  # the size of what is on screen; whether a change is not
+        self._shown = Size()  # of what is on screen
 
     # -- starting
 
@@ -189,7 +190,7 @@ class BrowseApp(App[int]):
         node: MessagePump = self.focused or self.screen
         await super().on_event(self._waiting.popleft())
         self._follow(node, number, node)
-        self.set_timer(0.5, partial(self._done, number))  # should a widget go away with the key
+        self.set_timer(2, partial(self._done, number))  # should a widget go away with the key
 
     def _follow(self, node: MessagePump, number: int, again: MessagePump | None) -> None:
         """Behind the key: a key goes from the focused widget up to here, through the queue of each widget between; and
@@ -200,21 +201,45 @@ class BrowseApp(App[int]):
         elif again is not None:
             self.call_later(self._follow, again, number, None)
         else:
-            self.call_later(self._done, number)
+            self.call_later(self._settle, number)
+
+    async def _settle(self, number: int) -> None:
+        """Wait until no widget has anything to do, the layout that a key asked for is there, and what that made the
+        widgets do is done: then it is drawn, once and at once, where Textual draws up to three times, at 60 Hz."""
+        await asyncio.sleep(0)
+        if number != self._under_way:
+            return
+        if not any(node.message_queue_size for node in self.screen.walk_children(with_self=True)):
+            if not self.screen._layout_required:
+                await self._done(number)
+                return
+            self._draw()
+        self.call_later(self._settle, number)
+
+    def _draw(self) -> None:
+        screen = self.screen
+        with screen._context():
+            screen._on_timer_update()
+            if screen._compositor._dirty_regions:  # of a layout that was made, but not drawn
+                screen._compositor_refresh()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a key is under way, with whose end the screen is drawn."""
+        return self._under_way > 0 and not self._exit
 
     async def _done(self, number: int) -> None:
         if number == self._under_way:
             self._under_way = 0
+            self._draw()
             await self._next_key()
 
     def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
         if isinstance(renderable, CompositorUpdate) and not self.is_headless:
             if screen.size != self._shown:
                 self._terminal.forget()
-                self._shown, self._is_missed = screen.size, True
-            if self._is_missed:
+                self._shown = screen.size
                 renderable = screen._compositor.render_full_update()
-            self._is_missed = bool(self._batch_count)  # Textual drops it then
             renderable = Changes(self._terminal, renderable)
         super()._display(screen, renderable)
 

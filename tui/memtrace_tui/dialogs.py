@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from textual import events
 from textual.app import ComposeResult
@@ -19,7 +20,15 @@ from memtrace_tui.data.overview import file_lines
 from memtrace_tui.widgets.base import Lines, Open, keys
 
 
-class Dialog(ModalScreen[str | None]):
+class Awaited(Screen[Any]):
+    """Drawn when a key is done, not while it is under way."""
+
+    def _compositor_refresh(self) -> None:
+        if not getattr(self.app, "is_busy", False):
+            super()._compositor_refresh()
+
+
+class Dialog(Awaited, ModalScreen[str | None]):
     """A box in the middle; Escape, q and a click outside close it."""
 
     BINDINGS = keys("escape,q  dismiss_none  Close")

@@ -4,6 +4,7 @@ everywhere do. It owns the cursor: everything else posts :class:`MoveCursor` or 
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import os
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from memtrace.writing import check_target, whole_file
 from memtrace_tui.data.details import frame_lines, history_lines
 from memtrace_tui.data.layers import layer_of_rows
 from memtrace_tui.data.lines import Goto, Line
-from memtrace_tui.dialogs import Ask, Details, OneKey
+from memtrace_tui.dialogs import Ask, Awaited, Details, OneKey
 from memtrace_tui.session import Session
 from memtrace_tui.settings import is_served
 from memtrace_tui.views import VIEWS, View, help_lines
@@ -33,7 +34,7 @@ from memtrace_tui.widgets.bars import Cursor, FilterBar, KeyBar, Scrubber, TabBa
 from memtrace_tui.widgets.base import Changed, Failed, MoveCursor, Open, keys
 
 
-class MainScreen(Screen[None]):
+class MainScreen(Awaited, Screen[None]):
     """One view at a time, and the keys that work on all of them."""
 
     focused = Reactive(None, repaint=False)  # what changes with the focus are two widgets, not the whole screen
@@ -104,12 +105,15 @@ class MainScreen(Screen[None]):
             self.run_worker(self._explain, thread=True, exclusive=True, group="explain", exit_on_error=False)
 
     def _explain(self) -> None:
+        provider = self.session.provider
         try:
             for entry in VIEWS.values():  # so that the first key to a screen need not import it
                 entry.load()
-            _ = self.session.provider.live_bytes, self.session.log.row_of_event  # for the timeline, often the next
-            layer_of_rows(self.session.provider)  # for the details of an allocation
+            provider.prepare()
+            _ = self.session.log.row_of_event
+            layer_of_rows(provider)  # for the details of an allocation
             self.session.explain()
+            gc.freeze()  # as after loading
         except Exception as error:
             self.post_message(Failed(error, "explain"))
         self.call_later(self.update)
@@ -132,13 +136,12 @@ class MainScreen(Screen[None]):
             made.display = False  # beside the present one it would halve the room, and what is selected would scroll
             await body.mount(made)
         self.current = name
-        with self.app.batch_update():  # one repaint
-            for view in body.query(View):
-                view.display = view.view == name
-            self._tabs.current = name
-            self._tabs.refresh()
-            self.set_focus(self.view.main())
-            self.view.show()
+        for view in body.query(View):
+            view.display = view.view == name
+        self._tabs.current = name
+        self._tabs.refresh()
+        self.set_focus(self.view.main())
+        self.view.show()
 
     def update(self) -> None:
         """Something that screens show has changed: draw once, however many changes there were."""

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from memtrace.analysis import Analysis
 from memtrace.answers.curves import live_curve
 from memtrace.answers.report import Moment, Report, moment_of, report
@@ -67,13 +70,21 @@ class Provider:
         part = analysis.within(view.events, view.steps)
         self.window = part.timeline.span  # what the chart shows at first; the cursor may go anywhere
         self.start = part.at(view.at)
-        self.report: Callable[[int], Report] = lru_cache(32)(lambda event: report(analysis, self.at(event)))
         self.layout: Callable[[int], Layout] = lru_cache(8)(lambda event: layout_at(timeline, event))
+        self.report: Callable[[int], Report] = lru_cache(32)(
+            lambda event: report(analysis, self.at(event), self.layout(event))
+        )
         self.live: Callable[[int], I8] = lru_cache(8)(self.timeline.held_rows)
 
     def clamp(self, event: int) -> int:
         """The nearest event that exists."""
         return max(min(event, self.count - 1), -1)
+
+    def prepare(self) -> None:
+        """What takes a while and is often the next to be asked for. Safe in a thread."""
+        self.timeline.expect_many()
+        facts = self.analysis.attribution.facts
+        _ = self.timeline.reserved_bytes, self.live_bytes, facts.phase, facts.step, self._reach
 
     # -- at the cursor
 
@@ -131,6 +142,32 @@ class Provider:
         outside = self.report(self.start.event).outside_allocator or {}
         known = [size for size in (outside.get("limit_bytes"), outside.get("device_total_bytes")) if size]
         return min(known) if known else None
+
+    # -- the address space
+
+    @cached_property
+    def _by_address(self) -> tuple[I8, NDArray[np.int32], I8]:
+        """The addresses where blocks began; the rows by address; and where those of each address begin among them."""
+        table = self.timeline.allocations
+        rows = np.argsort(table.address, kind="stable").astype(np.int32)
+        ordered = table.address[rows]
+        first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
+        return ordered[first], rows, np.append(first, len(rows))
+
+    @cached_property
+    def _reach(self) -> I8:
+        """Of each of these addresses, where the blocks end that began there or before."""
+        table, (_, rows, first) = self.timeline.allocations, self._by_address
+        ends = (table.address + np.maximum(table.block_bytes, 1))[rows]
+        return np.maximum.accumulate(np.maximum.reduceat(ends, first[:-1])) if len(rows) else ends
+
+    def tenants(self, start: int, stop: int) -> I8:
+        """Rows of the allocation table that ever lay in ``start <= address < stop``, the last first."""
+        table, (address, rows, first) = self.timeline.allocations, self._by_address
+        low, high = np.searchsorted(self._reach, start, side="right"), np.searchsorted(address, stop)
+        found: I8 = rows[first[min(low, high)] : first[high]].astype(np.int64)
+        found = found[table.address[found] + np.maximum(table.block_bytes[found], 1) > start]
+        return found[np.argsort(table.alloc_event[found], kind="stable")[::-1]]
 
     # -- labels
 

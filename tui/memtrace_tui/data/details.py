@@ -24,13 +24,6 @@ from memtrace_tui.provider import Provider
 LABEL_WIDTH = 10
 
 
-def tenants(timeline: Timeline, start: int, stop: int) -> I8:
-    """Rows of the allocation table that ever lay in ``start <= address < stop``, the last first."""
-    table = timeline.allocations
-    rows = np.flatnonzero((table.address < stop) & (table.address + np.maximum(table.block_bytes, 1) > start))
-    return rows[np.argsort(table.alloc_event[rows], kind="stable")[::-1]]
-
-
 def span_of(timeline: Timeline, row: int) -> tuple[int, int]:
     """The addresses of an allocation's block: the first, and the one behind the last."""
     start = int(timeline.allocations.address[row])
@@ -57,14 +50,14 @@ class Origin:
     split: int
 
 
-def origin(timeline: Timeline, layout: Layout, block: int) -> Origin:
+def origin(provider: Provider, layout: Layout, block: int) -> Origin:
     """How the free block of a layout came to be what it is.
 
     The allocator takes the front of a free piece and leaves the rest; a freed piece joins with free neighbours. So the
     later of two events made the hole: the last free inside it, or the birth of the block before it.
     """
-    table, start = timeline.allocations, int(layout.block_address[block])
-    rows = tenants(timeline, start, start + int(layout.block_bytes[block]))
+    table, start = provider.timeline.allocations, int(layout.block_address[block])
+    rows = provider.tenants(start, start + int(layout.block_bytes[block]))
     rows = rows[table.free_completed_event[rows] >= 0]
     freed = table.free_completed_event[rows]
     rows, freed = rows[freed <= layout.event], freed[freed <= layout.event]
@@ -115,7 +108,7 @@ def allocation_lines(provider: Provider, row: int, event: int, width: int, fold:
         field("asked for", (format_bytes(asked), "strong"), (f"  {format_count(asked)} B", "dim")),
         field("block", format_bytes(block), (f"  {format_count(block - asked)} B unused", "dim")),
         field("address", f"{address:#x}", ("  on the map", "dim"), target=here),
-        history_line(timeline, address, block),
+        history_line(provider, address, block),
         field("born", event_text(provider, born), target=Goto("", born) if born >= 0 else None),
         field("freed", event_text(provider, gone) if gone >= 0 else "never in this recording",
               target=Goto("", gone) if gone >= 0 else None),
@@ -139,9 +132,9 @@ def allocation_lines(provider: Provider, row: int, event: int, width: int, fold:
     return [*lines, *freed_by(provider, gone, stack, width, fold)]
 
 
-def history_line(timeline: Timeline, start: int, size: int) -> Line:
+def history_line(provider: Provider, start: int, size: int) -> Line:
     """How many allocations there ever were in a range of addresses; opens the list of them."""
-    others = len(tenants(timeline, start, start + size))
+    others = len(provider.tenants(start, start + size))
     return field("history", counted(others, "owner"), ("  (h)", "dim"),
                  target=Goto(history=(start, start + size)))  # fmt: skip
 
@@ -161,7 +154,7 @@ def history_lines(provider: Provider, start: int, stop: int, event: int, width: 
     """Every tenant of a range of addresses: those up to an event, the last first, then the later ones in their order.
     Of each when, what, from where; Enter goes to its birth."""
     timeline = provider.timeline
-    table, rows = timeline.allocations, tenants(timeline, start, stop)
+    table, rows = timeline.allocations, provider.tenants(start, stop)
     later = table.alloc_event[rows] > event
     rows = np.concatenate([rows[~later], rows[later][::-1]])
     lines = [line((f"{start:#x}", "title"), (f" to {stop:#x}, {format_bytes(stop - start)}: ", "dim"),
@@ -242,7 +235,7 @@ def block_lines(provider: Provider, layout: Layout, block: int, width: int, fold
             2,
         ),
     ]
-    timeline, found = provider.timeline, origin(provider.timeline, layout, block)
+    timeline, found = provider.timeline, origin(provider, layout, block)
     gone = freed_at(timeline, found.last) if found.last >= 0 else -1
     if gone >= 0:
         lines += [
@@ -268,7 +261,7 @@ def block_lines(provider: Provider, layout: Layout, block: int, width: int, fold
         born = int(timeline.allocations.alloc_event[found.split])
         text = f"a larger free piece was split for the block before it, event {event_text(provider, born)}"
         lines += [Line(each.spans, Goto("", born)) for each in wrap([("made when ", "dim"), (text, "text")], width, 2)]
-    lines.append(history_line(timeline, address, size))
+    lines.append(history_line(provider, address, size))
     return [*lines, *freed_by(provider, gone, -1, width, fold)]
 
 

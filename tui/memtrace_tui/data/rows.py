@@ -207,9 +207,15 @@ class AllocationTable:
 
 
 def _distinct(values: NDArray[Any]) -> tuple[NDArray[Any], I8]:
-    """The different values, ascending, and which of them each is: ``np.unique``, many times as fast on what repeats."""
-    found = distinct(values)
-    return found, np.searchsorted(found, values)
+    """The different values, ascending, and which of them each is: ``np.unique``, many times as fast on what repeats,
+    as most of what there is shows in a few thousand of the values."""
+    found = distinct(values[:: len(values) // 4096 + 1])
+    which = np.searchsorted(found[:-1], values)
+    missed = values[found[which] != values] if len(found) else found
+    if len(missed):
+        found = distinct(np.concatenate([found, missed]))
+        which = np.searchsorted(found, values)
+    return found, which
 
 
 _COLUMNS: dict[str, Callable[[AllocationTable], NDArray[Any]]] = {
@@ -257,9 +263,9 @@ class EventLog:
         self.trace = self.provider.timeline.trace
 
     @cached_property
-    def row_of_event(self) -> NDArray[np.int64]:
+    def row_of_event(self) -> NDArray[np.int32]:
         """For events that allocate or free: the row of the allocation table; -1 for all others."""
-        rows = np.full(len(self.trace), -1, dtype=np.int64)
+        rows = np.full(len(self.trace), -1, dtype=np.int32)
         table = self.provider.timeline.allocations
         for events in (table.free_completed_event, table.free_requested_event, table.alloc_event):
             known = np.flatnonzero(events >= 0)
