@@ -53,6 +53,15 @@ F.group_norm(x.contiguous(), 8, weight.bfloat16(), bias.bfloat16())
 mark()
 F.binary_cross_entropy_with_logits(grad, grad)
 mark()
+torch.linalg.cholesky(torch.ones(8, 8, device="cuda"))
+x.cummax(0)
+mark()
+letters = torch.ones(50, 4, 20, device="cuda", requires_grad=True)
+targets, lengths = torch.ones(4, 9, dtype=torch.long), torch.tensor([50, 50, 50, 40])
+losses = F.ctc_loss(letters, targets.cuda(), lengths, torch.tensor([3, 9, 7, 1]), reduction="none")
+mark()
+losses.backward(torch.ones_like(losses))
+mark()
 """
 SORTED = [32768, 32768, 32768, 83455]
 SUMMED = [5120000, 32768, 8, 32768, 1279, 32768, 32768, 1279, 8, 36040, 1153280]
@@ -99,3 +108,8 @@ def test_norms_share_channels_among_blocks(sizes: list[list[int]]) -> None:
 def test_log_sigmoid_keeps_no_buffer(sizes: list[list[int]]) -> None:
     whole = 1156 * 384 * 4
     assert sizes[11].count(whole) <= 3
+
+
+def test_ctc_holds_paths_to_the_longest_target_and_a_second_set_on_the_way_back(sizes: list[list[int]]) -> None:
+    paths = 4 * 50 * (2 * 9 + 1) * 4
+    assert sizes[13].count(paths) == 1 and sizes[14].count(paths) == 1

@@ -19,6 +19,7 @@ _IDLE = (
 def install(memory: DryMemory) -> None:
     """Have ``torch.cuda`` answer for the card of ``memory``, for the rest of this process."""
     import torch
+    from torch.backends.cudnn import rnn
 
     _answer_in_c(torch._C, memory)
     cuda = torch.cuda
@@ -49,8 +50,11 @@ def install(memory: DryMemory) -> None:
     cuda.current_blas_handle = lambda: 0
     cuda.nvtx.range_push = cuda.nvtx.range_pop = cuda.nvtx.mark = _nothing
     torch.backends.cuda.is_built = lambda: True
-    torch.backends.cudnn.is_available = lambda: True
+    known = torch.backends.cudnn.is_acceptable.__globals__  # the modules themselves are behind others
+    known["is_available"] = known["_init"] = torch.backends.cudnn.is_available = lambda: True
     torch.backends.cudnn.version = lambda: 91501
+    modes = types.SimpleNamespace(rnn_relu=0, rnn_tanh=1, lstm=2, gru=3)  # cudnnRNNMode_t
+    rnn.get_cudnn_mode.__globals__["_cudnn"] = types.SimpleNamespace(RNNMode=modes)
     _storages_on_the_device(torch, memory)
 
 

@@ -12,6 +12,7 @@
 #include <ATen/native/ReduceOpsUtils.h>
 #include <ATen/native/RNN.h>
 #include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_cudnn_rnn.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
@@ -190,6 +191,7 @@ struct Hooks final : at::CUDAHooksInterface {
   bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
   bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
   bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return true; }
+  bool supportsBFloat16RNNWithCuDNN() const override { return true; }
   long versionCuDNN() const override { return 91501; }
   long versionRuntimeCuDNN() const override { return 91501; }
   long versionCUDART() const override { return 13000; }
@@ -531,6 +533,12 @@ bool run_on_host(const c10::OperatorHandle& op, const std::vector<IValue>& argum
   }
 }
 
+void only_dense(const Tensor& t, const char* name) {
+  if (!t.defined() || t.layout() == at::kStrided) return;
+  answers.failed(name);
+  TORCH_CHECK_NOT_IMPLEMENTED(false, name, " makes a sparse tensor, whose size depends on data");
+}
+
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const auto& kind = kind_of(op);
   const auto count = op.schema().arguments().size();
@@ -579,7 +587,8 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     on_host = true;
     results.clear();
     for (const auto& result : host)
-      results.push_back(mapped(result, [](const Tensor& t) {
+      results.push_back(mapped(result, [&](const Tensor& t) {
+        only_dense(t, name);
         return t.defined() ? at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta)) : t;
       }));
   }
@@ -590,6 +599,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   for (size_t i = 0; i < results.size(); i++) {
     const size_t which = kind.order.empty() ? i : kind.order[i] - '0';
     made[which] = mapped(results[which], [&](const Tensor& t) {
+      only_dense(t, name);
       auto real = call.real_of(t, name, tests_nan);
       if (real.defined() && real.is_cuda()) {
         small = small && fits(real);
@@ -732,11 +742,48 @@ int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& v
   return answers.attention(facts);
 }
 
-template <class... A>
-void no_recurrent_layer(A...) {
-  answers.failed("cuDNN's recurrent layer");
-  TORCH_CHECK(false, "cuDNN alone knows the buffers of its recurrent layers; ",
-              "torch.backends.cudnn.enabled = False takes PyTorch's own");
+// cuDNN's recurrent layers, as cudnn/RNN.cpp of a CUDA build has them.
+template <int64_t mode>
+std::tuple<Tensor, Tensor, Tensor> recurrent(const Tensor& x, const Tensor& hidden, const Tensor& cell, at::TensorList weights,
+                                             bool has_biases, int64_t layers, double dropout, bool train, bool both,
+                                             bool batch_first, c10::IntArrayRef batches) {
+  bool projects = cell.defined() && cell.size(2) != hidden.size(2);
+  int64_t units = cell.defined() ? cell.size(2) : hidden.size(2);
+  Tensor flat;  // the weights are in one piece where they share a storage
+  if (std::all_of(weights.begin(), weights.end(), [&](const Tensor& w) { return w.is_alias_of(weights[0]); })) {
+    flat = at::empty({0}, weights[0].options()).set_(weights[0].storage());
+  }
+  auto optional = [](const Tensor& given) { return given.defined() ? std::optional<Tensor>(given) : std::nullopt; };
+  auto [y, last, memory, kept, one_piece] = at::_cudnn_rnn(
+      x, weights, (has_biases ? 4 : 2) + projects, optional(flat), hidden, optional(cell), mode, units,
+      projects ? hidden.size(2) : 0, layers, batch_first, dropout, train, both, batches, std::nullopt);
+  return {y, last, memory};
+}
+
+void lstm(Tensor& y, Tensor& hy, Tensor& cy, const Tensor& x, at::TensorList states, at::TensorList weights, bool has_biases,
+          int64_t layers, double dropout, bool train, bool both, bool batch_first) {
+  std::tie(y, hy, cy) = recurrent<2>(x, states[0], states[1], weights, has_biases, layers, dropout, train, both, batch_first, {});
+}
+
+void lstm_packed(Tensor& y, Tensor& hy, Tensor& cy, const Tensor& x, const Tensor& batches, at::TensorList states,
+                 at::TensorList weights, bool has_biases, int64_t layers, double dropout, bool train, bool both) {
+  auto sizes = c10::IntArrayRef(batches.const_data_ptr<int64_t>(), batches.numel());
+  std::tie(y, hy, cy) = recurrent<2>(x, states[0], states[1], weights, has_biases, layers, dropout, train, both, false, sizes);
+}
+
+template <int64_t mode>
+void plain(Tensor& y, Tensor& hy, const Tensor& x, const Tensor& state, at::TensorList weights, bool has_biases, int64_t layers,
+           double dropout, bool train, bool both, bool batch_first) {
+  Tensor none;
+  std::tie(y, hy, none) = recurrent<mode>(x, state, {}, weights, has_biases, layers, dropout, train, both, batch_first, {});
+}
+
+template <int64_t mode>
+void plain_packed(Tensor& y, Tensor& hy, const Tensor& x, const Tensor& batches, const Tensor& state, at::TensorList weights,
+                  bool has_biases, int64_t layers, double dropout, bool train, bool both) {
+  Tensor none;
+  auto sizes = c10::IntArrayRef(batches.const_data_ptr<int64_t>(), batches.numel());
+  std::tie(y, hy, none) = recurrent<mode>(x, state, {}, weights, has_biases, layers, dropout, train, both, false, sizes);
 }
 
 torch::Library& library(const char* space, c10::DispatchKey key) {  // kept for good
@@ -802,12 +849,14 @@ void memtrace_open(const Answers* given) {
   static Guard guard;
   c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::kCUDA)].store(&guard);
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_attention);
-  at::native::lstm_cudnn_stub.set_cuda_dispatch_ptr(&no_recurrent_layer);
-  at::native::gru_cudnn_stub.set_cuda_dispatch_ptr(&no_recurrent_layer);
-  at::native::rnn_tanh_cudnn_stub.set_cuda_dispatch_ptr(&no_recurrent_layer);
-  at::native::rnn_relu_cudnn_stub.set_cuda_dispatch_ptr(&no_recurrent_layer);
-  at::native::lstm_packed_cudnn_stub.set_cuda_dispatch_ptr(&no_recurrent_layer);
-  at::native::gru_packed_cudnn_stub.set_cuda_dispatch_ptr(&no_recurrent_layer);
+  at::native::lstm_cudnn_stub.set_cuda_dispatch_ptr(&lstm);
+  at::native::lstm_packed_cudnn_stub.set_cuda_dispatch_ptr(&lstm_packed);
+  at::native::gru_cudnn_stub.set_cuda_dispatch_ptr(&plain<3>);
+  at::native::gru_packed_cudnn_stub.set_cuda_dispatch_ptr(&plain_packed<3>);
+  at::native::rnn_tanh_cudnn_stub.set_cuda_dispatch_ptr(&plain<1>);
+  at::native::rnn_tanh_packed_cudnn_stub.set_cuda_dispatch_ptr(&plain_packed<1>);
+  at::native::rnn_relu_cudnn_stub.set_cuda_dispatch_ptr(&plain<0>);
+  at::native::rnn_relu_packed_cudnn_stub.set_cuda_dispatch_ptr(&plain_packed<0>);
   own_kernels();
 }
 

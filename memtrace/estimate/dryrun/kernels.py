@@ -17,6 +17,7 @@ import torch
 from memtrace.estimate.dryrun.assumed import Assumptions
 from memtrace.estimate.dryrun.convolutions import Convolutions
 from memtrace.estimate.dryrun.machine import DryMemory
+from memtrace.estimate.dryrun.recurrent import Recurrent
 from memtrace.estimate.engine.kernels import (
     efficient_backward_workspace,
     fused_4bit_product,
@@ -33,7 +34,7 @@ class Kernels:
 
     def __init__(self, helper: ctypes.CDLL, memory: DryMemory, assumed: Assumptions) -> None:
         self.helper, self.device, self.assumed = helper, memory.gpu.device, assumed
-        self._convolutions = Convolutions(memory, assumed)
+        self._convolutions, self._recurrent = Convolutions(memory, assumed), Recurrent(assumed)
         self._keys = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("VE"))
         self._libraries: list[Any] = [_shapes_from_cpp()]
         self.only_flash = False  # as a package of its own takes attention over
@@ -43,7 +44,7 @@ class Kernels:
     def install(self, operators: list[str]) -> None:
         """Own ``operators`` of ATen, those of bitsandbytes that are loaded, and what has a handler."""
         handlers = {**self._aten(), **self._bitsandbytes()}
-        composite = ["aten::convolution", "aten::isinf"]
+        composite = ["aten::convolution", "aten::isinf", "aten::_linalg_check_errors", *_RECURRENT]
         built = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")  # a CUDA build has kernels of its own
         known = {f"aten::{name}" for name in operators} | {name for name in built if name.startswith("aten::")}
         names = sorted(known - {f"aten::{name}" for name in _EXPLICIT}) + composite
@@ -115,10 +116,11 @@ class Kernels:
 
     # ---- handlers ----------------------------------------------------------------------------------------------
     def _aten(self) -> dict[str, Handler]:
-        fused = self._fused_backward
+        fused, recurrent = self._fused_backward, self._recurrent
         return {
             "aten::convolution": self._convolutions.forward,
             "aten::convolution_backward": self._convolutions.backward,
+            **dict(zip(_RECURRENT, (recurrent.forward, recurrent.backward, recurrent.flatten), strict=True)),
             "aten::_softmax": self._dense,
             "aten::_log_softmax": self._dense,
             "aten::_softmax_backward_data": self._softmax_backward,
@@ -147,6 +149,14 @@ class Kernels:
             "aten::log_sigmoid_forward": lambda _default, x: (torch.empty_like(x), x.new_empty(0)),
             "aten::embedding_dense_backward": self._embedding_backward,
             "aten::_embedding_bag_backward": self._embedding_bag_backward,
+            "aten::_use_cudnn_ctc_loss": self._own_ctc,
+            "aten::_use_cudnn_ctc_loss.Tensor": self._own_ctc,
+            "aten::_use_miopen_ctc_loss": lambda *_: False,
+            "aten::_use_miopen_ctc_loss.Tensor": lambda *_: False,
+            "aten::_ctc_loss": self._ctc,
+            "aten::_ctc_loss.Tensor": self._ctc,
+            "aten::_ctc_loss_backward": self._ctc_backward,
+            "aten::_ctc_loss_backward.Tensor": self._ctc_backward,
             "aten::_index_put_impl_": self._index_put,
             "aten::_thnn_fused_lstm_cell": lambda _default, gates, _hidden, cell, *_: tuple(
                 reversed([torch.empty_like(made) for made in (gates, cell, cell)])
@@ -160,6 +170,9 @@ class Kernels:
                 reversed([state.new_empty((len(state), 5 * state.shape[1])), torch.empty_like(state)])
             ),
             "aten::_thnn_fused_gru_cell_backward": self._gru_backward,
+            "aten::_linalg_check_errors": lambda *_, **__: None,  # every matrix can be factorised
+            "aten::_cummax_helper": lambda *_: None,
+            "aten::_cummin_helper": lambda *_: None,
         }
 
     def _dense(self, default: Handler, x: Any, *args: Any) -> Any:
@@ -176,6 +189,33 @@ class Kernels:
             each = torch.empty(torch.broadcast_shapes(x.shape, y.shape), dtype=x.dtype, device="cuda")
             torch.sum(each, list(range(each.dim())), out=result)
         return result
+
+    def _own_ctc(self, default: Handler, log_probs: Any, targets: Any, *_: Any) -> bool:
+        if targets.dim() == 1 and targets.dtype == torch.int32:
+            self.assumed.note("ctc", "a CTC loss takes PyTorch's own kernel, which holds more than cuDNN's")
+        return False
+
+    def _ctc(self, default: Handler, log_probs: Any, targets: Any, _inputs: Any, lengths: Any, *_: Any) -> Any:
+        """The loss of each sequence, and paths through it: a place between any two of the longest target's letters."""
+        steps, batch, _letters = log_probs.shape
+        if isinstance(lengths, torch.Tensor) and self.is_known(lengths):
+            lengths = lengths.tolist()
+        if isinstance(lengths, torch.Tensor):
+            self.assumed.note("ctc_lengths", "targets of a CTC loss are as long as they can be")
+            longest = targets.shape[1] if targets.dim() == 2 else -(-targets.numel() // batch)
+        else:
+            longest = max(lengths, default=0)
+        paths = log_probs.new_empty((batch, steps, 2 * longest + 1))
+        held = self._buffers(*[8 * batch] * 3)
+        del held
+        return log_probs.new_empty((batch,)), paths
+
+    def _ctc_backward(self, default: Handler, grad: Any, log_probs: Any, *rest: Any, **_: Any) -> Any:
+        """A second set of paths, from the end."""
+        paths = torch.empty_like(rest[4])
+        found = torch.zeros_like(log_probs)
+        del paths
+        return found
 
     def _softmax_backward(self, default: Handler, grad: Any, *args: Any) -> Any:
         """The product of gradient and output is a temporary."""
@@ -479,6 +519,7 @@ def _aligned(size: int) -> int:
     return -(-size // 256) * 256
 
 
+_RECURRENT = ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward", "aten::_cudnn_rnn_flatten_weight")
 #: Bytes that CUB takes for itself to select and to scan; for each 4,000 elements 8 or 16 more.
 _SELECTION, _SCAN = 1023, 1279
 #: Operators with a kernel of their own in ``device.cpp``.
