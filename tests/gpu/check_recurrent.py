@@ -1,6 +1,6 @@
-"""What cuDNN's recurrent layers ask PyTorch's allocator for, in order: forward, without gradient in evaluation, backward.
+"""What cuDNN's recurrent layers ask PyTorch's allocator for, in order: evaluation, forward, backward.
 
-    python tests/gpu/check_recurrent.py OUT.jsonl      # on a GPU, or under `memtrace dryrun` without one
+    python tests/gpu/check_recurrent.py OUT.jsonl      # on a GPU
 
 ``tests/unit/test_dryrun_recurrent.py`` holds the dry run to what an H200 said (``tests/truth/recurrent_layers.jsonl``).
 """

@@ -97,7 +97,7 @@ class _Sizes:
         self.weights = sum(weight.numel() for weight in weights if weight.dim() == 2)
 
     def kept_bytes(self) -> int:
-        """Gates and states of each layer, what a layer gives to the next, a bit for each number that dropout looks at."""
+        """Gates and states of each layer, what goes from layer to layer, a bit for each number dropout looks at."""
         numbers = {_LSTM: 5, _GRU: 6}.get(self.mode, 1)
         row = self.rows * self.units * self.width
         gates = self.layers * self.ways * _aligned(numbers * row)
