@@ -33,6 +33,7 @@ _HARMLESS = re.compile(
     r"|resume_from_checkpoint|local_rank|num_epochs|special_tokens|max_steps_per_epoch|low_cpu_ram|lora_fan_in_fan_out"
     r"|quantization_method|load_in_[48]bit|lora_on_cpu|log_.*|per_device_eval_batch_size|double_quantization|peft_use_rslora"
 )
+_STORED = re.compile(r"(?<![a-z])(?:gptq|awq|aqlm|exl2|gguf|eetq|hqq)(?![a-z])", re.IGNORECASE)  # in a model's name
 _SPLIT = re.compile(r"fsdp|deepspeed|dp_shard|custom_sharded|(tensor|context|sequence|pipeline)_parallel")
 
 
@@ -61,6 +62,10 @@ def read_config_file(path: Path) -> TrainerConfig:
         raise UsageError(f"{path}: not a configuration of axolotl, LLaMA-Factory or torchtune")
     asked = _Reading(path, keys)
     read(asked)
+    stored = _STORED.search(asked.model or "")
+    asked.refuse_unless(
+        stored is None and not asked.get("gptq"), f"weights stored as {stored[0] if stored else 'gptq'}"
+    )
     asked.values["embeddings_require_grad"] = asked.values["checkpointing"]
     if trainer == "torchtune":
         asked.notes.append("torchtune has model code of its own; what is predicted is that of Transformers")
@@ -220,9 +225,10 @@ def _torchtune(reading: _Reading) -> None:
     builder = str(get("model._component_", "")).rpartition(".")[2]
     reading.refuse_unless("lora_" in builder, f"model: {builder or 'no component'}")
     reading.model = builder
-    modules = list(get("model.lora_attn_modules", []))
+    modules = get("model.lora_attn_modules", [])
+    reading.refuse_unless(isinstance(modules, list), "model.lora_attn_modules is no list")
     if get("model.apply_lora_to_mlp"):
-        modules += ["gate_proj", "up_proj", "down_proj"]
+        modules = [*modules, "gate_proj", "up_proj", "down_proj"]
     if get("model.apply_lora_to_output"):
         reading.notes.append("apply_lora_to_output is not predicted")
     chunked = "Chunked" in str(get("loss._component_", "")) or "LinearCrossEntropy" in str(get("loss._component_", ""))

@@ -110,6 +110,9 @@ def test_json_is_read_like_yaml(tmp_path: Path) -> None:
         ({"optimizer": "muon"}, "optimizer: 'muon' is not covered"),
         ({"lora_r": "many"}, "lora_r"),
         ({"lora_modules_to_save": ["lm_head"]}, "trained whole"),
+        ({"base_model": "TheBloke/Llama-2-7B-GPTQ"}, "weights stored as GPTQ"),
+        ({"base_model": "meta-llama/Llama-2-7b_awq-4bit"}, "weights stored as awq"),
+        ({"gptq": True}, "weights stored as gptq"),
         ({"base_model": None, "model": None}, "no shape"),
     ],
 )
@@ -138,6 +141,7 @@ ALIASES = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)
         ("", UsageError),
         ("[" * 999, MemtraceError),
         ("base_model: tiny-llama\nlora_r: .inf", UsageError),
+        ("model: {_component_: torchtune.models.llama2.lora_llama2_7b, lora_attn_modules: 5}", MemtraceError),
         (f"base_model: tiny-llama\n{ALIASES}lora_target_modules: *a24", SnapshotError),
     ],
 )
