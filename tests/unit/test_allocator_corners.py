@@ -7,6 +7,7 @@ import pytest
 from allocator_machine import MIB, Machine
 
 from memtrace.allocator.config import AllocatorConfig
+from memtrace.allocator.replay import flushes
 from memtrace.allocator.rounding import round_size, round_sizes
 from memtrace.allocator.whatif.addresses import Policy
 from memtrace.snapshot.model import Action
@@ -315,3 +316,20 @@ def test_driver_like_addresses_share_what_a_reservation_leaves_unused() -> None:
     (c,) = filled(m, 40)
     assert m.address(c) < m.address(a)
     assert m.address(c) % (32 * MIB) == 0
+
+
+@pytest.mark.parametrize("part", [1, 3, 7, 1 << 18])
+def test_the_next_anchor_however_the_trace_is_cut(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flushes, "_PART", part)
+    action = np.random.default_rng(part).integers(0, len(Action), 40).astype(np.uint8)
+    action[-5:] = Action.FREE_COMPLETED
+    anchors = [i for i, kind in enumerate(action.tolist()) if kind in (Action.ALLOC, Action.FREE_REQUESTED, Action.OOM)]
+    for rows in (np.arange(40), np.array([0, 17, 39]), np.zeros(0, np.int64)):
+        expected = [min([i for i in anchors if i >= row], default=40) for row in rows.tolist()]
+        assert flushes.next_anchor(action, rows).tolist() == expected
+
+
+def test_many_sizes_are_rounded_as_one_is() -> None:
+    config = AllocatorConfig()
+    sizes = [0, 1, 511, 512, 513, 1024, 3_764_387_840, (1 << 40) + 1]
+    assert round_sizes(np.array(sizes, np.int64), config).tolist() == [max(round_size(n, config), 512) for n in sizes]

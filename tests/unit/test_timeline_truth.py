@@ -52,6 +52,15 @@ def test_levels_that_are_kept_are_those_of_the_curves(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-llama_3-steps", "llama2-7b_recorded-after-load"])
+def test_levels_anywhere_are_those_of_the_curves(name: str) -> None:
+    """The first few are worked out alone, the others looked up in curves that are then made."""
+    made = replace(timeline(name), _curves={})
+    for event in range(0, len(made), len(made) // 5):
+        assert made.curve_at(event) == tuple(int(curve[event]) for curve in timeline(name).curves)
+    assert made._curves
+
+
+@pytest.mark.parametrize("name", ["tiny-llama_3-steps", "llama2-7b_recorded-after-load"])
 @pytest.mark.parametrize("share", [(0, 3), (1, 2), (2, 3)])
 def test_peaks_of_a_part_are_those_of_the_curves_there(name: str, share: tuple[int, int]) -> None:
     whole = timeline(name)
