@@ -84,7 +84,7 @@ class Provider:
         """What takes a while and is often the next to be asked for. Safe in a thread."""
         self.timeline.expect_many()
         facts = self.analysis.attribution.facts
-        _ = self.timeline.reserved_bytes, self.live_bytes, facts.phase, facts.step, self._reach
+        _ = self.timeline.reserved_bytes, self.live_bytes, facts.phase, facts.step, self._by_address
 
     # -- at the cursor
 
@@ -146,25 +146,20 @@ class Provider:
     # -- the address space
 
     @cached_property
-    def _by_address(self) -> tuple[I8, NDArray[np.int32], I8]:
-        """The addresses where blocks began; the rows by address; and where those of each address begin among them."""
+    def _by_address(self) -> tuple[I8, I8, NDArray[np.int32], I8]:
+        """The addresses where blocks began; where the blocks end that began there or before; the rows by address; and
+        where those of each address begin among them."""
         table = self.timeline.allocations
         rows = np.argsort(table.address, kind="stable").astype(np.int32)
-        ordered = table.address[rows]
-        first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
-        return ordered[first], rows, np.append(first, len(rows))
-
-    @cached_property
-    def _reach(self) -> I8:
-        """Of each of these addresses, where the blocks end that began there or before."""
-        table, (_, rows, first) = self.timeline.allocations, self._by_address
-        ends = (table.address + np.maximum(table.block_bytes, 1))[rows]
-        return np.maximum.accumulate(np.maximum.reduceat(ends, first[:-1])) if len(rows) else ends
+        starts, ends = table.address[rows], (table.address + np.maximum(table.block_bytes, 1))[rows]
+        first = np.flatnonzero(np.append(True, starts[1:] != starts[:-1])[: len(rows)])
+        reach = np.maximum.accumulate(np.maximum.reduceat(ends, first)) if len(rows) else ends
+        return starts[first], reach, rows, np.append(first, len(rows))
 
     def tenants(self, start: int, stop: int) -> I8:
         """Rows of the allocation table that ever lay in ``start <= address < stop``, the last first."""
-        table, (address, rows, first) = self.timeline.allocations, self._by_address
-        low, high = np.searchsorted(self._reach, start, side="right"), np.searchsorted(address, stop)
+        table, (address, reach, rows, first) = self.timeline.allocations, self._by_address
+        low, high = np.searchsorted(reach, start, side="right"), np.searchsorted(address, stop)
         found: I8 = rows[first[min(low, high)] : first[high]].astype(np.int64)
         found = found[table.address[found] + np.maximum(table.block_bytes[found], 1) > start]
         return found[np.argsort(table.alloc_event[found], kind="stable")[::-1]]

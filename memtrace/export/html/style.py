@@ -70,8 +70,8 @@ svg text { fill: var(--ink); font-size: 12px; font-family: system-ui, sans-serif
   .sites td.code, .pinned td:last-child { grid-column: 1 / -1; }
   .sites :is(td, th):nth-child(n + 4):not(.code), .pinned th:last-child { display: none; } }
 @media print { body { max-width: none; padding: 0; font-size: 11px; } .tools, #readout, .point { display: none; }
-  svg, tr { break-inside: avoid; } h2, thead, .legend { break-after: avoid; } table, td.code { font-size: 10px; }
-  .chart svg { min-width: 0; } * { print-color-adjust: exact; } }
+  svg, tr, table.budget { break-inside: avoid; } h2, h2 + p, thead, .legend { break-after: avoid; }
+  table, td.code { font-size: 10px; } .chart svg { min-width: 0; } * { print-color-adjust: exact; } }
 #readout { position: sticky; bottom: 0; background: var(--panel); border-top: 1px solid var(--line); padding: 6px 10px;
   font-family: ui-monospace, monospace; font-size: 13px; min-height: 33px; }
 """

@@ -132,6 +132,16 @@ def allocation_lines(provider: Provider, row: int, event: int, width: int, fold:
     return [*lines, *freed_by(provider, gone, stack, width, fold)]
 
 
+def event_lines(provider: Provider, event: int, row: int, width: int, fold: bool = True) -> list[Line]:
+    """What an event was about: its row of the allocation table, or, where it has none (-1), its stack."""
+    if row >= 0:
+        return allocation_lines(provider, row, event, width, fold)
+    trace = provider.timeline.trace
+    free = trace.oom_device_free_bytes.get(event)
+    lines = [] if free is None else [field("free", format_bytes(free), ("  on the device", "dim"))]
+    return [*lines, BLANK, *stack_lines(provider, int(trace.stack[event]), width, fold)]
+
+
 def history_line(provider: Provider, start: int, size: int) -> Line:
     """How many allocations there ever were in a range of addresses; opens the list of them."""
     others = len(provider.tenants(start, start + size))

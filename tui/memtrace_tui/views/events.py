@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.units import format_bytes, format_count
-from memtrace_tui.data.details import allocation_lines, event_text, stack_lines
-from memtrace_tui.data.lines import BLANK, Line, line
+from memtrace.units import format_count
+from memtrace_tui.data.details import event_lines, event_text
+from memtrace_tui.data.lines import Line, line
 from memtrace_tui.views import TableView
 from memtrace_tui.widgets.base import MoveCursor, keys
 from memtrace_tui.widgets.table import TableColumn
@@ -87,15 +87,8 @@ class EventsView(TableView):
         if event < 0:
             return []
         row = int(session.log.row_of_event[event])
-        if row >= 0:
-            return allocation_lines(session.provider, row, event, width, fold)
-        trace = session.provider.timeline.trace
-        action, role = session.log.cell(event, "action")
-        lines = [line((action, role), f"  {format_bytes(int(trace.size[event]))}")]
-        if event in trace.oom_device_free_bytes:
-            free = trace.oom_device_free_bytes[event]
-            lines.append(line(("free on the device  ", "dim"), format_bytes(free)))
-        return [*lines, BLANK, *stack_lines(session.provider, int(trace.stack[event]), width, fold)]
+        head = [line(session.log.cell(event, "action"), "  ", session.log.cell(event, "size"))] if row < 0 else []
+        return [*head, *event_lines(session.provider, event, row, width, fold)]
 
     # -- actions
 

@@ -10,8 +10,8 @@ from textual.containers import Vertical
 from memtrace.answers.curves import category_curves, pick_events
 from memtrace.attribution.categories import Category
 from memtrace.history.timeline import Window
-from memtrace_tui.data.details import allocation_lines, event_text, stack_lines
-from memtrace_tui.data.lines import BLANK, Line, line
+from memtrace_tui.data.details import event_lines, event_text
+from memtrace_tui.data.lines import Line, line
 from memtrace_tui.views import View
 from memtrace_tui.widgets.base import Lines
 from memtrace_tui.widgets.chart import Chart
@@ -45,14 +45,9 @@ class TimelineView(View):
         log, event = self.session.log, self.session.event
         if event < 0:
             return [line(("state before the first event", "dim"))]
-        action, role = log.cell(event, "action")
-        size = log.cell(event, "size")[0]
-        head = line((f"event {event_text(self.session.provider, event)}   ", "title"), (action, role), f"  {size}")
-        row = int(log.row_of_event[event])
-        if row < 0:
-            stack = int(self.session.provider.timeline.trace.stack[event])
-            return [head, BLANK, *stack_lines(self.session.provider, stack, width)]
-        return [head, *allocation_lines(self.session.provider, row, event, width)]
+        head = (f"event {event_text(self.session.provider, event)}   ", "title")
+        parts = log.cell(event, "action"), "  ", log.cell(event, "size")
+        return [line(head, *parts), *event_lines(self.session.provider, event, int(log.row_of_event[event]), width)]
 
     def csv(self) -> Iterable[Sequence[str]]:
         chart, provider = self.main(), self.session.provider
