@@ -183,14 +183,15 @@ def stack_facts(table: StackTable) -> StackFacts:
 
 # Installed code that computes for whoever calls it, optimizers among them.
 _COMPUTES = {"torch", "triton", "bitsandbytes", "apex", "numpy"}
+_BESIDE_MODELS = Tag.LOAD | Tag.QUANTIZE | Tag.ADAPTER_INIT | Tag.OPTIMIZER | Tag.OPTIMIZER_STATE | Tag.ZERO_GRAD
 _FRAMEWORKS = {"lightning", "pytorch_lightning", "lightning_fabric", "transformers", "accelerate", "trl", "deepspeed"}
 
 
 def _speaks(table: StackTable, own: Bool, position: I8, last_call: I8, bits: I8) -> I8:
     """The tags (``bits``) of stored frames that say something: of installed code, and of the user's ``own`` functions
-    the innermost, or any inside a model, but for what stands between a module and its own ``forward``: hooks and
-    decorators. Further out, or where a function runs the model, a name may be what they call their training loop; and
-    what they call their program's file says nothing about what is in it."""
+    the innermost, or any inside a model (which neither loads nor optimises), but for what stands between a module and
+    its own ``forward``: hooks and decorators. Further out, or where a function runs the model, a name may be what they
+    call their training loop; and what they call their program's file says nothing about what is in it."""
     last_call = np.repeat(last_call, np.diff(table.start))
     callers = [table.frames[frame] for frame in distinct(table.frame[own & (last_call >= 0) & (position > last_call)])]
     functions, files = {(f.filename, f.name) for f in callers}, {f.filename for f in callers}
@@ -201,8 +202,9 @@ def _speaks(table: StackTable, own: Bool, position: I8, last_call: I8, bits: I8)
     bits &= by_name[table.frame]
     first_own = _reduce(np.minimum, np.where(own, position, FAR), table, len(table), int(FAR))
     is_first = (position <= np.repeat(first_own, np.diff(table.start))) & ~runs_model[table.frame]
-    is_hook = _around_forward(table, bits)
-    return np.where(~own | ((is_first | (position <= last_call)) & ~is_hook), bits, 0)
+    inside = np.where(position <= last_call, bits & ~int(_BESIDE_MODELS), 0)
+    heard = np.where(is_first, bits, inside)
+    return np.where(own, np.where(_around_forward(table, bits), 0, heard), bits)
 
 
 def _around_forward(table: StackTable, bits: I8) -> Bool:

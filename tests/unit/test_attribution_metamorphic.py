@@ -33,7 +33,7 @@ from memtrace.history.timeline import Timeline, build
 from memtrace.snapshot.container import open_stream
 from memtrace.snapshot.load import from_raw
 
-SAMPLE = ["tiny-llama_3-steps", "mistral-7b_reentrant", "llama_oom-caught-and-retried", "falcon_sdpa-math"]
+SAMPLE = ["tiny-llama_3-steps", "mistral-7b_reentrant", "llama_oom-caught-and-retried", "falcon_sdpa-math", "field_oom"]
 OUT_OF_MEMORY = ["llama2-7b_oom-first-step", "mistral-7b_oom-late-cpp", "qwen2-7b_oom-backward"]
 
 
