@@ -68,6 +68,7 @@ def printed(verb: str, file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -
     return code, texts[0], texts[1]
 
 
+@pytest.mark.usefixtures("ranks_in_this_process")
 @pytest.mark.parametrize("verb", [" ".join(verb) for verb in VERBS])
 def test_nothing_that_is_obeyed_gets_through(
     verb: str, hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

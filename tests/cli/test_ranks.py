@@ -25,6 +25,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["imbalance"]["peak_allocated"]["spread_bytes"] > 1 << 30
 
 
+@pytest.mark.usefixtures("ranks_in_this_process")
 def test_text_with_an_unreadable_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / "rank2.pickle"
     broken.write_bytes(b"")
@@ -35,6 +36,7 @@ def test_text_with_an_unreadable_file(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "imbalance" in text and "highest on" in text
 
 
+@pytest.mark.usefixtures("ranks_in_this_process")
 @pytest.mark.parametrize(
     ("args", "code"),
     [
@@ -53,6 +55,7 @@ def test_exit_codes(args: list[str], code: int, capsys: pytest.CaptureFixture[st
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("ranks_in_this_process")
 def test_tables_and_sentences_fit_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +74,7 @@ def test_what_tells_files_apart_is_shown() -> None:
     assert short_names(["s.pickle", "a/s.pickle"]) == ["s.pickle", "a/s.pickle"]
 
 
+@pytest.mark.usefixtures("ranks_in_this_process")
 def test_names_that_are_no_text_keep_the_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank, file in enumerate(BOTH):
         (tmp_path / f"n\udcffon_rank{rank}.pickle.xz").symlink_to(file)
