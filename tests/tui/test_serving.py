@@ -107,6 +107,17 @@ async def test_the_socket_needs_cookie_and_origin(visit: Visit) -> None:
         assert (await socket.receive_json(timeout=20)) == ["pong", "x"]
 
 
+async def test_what_is_no_text_is_refused_and_not_printed(visit: Visit, capsys: pytest.CaptureFixture[str]) -> None:
+    visit.server.initialize_logging()
+    assert (await visit.get("/", Cookie="memtrace=\udcff\udcfe")).status == 403
+    assert (await visit.get("/?token=%ED%A0%80%ff")).status == 403
+    headers = {"Host": f"localhost:{visit.server.port}", "Origin": visit.own} | await visit.enter()
+    async with visit.client.ws_connect("/ws", headers=headers) as socket:
+        await socket.send_str("secret of a visitor")
+        await socket.receive(timeout=20)
+    assert "secret" not in capsys.readouterr().err
+
+
 async def test_the_page_loads_nothing_from_elsewhere(visit: Visit) -> None:
     cookie = await visit.enter()
     answer = await visit.get("/", **cookie)
