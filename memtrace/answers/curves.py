@@ -89,14 +89,13 @@ def category_curves(analysis: Analysis, window: Window | None = None) -> Curves:
     return Curves(*levels, curves, first)
 
 
-def pick_events(curves: Curves, points: int, start: int | None = None, stop: int | None = None) -> I8:
-    """About ``points`` events of ``start:stop`` that keep both extremes of every curve in every bucket, ascending.
+def pick_events(curves: Curves, points: int) -> I8:
+    """About ``points`` events of the curves that keep both extremes of every curve in every bucket, ascending.
 
     Each of ``points / (2 * curves)`` buckets contributes where each curve is highest and lowest, plus its ends.
     """
-    start = curves.first if start is None else start
-    stop = curves.first + len(curves) if stop is None else stop
-    if stop - start <= points:
+    start, stop = curves.first, curves.first + len(curves)
+    if len(curves) <= points:
         return np.arange(start, stop, dtype=np.int64)
     rows = [curves.requested_bytes, curves.allocated_bytes, curves.reserved_bytes, *curves.categories]
     buckets = max(1, points // (2 * len(rows)))
@@ -104,7 +103,7 @@ def pick_events(curves: Curves, points: int, start: int | None = None, stop: int
     chosen = {start, stop - 1}
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         for row in rows:
-            piece = row[low - curves.first : high - curves.first]
+            piece = row[low - start : high - start]
             chosen.add(low + int(piece.argmax()))
             chosen.add(low + int(piece.argmin()))
     return np.array(sorted(chosen), dtype=np.int64)

@@ -146,23 +146,23 @@ def _with(
     optimizer = target.optimizer if target.optimizer != smallest.optimizer else "adamw_torch"
     # Checkpointing that was never switched on has not made the embedding output require a gradient either.
     without = {"checkpointing": False, "embeddings_require_grad": False}
-    adds: dict[str, list[tuple[str, dict[str, Any]]]] = {
-        "length": [(f"length {n}", {"sequence": n}) for n in lengths],
-        "batch": [(f"batch {n}", {"batch": n}) for n in batches],
-        "attention": [(f"{kind} attention", {"attention": kind})],
-        "checkpointing": [("no checkpointing", without)],
-        "optimizer": [(f"optimizer {optimizer}", {"optimizer": optimizer})],
-        "prepare-kbit": [("fp32 hidden states", {"prepare_kbit": True})],
-        "keep-logits": [("kept logits", {"keep_logits": True})],
+
+    def trial(name: str, **changed: Any) -> Trial:
+        return Trial(name, thing, replace(smallest, **changed))
+
+    adds = {
+        "length": [trial(f"length {n}", sequence=n) for n in lengths],
+        "batch": [trial(f"batch {n}", batch=n) for n in batches],
+        "attention": [trial(f"{kind} attention", attention=kind)],
+        "checkpointing": [trial("no checkpointing", **without)],
+        "optimizer": [trial(f"optimizer {optimizer}", optimizer=optimizer)],
+        "prepare-kbit": [trial("fp32 hidden states", prepare_kbit=True)],
+        "keep-logits": [trial("kept logits", keep_logits=True)],
+        "evaluation": [replace(trial("evaluation"), eval_batches=2)],
+        "packing": [replace(trial("packing"), packed=True)],
+        "reference": [replace(trial("reference model"), reference=True)],
     }
-    outside = {
-        "evaluation": Trial("evaluation", thing, smallest, eval_batches=2),
-        "packing": Trial("packing", thing, smallest, packed=True),
-        "reference": Trial("reference model", thing, smallest, reference=True),
-    }
-    if thing in outside:
-        return [outside[thing]]
-    return [Trial(name, thing, replace(smallest, **changed)) for name, changed in adds[thing]]
+    return adds[thing]
 
 
 def increments(outcomes: Sequence[Outcome]) -> dict[str, int | None]:

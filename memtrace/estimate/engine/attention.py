@@ -70,8 +70,7 @@ def rotate_half(ops: Ops, x: Tensor) -> Tensor:
             negated = ops.new(elements // 2, width, "neg_backward")
             second = ops.new(elements, width, "slice_backward")
             del negated
-            first = ops.new(elements, width, "slice_backward")
-            del first
+            ops.new(elements, width, "slice_backward")  # summed into the second one and gone
             second.head_major = True
             return (second,)
 
@@ -151,8 +150,7 @@ def _fused(ops: Ops, kernel: str, g: Geometry, query: Tensor, key: Tensor, value
     if kernel == "flash":
         seeds = [ops.new(2, 8, kernel), ops.new(1, 8, kernel)]
     if kernel == "cudnn":
-        workspace = ops.new(256, 1, "cudnn_workspace")
-        del workspace
+        ops.new(256, 1, "cudnn_workspace")
     if node is not None and row_sums is not None:
         ops.save(node, out)
         ops.save(node, row_sums)

@@ -158,7 +158,7 @@ class Engine:
 
     # ---- allocation -------------------------------------------------------------------------------------------
     def new(self, elements: int, width: int, op: str, label: str | None = None) -> Tensor:
-        """A new tensor of ``elements`` × ``width`` bytes, made by operator ``op``."""
+        """A new tensor of ``elements`` × ``width`` bytes, made by operator ``op``; freed at once if nobody keeps it."""
         tape = self.tape
         index = len(tape.sizes)
         tape.sizes.append(elements * width)

@@ -266,8 +266,7 @@ class Decoder:
         mask = ops.new(batch * sequence, 8, "cumsum")
         integers = ops.new(batch * sequence, 8, "cumsum")
         if batch == 1:
-            scan = ops.new(1279, 1, "cumsum")
-            del scan
+            ops.new(1279, 1, "cumsum")
         del integers, changed
         zero = ops.new(batch, 1, "eq")
         all_zero = ops.new(1, 1, "all")

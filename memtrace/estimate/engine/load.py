@@ -41,8 +41,7 @@ class Loader:
     def _from_pretrained(self) -> Weights:
         ops, shape = self.ops, self.shape
         ops.tape.site = "from_pretrained"
-        warmup = ops.new(self._warmup_bytes() // 2, 2, "caching_allocator_warmup")
-        del warmup
+        ops.new(self._warmup_bytes() // 2, 2, "caching_allocator_warmup")
         table = shape.vocabulary * shape.hidden
         head = None if shape.tied_embeddings else self._plain(table, "lm_head")
         embedding = self._plain(table, "embed_tokens")

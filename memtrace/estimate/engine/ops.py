@@ -68,7 +68,7 @@ class Ops(Engine):
         return backward
 
     # ---- element by element -------------------------------------------------------------------------------------
-    def mul(self, a: Tensor, b: Tensor, op: str = "mul") -> Tensor:
+    def mul(self, a: Tensor, b: Tensor) -> Tensor:
         """``a * b`` with broadcasting of the smaller one; both of one width."""
         elements, width = max(a.elements, b.elements), max(a.width, b.width)
         sizes, widths, wanted = (a.elements, b.elements), (a.width, b.width), (a.requires_grad, b.requires_grad)
@@ -89,7 +89,7 @@ class Ops(Engine):
                 of_b = self.new(sizes[1], widths[1], "sum_to_size")
             return of_a, of_b
 
-        return self.operator((a, b), elements, width, op, backward, saves=_partners(a, b))
+        return self.operator((a, b), elements, width, "mul", backward, saves=_partners(a, b))
 
     def scale(self, x: Tensor, op: str = "mul") -> Tensor:
         """``x * number``: nothing is saved."""
