@@ -116,7 +116,6 @@ class Cells:
         self.options = replace(options, accumulation=min(options.accumulation, 2))
         self.device = device
         self.managed_bytes = 0
-        self.streams = 0  # how many were made, for the record
         self._sized: dict[MicroBatch, tuple[dict[Role, Cell], tuple[int, ...]]] = {}
 
     def at(self, role: Role, batch: MicroBatch) -> Sized:
@@ -139,7 +138,6 @@ class Cells:
 
     # ---- streams -------------------------------------------------------------------------------------------------
     def _stream(self, like: MicroBatch, length: int, layers: int | None) -> Stream:
-        self.streams += 1
         return self.source.stream(
             replace(self.options, batch=like.rows, padded=like.padded, sequence=length), self.device, layers=layers
         )

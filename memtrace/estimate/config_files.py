@@ -14,7 +14,7 @@ from typing import Any
 
 from memtrace.errors import MissingDependencyError, SnapshotError, UsageError
 from memtrace.estimate.options import ALL_LINEAR, OPTIMIZER_NAMES
-from memtrace.estimate.presets import model_names
+from memtrace.estimate.presets import letters, model_names
 from memtrace.frozen import dataclass
 from memtrace.snapshot.bounds import refuse_expansion
 from memtrace.snapshot.container import read_at_most
@@ -260,10 +260,6 @@ def _torchtune(reading: _Reading) -> None:
 def _preset_of(name: str) -> str | None:
     """``qlora_llama3_1_8b``, ``meta-llama/Llama-3.1-8B-Instruct`` → ``llama3.1-8b``; None where no preset is meant."""
     words = re.split(r"[-_]", name.rpartition("/")[2].lower())
-    plain = _letters("".join(word for word in words if not _NO_SHAPE.fullmatch(word)))
+    plain = letters("".join(word for word in words if not _NO_SHAPE.fullmatch(word)))
     plain = _ALSO.get(plain, plain)
-    return next((preset for preset in model_names() if _letters(preset) == plain), None)
-
-
-def _letters(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
+    return next((preset for preset in model_names() if letters(preset) == plain), None)

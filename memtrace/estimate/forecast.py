@@ -78,7 +78,6 @@ class Forecast:
     segment_frees: int
     steps: tuple[StepPeaks, ...]
     managed_bytes: int
-    streams: int
 
     @property
     def fits(self) -> bool:
@@ -145,7 +144,6 @@ def forecast(
         segment_frees=walk.driver.segment_frees,
         steps=tuple(found),
         managed_bytes=cells.managed_bytes,
-        streams=cells.streams,
     )
 
 

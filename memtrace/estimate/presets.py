@@ -4,6 +4,7 @@ data sheets; a GPU's memory is in GiB as PyTorch's messages show it."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -50,21 +51,23 @@ def gpu_names() -> tuple[str, ...]:
     return tuple(_presets()["gpus"])
 
 
+def letters(text: str) -> str:
+    """Letters and digits of a name, in lower case: what is left of it however it is spelled."""
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
 def _meant(name: str, known: Iterable[str]) -> str:
     """The presets that somebody may have meant by ``name``: same letters and digits (``meta-llama/Llama-2-7b-hf``), a
     part of a name (``4090``), or a likeness. All presets where none is."""
     from difflib import get_close_matches
 
-    def plain(text: str) -> str:
-        return "".join(character for character in text.lower() if character.isalnum())
-
     names = list(known)
-    asked = plain(name.rsplit("/", 1)[-1])
-    found = [preset for preset in names if asked and asked in plain(preset)]
+    asked = letters(name.rsplit("/", 1)[-1])
+    found = [preset for preset in names if asked and asked in letters(preset)]
     if not found:
-        found = sorted((preset for preset in names if plain(preset) in asked), key=len)[-1:]
+        found = sorted((preset for preset in names if letters(preset) in asked), key=len)[-1:]
     if not found:
-        by_plain = {plain(preset): preset for preset in names}
+        by_plain = {letters(preset): preset for preset in names}
         found = [by_plain[match] for match in get_close_matches(asked, by_plain, n=3, cutoff=0.6)]
     return f"did you mean {' or '.join(found[:3])}?" if found else f"presets: {', '.join(names)}"
 
