@@ -120,7 +120,7 @@ def test_a_folder_of_logs_and_an_address(tmp_path: Path, capsys: pytest.CaptureF
 def test_what_is_no_program(verb: str, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("train.log", "rank0.pickle.xz"):
         assert "no Python program; memtrace explain" in said(capsys, verb, str(run_folder / name))
-    assert said(capsys, verb, "/dev/zero").endswith("a device that never ends, no Python program")
+    assert said(capsys, verb, "/dev/zero").endswith("a device, no Python program")
     assert said(capsys, verb, "sh", "train.py").endswith("sh comes first, as in torchrun -m memtrace run train.py")
 
 
