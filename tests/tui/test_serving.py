@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -16,6 +17,7 @@ from memtrace_tui.data.source import source_lines
 from memtrace_tui.serving import GuardedServer, is_loopback
 from memtrace_tui.settings import SERVED, Settings
 from support import trace_path
+from textual_serve.app_service import AppService
 
 from memtrace.cli import main
 from memtrace.errors import UsageError
@@ -116,6 +118,25 @@ async def test_what_is_no_text_is_refused_and_not_printed(visit: Visit, capsys: 
         await socket.send_str("secret of a visitor")
         await socket.receive(timeout=20)
     assert "secret" not in capsys.readouterr().err
+
+
+async def test_a_screen_is_one_that_somebody_has(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = {"Host": f"localhost:{visit.server.port}", "Origin": visit.own} | await visit.enter()
+    for size in ("width=999999999", "height=1001", "width=-5", "height=x", "width=" + "9" * 5000):
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await visit.client.ws_connect(f"/ws?{size}", headers=headers)
+    told = []
+
+    async def sent(self: AppService, meta: dict[str, Any]) -> bool:
+        told.append(meta)
+        return True
+
+    monkeypatch.setattr(AppService, "send_meta", sent)
+    async with visit.client.ws_connect("/ws?width=80&height=24", headers=headers) as socket:
+        await socket.send_json(["resize", {"width": 10**9, "height": 30}])
+        await socket.send_json(["ping", "x"])
+        assert (await socket.receive_json(timeout=20)) == ["pong", "x"]
+    assert told[0] == {"type": "resize", "width": 1000, "height": 30}
 
 
 async def test_the_page_loads_nothing_from_elsewhere(visit: Visit) -> None:

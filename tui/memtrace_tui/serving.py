@@ -15,13 +15,16 @@ import os
 import secrets
 import sys
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
+from textual_serve.app_service import AppService
 from textual_serve.server import Server
 
 from memtrace_tui.settings import SERVED
 
 _COOKIE = "memtrace"
+_MOST_CELLS = 1000  # across or down
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; font-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -108,6 +111,22 @@ class GuardedServer(Server):
     def initialize_logging(self) -> None:
         """Nothing of what visitors send is printed, no error that it makes either."""
         logging.getLogger().addHandler(logging.NullHandler())
+
+    async def handle_websocket(self, request: web.Request) -> Any:
+        """The screen of a visitor; none that nobody has, for its cells are held in memory."""
+        sizes = [request.query.get(side, "80") for side in ("width", "height")]
+        if not all(size.isdecimal() and int(size[:9]) <= _MOST_CELLS for size in sizes):
+            return web.Response(status=400, text="memtrace: no such screen\n")
+        return await super().handle_websocket(request)
+
+    async def _process_messages(self, websocket: web.WebSocketResponse, app_service: AppService) -> None:
+        resize = app_service.set_terminal_size
+
+        async def bounded(width: int, height: int) -> None:
+            await resize(min(width, _MOST_CELLS), min(height, _MOST_CELLS))
+
+        app_service.set_terminal_size = bounded  # type: ignore[method-assign]
+        await super()._process_messages(websocket, app_service)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
