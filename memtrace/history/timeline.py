@@ -17,7 +17,6 @@ from memtrace.allocator.config import AllocatorConfig, from_snapshot, release_of
 from memtrace.allocator.replay.replay import Allocations, Replay, replay_device
 from memtrace.errors import NoAnswerError, UsageError
 from memtrace.frozen import dataclass
-from memtrace.history.living import Living
 from memtrace.snapshot.devices import device_name
 from memtrace.snapshot.model import Action, Device, DeviceTrace, PoolId, Snapshot
 from memtrace.snapshot.version import other_backend
@@ -73,7 +72,6 @@ class Timeline:
     _peaks: list[Peak] = field(default_factory=list, init=False, repr=False, compare=False)  # of the window
     _few: dict[int, tuple[int, int, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _curves: dict[int, I8] = field(default_factory=dict, repr=False, compare=False)  # made when first asked for
-    _living: list[Living] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def allocations(self) -> Allocations:
@@ -162,16 +160,9 @@ class Timeline:
 
     def live_rows(self, event: int) -> I8:
         """Rows of ``allocations`` that hold memory just after ``event``, pending frees included."""
-        if self._living:
-            return self._living[0].rows(event)
         table = self.allocations
         done = table.free_completed_event
         return np.flatnonzero((table.alloc_event <= event) & ((done < 0) | (done > event)))
-
-    def expect_many(self) -> None:
-        """From now on what is live at an event is looked up, not searched for."""
-        if not self._living:
-            self._living.append(Living(self.allocations.alloc_event, self.allocations.free_completed_event, len(self)))
 
     def held_rows(self, event: int) -> I8:
         """Those of them that the program has not given up."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from browser_cases import CASES, TINY, recording
@@ -15,16 +13,6 @@ from memtrace.answers.curves import category_curves
 from memtrace.attribution.categories import Category
 
 REST = list(Category).index(Category.FRAGMENTATION)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_what_is_looked_up_as_live_is_what_a_search_finds(case: str) -> None:
-    timeline = replace(recording(case).provider().timeline)
-    count = len(timeline)
-    some = sorted({-1, 0, 1, *range(0, count, max(count // 300, 1)), count - 2, count - 1} & set(range(-1, count)))
-    searched = [timeline.live_rows(event).tolist() for event in some]
-    timeline.expect_many()
-    assert [timeline.live_rows(event).tolist() for event in some] == searched
 
 
 @given(st.data())

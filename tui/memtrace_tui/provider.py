@@ -82,7 +82,6 @@ class Provider:
 
     def prepare(self) -> None:
         """What takes a while and is often the next to be asked for. Safe in a thread."""
-        self.timeline.expect_many()
         facts = self.analysis.attribution.facts
         _ = self.timeline.reserved_bytes, self.live_bytes, facts.phase, facts.step, self._by_address
 
