@@ -16,6 +16,10 @@ from memtrace.snapshot.model import Bool
 from memtrace.units import format_bytes as size
 
 LARGE_BLOCKS = "max_split_size_mb:128"
+_TORCHAO = (
+    'torchao.optim.AdamW8bit (Trainer: optim="adamw_torch_8bit"; tensors under 4,096 elements stay in 32 bits): '
+    "bitsandbytes' optimizers refuse the DTensors of FSDP2 and tensor parallelism"
+)
 
 Change = Callable[[Case], Proposal]
 """A change for a case, worked out where a finding comes of it."""
@@ -26,14 +30,14 @@ _SPELLINGS: dict[str, dict[str, str]] = {
         "plain": "model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False}) and "
         "model.enable_input_require_grads()",
         "transformers": "gradient_checkpointing=True in TrainingArguments",
-        "trl": "gradient_checkpointing=True in SFTConfig (its default)",
+        "trl": "gradient_checkpointing=True in the trainer's config (TRL's default)",
         "axolotl": "gradient_checkpointing: true",
         "llamafactory": "disable_gradient_checkpointing: false",
     },
     "bf16": {
         "plain": "torch.autocast('cuda', torch.bfloat16) around the forward pass",
         "transformers": "bf16=True in TrainingArguments",
-        "trl": "bf16=True in SFTConfig",
+        "trl": "bf16=True in the trainer's config",
         "axolotl": "bf16: true",
         "llamafactory": "bf16: true",
         "lightning": "Trainer(precision='bf16-mixed')",
@@ -51,11 +55,13 @@ _SPELLINGS: dict[str, dict[str, str]] = {
         "plain": "bitsandbytes.optim.AdamW8bit (tensors under 4,096 elements stay in 32 bits)",
         "transformers": 'optim="adamw_8bit" (bitsandbytes; tensors under 4,096 elements stay in 32 bits)',
         "axolotl": "optimizer: adamw_bnb_8bit (tensors under 4,096 elements stay in 32 bits)",
+        "dtensor": _TORCHAO,
     },
     "optim_paged": {
         "plain": "bitsandbytes.optim.PagedAdamW8bit: states in pageable memory outside the allocator",
         "transformers": 'optim="paged_adamw_8bit": states in pageable memory outside the allocator',
         "axolotl": "optimizer: paged_adamw_8bit: states in pageable memory outside the allocator",
+        "dtensor": _TORCHAO,
     },
     "eval_outputs": {
         "plain": "keep only what the metrics need of each batch's outputs, moved to the CPU",
@@ -74,7 +80,7 @@ _SPELLINGS: dict[str, dict[str, str]] = {
     },
     "length": {
         "plain": "truncate to the usual length when tokenizing, or drop longer samples",
-        "trl": "truncate to the usual: max_length in SFTConfig near the median, or drop longer samples",
+        "trl": "truncate to the usual: max_length in the trainer's config near the median, or drop longer samples",
         "axolotl": "truncate to the usual: sequence_len near the median, or drop longer samples",
         "llamafactory": "truncate to the usual: cutoff_len near the median, or drop longer samples",
     },
@@ -112,12 +118,14 @@ def formula(
 
 def words(case: Case, change: str) -> str:
     """A change as the run's trainer spells it, see :func:`spelled`."""
-    return spelled(change, case.setting.trainer)
+    return spelled(change, case.setting)
 
 
-def spelled(change: str, trainer: str) -> str:
-    """A change as a trainer spells it, or else its base, or plain PyTorch; as it is where no table has it."""
-    table = _SPELLINGS.get(change, {"plain": change})
+def spelled(change: str, setting: RunSetting) -> str:
+    """A change as the run's trainer spells it, or else its base, or plain PyTorch; as it is where no table has it."""
+    table, trainer = _SPELLINGS.get(change, {"plain": change}), setting.trainer
+    if setting.has_dtensors and "dtensor" in table:
+        return table["dtensor"]
     return table.get(trainer) or table.get(_LIKE.get(trainer, "plain")) or table["plain"]
 
 

@@ -112,7 +112,7 @@ def findings_of_log(log: TextAnswer) -> tuple[Finding, ...]:
     f, message, tool = log.facts, log.oom, log.setting.card_tool
     if f is None or message is None or not message.is_gpu_oom:
         return ()
-    found = [] if log.cause is None else [finding_of(log.cause, f.asked, log.setting.trainer)]
+    found = [] if log.cause is None else [finding_of(log.cause, f.asked, log.setting)]
 
     def add(name: str, title: str, span: ByteSpan, evidence: str, *advice: Advice) -> None:
         found.append(Finding(name, title, round(span.middle), f"by the text {span} {evidence}.", advice))

@@ -19,6 +19,7 @@ from memtrace.attribution.stack_facts import Kind, stack_facts
 from memtrace.explain.advice import spelled
 from memtrace.explain.answer import Advice, Basis, Finding, When
 from memtrace.explain.facts import ByteSpan
+from memtrace.explain.setting import RunSetting
 from memtrace.frozen import dataclass
 from memtrace.oomlog.clean import ANSI, process_of
 from memtrace.snapshot.stacks import Frame, StackTable
@@ -247,10 +248,10 @@ def cause_in(frames: Sequence[Frame]) -> TracebackCause | None:
     )
 
 
-def finding_of(cause: TracebackCause, asked: ByteSpan | None, trainer: str) -> Finding:
-    """What to say of it, as the trainer spells it: the request itself is what each change saves."""
+def finding_of(cause: TracebackCause, asked: ByteSpan | None, setting: RunSetting) -> Finding:
+    """What to say of it, as the run's trainer spells it: the request itself is what each change saves."""
     size_bytes = round(asked.middle) if asked is not None else None
     known = size_bytes and not cause.is_second
     what = (size_bytes, Basis.FORMULA, f"the refused {asked}") if known else (None, Basis.RULE, "")
-    changes = tuple(Advice(spelled(change, trainer), *what) for change in cause.changes)
+    changes = tuple(Advice(spelled(change, setting), *what) for change in cause.changes)
     return Finding(cause.id, cause.title, size_bytes, f"by the traceback the request is {cause.what}.", changes)

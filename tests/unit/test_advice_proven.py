@@ -144,6 +144,13 @@ def test_a_refused_request_shrinks_with_its_like() -> None:
     assert tiles.saves_bytes == saved
 
 
+@pytest.mark.parametrize("name", ["fsdp2_oom", "tensor-parallel_oom", "fsdp1_oom"])
+def test_no_optimizer_is_advised_that_refuses_dtensors(name: str) -> None:
+    """``optimizer.step()`` of bitsandbytes 0.50 refuses what ``fully_shard`` and ``tp_plan`` made."""
+    text = changes(explain_snapshot(recording(name)))
+    assert ("bitsandbytes.optim" in text, "torchao" in text) == (name == "fsdp1_oom", name != "fsdp1_oom")
+
+
 def test_layers_come_from_the_recorded_configuration() -> None:
     answered = explain_snapshot(field("trainer_12-layers_oom.pickle.xz"))
     assert any("6 of 12 layers" in line and "2.46 GiB more" in line for line in answered.because)

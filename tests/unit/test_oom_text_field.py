@@ -166,3 +166,21 @@ def test_a_smaller_evaluation_is_spelled_for_the_trainer_of_the_traceback(file: 
     answer = explain_log(read_text("".join(lines)), (), lines)
     change = next(finding for finding in answer.findings if finding.id == "eval_peak").advice[0].change
     assert words in change and ("per_device" in change) == ("transformers" in file)
+
+
+def test_no_optimizer_is_advised_that_refuses_the_parameters_of_the_traceback() -> None:
+    """bitsandbytes 0.50 raises "got mixed torch.Tensor and DTensor" for what ``fully_shard`` made."""
+    for shards in (True, False):
+        lines = [
+            "Traceback (most recent call last):\n",
+            '  File "/home/me/train.py", line 3, in main\n',
+            '  File "/x/site-packages/torch/distributed/tensor/_dispatch.py", line 9, in dispatch\n' * shards,
+            '  File "/x/site-packages/torch/optim/adam.py", line 178, in _init_group\n',
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of "
+            "24.00 GiB of which 1.00 GiB is free. Of the allocated memory 22.50 GiB is allocated by PyTorch, and 0.50 "
+            "GiB is reserved by PyTorch but unallocated.\n",
+        ]
+        answer = explain_log(read_text("".join(lines)), (), lines)
+        states = next(finding for finding in answer.findings if finding.id == "optimizer_on_first_step")
+        assert ("bitsandbytes.optim" not in states.advice[0].change) == shards
+        assert ("torchao" in states.advice[0].change) == shards

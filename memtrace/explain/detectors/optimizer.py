@@ -25,8 +25,10 @@ def optimizer_full_precision(case: Case) -> Seen | None:
     element = 4 if case.dims is not None and case.dims.element_bytes == 4 else 2
     small = round(params / element * (2 + 8 / 256))
     evidence = f"states are {states / params:.1f} times as large as the {size(params)} of trained parameters."
-    in_8_bits = formula("optim_8bit", rows, 1 - small / states, optimizer="adamw_8bit")
-    return Seen(rows & case.live, evidence, (in_8_bits, formula("optim_paged", rows, optimizer="paged_adamw_8bit")))
+    changes = [formula("optim_8bit", rows, 1 - small / states, optimizer="adamw_8bit")]
+    if not case.setting.has_dtensors:
+        changes.append(formula("optim_paged", rows, optimizer="paged_adamw_8bit"))
+    return Seen(rows & case.live, evidence, tuple(changes))
 
 
 @detector("Optimizer states appear with the first step", least=0.01)
