@@ -324,5 +324,12 @@ def reference_model_copy(case: Case) -> Seen | None:
         "disabled (with model.disable_adapter(): in a loop of your own); or precompute_ref_log_probs=True: the "
         "reference is not needed while training"
     )
-    evidence = f"{how}: {size(case.total(copied))} beside the first copy's {size(case.total(base & ~copied))}."
+    first = base & ~copied
+    if not case.attribution.trains_adapters:  # an average or a reference of weights that are trained themselves
+        first |= case.kind(Purpose.PARAMS) & case.live
+        change = (
+            "keep it on the CPU: AveragedModel(model, device='cpu') for an average of the weights; for a reference, "
+            "precompute_ref_log_probs=True in DPOConfig: it is not needed while training"
+        )
+    evidence = f"{how}: {size(case.total(copied))} beside the first copy's {size(case.total(first))}."
     return Seen(copied, evidence, (formula(change, copied),))
