@@ -330,3 +330,10 @@ def test_whatif_says_what_simulate_says_and_names_settings_whole(width: int) -> 
     assert "fits yes" not in text and " yes" not in text and "…" not in text
     assert rows[2].split("GiB")[1].split()[0] == "="
     assert all(len(line) <= width for line in lines if not re.search("luck|before", line))
+
+
+async def test_what_is_wrong_with_a_filter_is_said_once_and_the_cursor_stays_in_sight() -> None:
+    async with open_app(TINY, (100, 30)) as pilot:
+        await hit(pilot, "4", "slash", *"categry:lora")
+        assert text_of(pilot).count("did you mean category:lora?") == 1
+        assert "reserved" in text_of(pilot).split("\n")[2]

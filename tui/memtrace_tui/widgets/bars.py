@@ -34,7 +34,7 @@ class Cursor(Cursored):
         self.refresh()
 
     def draw_line(self, y: int) -> Strip:
-        if self._complaint:
+        if self._complaint and y == 0:
             return self.look.spans([(f" {self._complaint}", "bad")], self.size.width, "surface")
         return self._what() if y == 0 and self.size.height > 1 else self._where()
 
