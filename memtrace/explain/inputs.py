@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from memtrace.errors import MemtraceError, SnapshotError
 from memtrace.snapshot.container import never_ends, open_stream
+from memtrace.snapshot.decoder.decode import bounded_memory, memory_allowance_bytes
 
 if TYPE_CHECKING:  # here and below: what reads logs is not needed for a snapshot alone
     from memtrace.oomlog import LogReading, OomMessage
@@ -92,10 +93,12 @@ def _unpacked(source: str) -> Iterator[BinaryIO]:
 
 def _printed(raw: BinaryIO) -> BinaryIO:
     """What the cells of a saved notebook printed, and their tracebacks, as a log has them; else the file itself."""
+    content = raw.read(_TWICE_BYTES)
     try:
-        outputs = [out for cell in json.loads(raw.read(_TWICE_BYTES))["cells"] for out in cell.get("outputs", ())]
-        texts = ["\n".join(out.get("traceback", ())) or "".join(out.get("text", "")) for out in outputs]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        with bounded_memory(memory_allowance_bytes(len(content), is_compressed=False)):
+            outputs = [out for cell in json.loads(content)["cells"] for out in cell.get("outputs", ())]
+            texts = ["\n".join(out.get("traceback", ())) or "".join(out.get("text", "")) for out in outputs]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError):
         raw.seek(0)
         return raw
     return io.BytesIO("\n".join(texts).encode(errors="replace"))

@@ -16,6 +16,7 @@ from strategies import event, modern
 
 from memtrace.cli import main
 from memtrace.errors import SnapshotError
+from memtrace.explain.inputs import _printed
 from memtrace.snapshot.bounds import CutShort, Damaged, Foreign, Hostile
 from memtrace.snapshot.decoder import decode
 from memtrace.snapshot.decoder.machine import Machine
@@ -295,6 +296,18 @@ def test_a_device_that_never_ends_is_no_file(words: str, tmp_path: Path, capsys:
         assert main([word.replace("IN", str(source)) for word in words.split()] + ["/dev/zero"]) in (2, 3)
     err = capsys.readouterr().err
     assert err.startswith("memtrace: ") and err.count("\n") == 1
+
+
+def test_a_notebook_takes_no_more_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = tmp_path / "many.ipynb"
+    notebook.write_text('{"cells":[' + "{}," * 2_000_000 + "{}]}")
+    monkeypatch.setattr(decode, "half_of_free_memory_bytes", lambda: 64 << 20)
+    with notebook.open("rb") as raw:
+        assert _printed(raw) is raw  # read as the text it is
+    assert main(["explain", str(notebook)]) == 4
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 RULES = {"deep": "rule = " + "[" * 5000, "digits": "rule = " + "9" * 5000, "not text": "\udcff"}
