@@ -62,6 +62,16 @@ losses = F.ctc_loss(letters, targets.cuda(), lengths, torch.tensor([3, 9, 7, 1])
 mark()
 losses.backward(torch.ones_like(losses))
 mark()
+kinds = torch.arange(3691, device="cuda") % 7
+turned = torch.ones(64, 32, device="cuda").t()
+mark()
+found = torch.unique(kinds)
+assert found.tolist() == list(range(7))
+mark()
+torch.arange(1000.0, device="cuda").cumprod(0)
+mark()
+F.layer_norm(turned, (64,))
+mark()
 """
 SORTED = [32768, 32768, 32768, 83455]
 SUMMED = [5120000, 32768, 8, 32768, 1279, 32768, 32768, 1279, 8, 36040, 1153280]
@@ -113,3 +123,12 @@ def test_log_sigmoid_keeps_no_buffer(sizes: list[list[int]]) -> None:
 def test_ctc_holds_paths_to_the_longest_target_and_a_second_set_on_the_way_back(sizes: list[list[int]]) -> None:
     paths = 4 * 50 * (2 * 9 + 1) * 4
     assert sizes[13].count(paths) == 1 and sizes[14].count(paths) == 1
+
+
+def test_distinct_values_are_sorted_and_keep_the_room_of_all(sizes: list[list[int]]) -> None:
+    assert sizes[16][:5] == [29528, 47615, 29528, 8, 1023]  # as an H200's recording has it
+
+
+def test_a_row_is_scanned_and_what_is_not_in_order_is_copied_before_it_is_normed(sizes: list[list[int]]) -> None:
+    assert sizes[17] == [4000, 4000, 1023]
+    assert sizes[18][:2] == [8192, 8192]

@@ -126,6 +126,38 @@ def test_values_that_nobody_knows_are_assumed_and_listed_once(runs: Runs, tmp_pa
     assert done.stdout.splitlines()[1].startswith("[7.0, 7.0, 7.0]")
 
 
+def test_a_number_that_nobody_knows_compares_as_what_is_taken_for_it(runs: Runs, tmp_path: Path) -> None:
+    train = script(
+        tmp_path,
+        "norm = torch.randn(2048, 2048, device='cuda').norm()\n"
+        "print(bool(norm > 1000), bool(norm < 1000), bool(norm == 1), bool(norm >= 1), bool(norm != 1))\n"
+        "while norm > 10:\n"
+        "    norm = norm * 2\n",
+    )
+    mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train)
+    assert done.stdout.splitlines()[0] == "False True True True False"
+    assert [one["name"] for one in mine["assumptions"]] == ["float"]
+
+
+def test_kernels_that_a_package_brings_are_told_by_their_shapes(runs: Runs, tmp_path: Path) -> None:
+    train = script(
+        tmp_path,
+        "library = torch.library.Library('torchvision', 'DEF')\n"
+        "library.define('twice(Tensor x) -> Tensor')\n"
+        "library.define('nms(Tensor boxes, Tensor scores, float overlap) -> Tensor')\n"
+        "library.impl('twice', lambda x: 1 / 0, 'CUDA')\n"
+        "library.impl('nms', lambda *_: 1 / 0, 'CUDA')\n"
+        "library.impl('twice', lambda x: x.new_empty((2 * len(x),)), 'Meta')\n"
+        "torch.ops.load_library(torch._C.__file__)\n"
+        "print(torch.ops.torchvision.twice(torch.ones(3, device='cuda')).shape)\n"
+        "boxes = torch.randn(600_000, 4, device='cuda')\n"
+        "print(torch.ops.torchvision.nms(boxes[:1000], boxes[:1000, 0], 0.5).shape)\n",
+    )
+    mine, done = dry(runs, "--assume", "share=0.25", "-o", str(tmp_path / "a.pickle"), train)
+    assert done.stdout.splitlines()[:2] == ["torch.Size([6])", "torch.Size([250])"], done.stderr[-2000:]
+    assert [one["name"] for one in mine["assumptions"]] == ["share"]
+
+
 def test_steps_end_the_run_and_what_can_not_be_done_is_named(runs: Runs, tmp_path: Path) -> None:
     train = script(
         tmp_path,

@@ -62,6 +62,7 @@ struct Block {
   Storage host;  // values, if known
   bool known = false;
   bool tests_nan = false;  // made by isnan or isinf: no element is
+  int holds = -1;          // how one number that nobody knows compares with a known one; -1: not such a result
   int64_t kinds = 0;       // its elements are places among so many: what topk, sort or argmax chose
   double share = 1;        // how many of its elements are true, where a choice among `kinds` says so
   const char* maker = "";
@@ -281,6 +282,7 @@ int kind_of(c10::ScalarType type) {
 double value_of(const Tensor& t) {
   auto* block = block_of(t);
   if (block && block->tests_nan) return 0;
+  if (block && block->holds >= 0) return block->holds;
   return answers.value(kind_of(t.scalar_type()), block ? block->maker : "");
 }
 
@@ -371,6 +373,7 @@ struct Kind {  // what is known of an operator
   std::string_view order;  // in which it allocates its results, where that is not the order in which it gives them
   bool chooses = false;   // its last result holds places along a dimension
   bool compares = false;  // with one of the kinds: true for so many
+  const char* relation = nullptr;  // to a plain number
   int product = -1;       // 1: may have a bias
   int accumulator = 0;    // bytes in which a reduction sums an element; 0: no reduction
   int most_per_load = 4;  // elements that a thread of the reduction loads at a time
@@ -406,6 +409,10 @@ const Kind& kind_of(const c10::OperatorHandle& op) {
   if (name.find("var") != std::string::npos || name.find("std") != std::string::npos) kind.most_per_load = 2;
   if (name == "aten::native_dropout") kind.order = "10";
   if (name == "aten::_embedding_bag") kind.order = "2103";
+  if (name == "aten::_scaled_dot_product_cudnn_attention") kind.order = "670123458";
+  if (schema.overload_name() == "Scalar")
+    for (const char* relation : {"gt", "ge", "lt", "le", "eq", "ne"})
+      if (name == std::string("aten::") + relation) kind.relation = relation;
   kind.chooses = name == "aten::topk" || name == "aten::sort" || name == "aten::argmax" || name == "aten::argsort" ||
       name == "aten::multinomial";
   kind.compares = name == "aten::eq" || name == "aten::scatter_" || name == "aten::scatter";
@@ -514,6 +521,14 @@ void reduce(const Kind& kind, const c10::FunctionSchema& schema, const std::vect
   auto second = allocator.allocate(semaphores);
 }
 
+bool relates(double value, std::string_view relation, const at::Scalar& to) {
+  const double other = to.toDouble();
+  const bool less = value < other, same = value == other;
+  if (relation == "eq" || relation == "ne") return same == (relation == "eq");
+  if (relation == "le" || relation == "ge") return same || less == (relation == "le");
+  return !same && less == (relation == "lt");
+}
+
 // Operator `op` on the shadows of its operands; false if that fails.
 bool run_on_host(const c10::OperatorHandle& op, const std::vector<IValue>& arguments, Stack& host) {
   static at::Generator generator = at::detail::createCPUGenerator();
@@ -615,6 +630,8 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     each_tensor(result, [&](const Tensor& t) {
       if (t.is_cuda()) fresh.push_back(t);
     });
+  if (kind.relation && !known && !tests_nan && !arguments[0].toTensor().dim() && arguments[0].toTensor().is_cuda())
+    block_of(fresh[0])->holds = relates(value_of(arguments[0].toTensor()), kind.relation, arguments[1].toScalar());
   stack->insert(stack->end(), made.begin(), made.end());
   if (kind.accumulator && !fresh.empty()) reduce(kind, op.schema(), arguments, fresh[0]);
   if (kind.product >= 0) multiply(kind.product == 1 && arguments[0].isTensor() && arguments[0].toTensor().dim() == 1);

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -43,15 +43,29 @@ class Kernels:
 
     def install(self, operators: list[str]) -> None:
         """Own ``operators`` of ATen, those of bitsandbytes that are loaded, and what has a handler."""
-        handlers = {**self._aten(), **self._bitsandbytes()}
         composite = ["aten::convolution", "aten::isinf", "aten::_linalg_check_errors", *_RECURRENT]
         built = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")  # a CUDA build has kernels of its own
         known = {f"aten::{name}" for name in operators} | {name for name in built if name.startswith("aten::")}
         names = sorted(known - {f"aten::{name}" for name in _EXPLICIT}) + composite
         names += [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("bitsandbytes::")]
+        self._own(dict.fromkeys(names), {**self._aten(), **self._bitsandbytes()})
+        seen = set(torch._C._dispatch_get_all_op_names())
+        load = torch.ops.load_library
+
+        def load_library(path: Any) -> None:
+            """Kernels for CUDA that a package brings would read what is not there: shapes come from its others."""
+            load(path)
+            fresh = set(torch._C._dispatch_get_all_op_names()) - seen
+            seen.update(fresh)
+            own = fresh & set(torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"))
+            self._own(sorted(own | fresh & self._packages().keys()), self._packages())
+
+        torch.ops.load_library = load_library
+
+    def _own(self, names: Iterable[str], handlers: dict[str, Handler]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for name in dict.fromkeys(names):
+            for name in names:
                 space, _, short = name.partition("::")
                 short = short.removesuffix(".default")
                 handler = handlers.get(name)
@@ -123,6 +137,7 @@ class Kernels:
             **dict(zip(_RECURRENT, (recurrent.forward, recurrent.backward, recurrent.flatten), strict=True)),
             "aten::_softmax": self._dense,
             "aten::_log_softmax": self._dense,
+            "aten::native_layer_norm": self._dense,
             "aten::_softmax_backward_data": self._softmax_backward,
             "aten::mse_loss": self._loss,
             "aten::huber_loss": self._loss,
@@ -137,8 +152,10 @@ class Kernels:
             "aten::masked_select": self._masked_select,
             "aten::index.Tensor": self._index,
             "aten::_unique2": self._unique,
-            "aten::unique_dim": self._unique,
-            "aten::unique_consecutive": self._unique,
+            "aten::unique_consecutive": self._runs,
+            "aten::unique_dim": self._unique_slices,
+            "aten::cumsum": self._scan,
+            "aten::cumprod": self._scan,
             "aten::repeat_interleave.Tensor": self._repeat_interleave,
             "aten::bincount": self._bincount,
             "aten::_grouped_mm": self._grouped_product,
@@ -149,10 +166,10 @@ class Kernels:
             "aten::log_sigmoid_forward": lambda _default, x: (torch.empty_like(x), x.new_empty(0)),
             "aten::embedding_dense_backward": self._embedding_backward,
             "aten::_embedding_bag_backward": self._embedding_bag_backward,
-            "aten::_use_cudnn_ctc_loss": self._own_ctc,
-            "aten::_use_cudnn_ctc_loss.Tensor": self._own_ctc,
             "aten::_use_miopen_ctc_loss": lambda *_: False,
             "aten::_use_miopen_ctc_loss.Tensor": lambda *_: False,
+            "aten::_use_cudnn_ctc_loss": self._own_ctc,
+            "aten::_use_cudnn_ctc_loss.Tensor": self._own_ctc,
             "aten::_ctc_loss": self._ctc,
             "aten::_ctc_loss.Tensor": self._ctc,
             "aten::_ctc_loss_backward": self._ctc_backward,
@@ -356,8 +373,7 @@ class Kernels:
     def _sorted(self, count: int, place: int) -> list[Any]:
         """Indices and where they came from, sorted by CUB: one block of threads, or digit by digit."""
         held, sources = self._buffers(count * place, count * place), self._buffers(count * place)
-        digits = 2 * _aligned(count * place) + (16 << 10) + 1024 * -(-count // 4608) + 256 + 255
-        self._buffers(1 if count <= 2304 else digits)
+        self._buffers(_digits(count, place, place))
         del sources
         return held
 
@@ -400,27 +416,89 @@ class Kernels:
             return default(x, indices, values, accumulate, unsafe)  # fills
         indices = _positions(x, indices)
         result = default(x, indices, values, accumulate, unsafe)
-        chosen = [(i.numel() * 8, i) for i in indices if i is not None and i.numel()]
-        if not accumulate or not chosen:
+        sizes = [i.numel() * 8 for i in indices if i is not None and i.numel()]
+        if not accumulate or not sizes:
             return result
-        size = max(size for size, _ in chosen)
+        size = max(sizes)
         linear: list[Any] = []
-        for _ in chosen:
+        for _ in sizes:
             wrapped = self._buffers(size)
             scaled = self._buffers(size)
             del wrapped
             linear = linear or scaled
             del scaled
-        del indices, chosen
+        del indices
         self._sorted(size // 8, 8)
         return result
 
-    def _unique(self, default: Handler, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def _unique(
+        self, default: Handler, x: Any, _sorted: bool = True, inverse: bool = False, counts: bool = False
+    ) -> Any:
+        """``UniqueCub.cu``: a sorted copy, and where its elements came from if that is asked for."""
+        if x.dtype == torch.bool or not x.numel():
+            return default(x, _sorted, inverse, counts)
+        sorted_copy = self._buffers(x.numel() * x.element_size())
+        if inverse:
+            places, sources = self._buffers(x.numel() * 8), self._buffers(x.numel() * 8)
+            self._buffers(_digits(x.numel(), x.element_size(), 8))
+            del places
+        else:
+            sources = []
+            self._buffers(_digits(x.numel(), x.element_size()))
+        found = self._distinct(lambda host: torch._unique2(host, True, inverse, counts), x, inverse, counts)
+        del sources, sorted_copy
+        return found
+
+    def _runs(self, default: Handler, x: Any, inverse: bool = False, counts: bool = False, dim: Any = None) -> Any:
+        """``unique_consecutive``, whose elements lie in order."""
+        if dim is not None:
+            return self._unique_slices(default, x, inverse, counts, dim)
+        if not x.numel():
+            return default(x, inverse, counts)
+        return self._distinct(lambda host: torch.unique_consecutive(host, inverse, counts), x, inverse, counts)
+
+    def _distinct(self, on_host: Handler, x: Any, inverse: bool, counts: bool) -> Any:
+        """Results keep the storage that they had before it was known how many elements differ."""
+        most = x.numel()
+        places = x.new_zeros(x.shape if inverse else (0,), dtype=torch.long)
+        if inverse:
+            held = self._buffers(most * 8)
+            self._buffers(_SCAN)
+            del held
+        found = x.new_zeros((most,))
+        length = self._buffers(8)
+        each = x.new_zeros((most if counts else 0,), dtype=torch.long)
+        self._buffers(_SELECTION)
+        del length
+        if self.is_known(x):
+            values, where, numbers = on_host(x.cpu())
+            found.resize_(values.shape).copy_(values)
+            if inverse:
+                places.copy_(where)
+            if counts:
+                each.resize_(numbers.shape).copy_(numbers)
+        else:
+            number = self._taken(most)
+            found.resize_(number)
+            if counts:
+                each.resize_(number)
+        return found, places, each
+
+    def _unique_slices(self, default: Handler, x: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_known(x):
             return default(x, *args, **kwargs)
-        count = self._taken(x.numel())
+        dim = next(value for value in (*reversed(args), kwargs.get("dim")) if isinstance(value, int))
         longs = {"dtype": torch.long}
-        return x.new_empty((count,)), x.new_empty(x.shape, **longs), x.new_empty((count,), **longs)
+        shape = list(x.shape)
+        count = shape[dim] = self._taken(x.shape[dim])
+        return x.new_empty(shape), x.new_empty((x.shape[dim],), **longs), x.new_empty((count,), **longs)
+
+    def _scan(self, default: Handler, x: Any, dim: int, **kwargs: Any) -> Any:
+        """A single row is scanned by CUB."""
+        result = default(x, dim, **kwargs)
+        if x.numel() > 1 and x.numel() == x.shape[dim]:
+            self._buffers(_SCAN if result.element_size() == 8 else _SELECTION)
+        return result
 
     def _repeat_interleave(self, default: Handler, repeats: Any, *, output_size: int | None = None) -> Any:
         if self.is_known(repeats) and output_size is None:
@@ -434,6 +512,21 @@ class Kernels:
         if self.is_known(x):
             return default(x, weights, minlength)
         return x.new_empty((max(minlength, int(self.assumed.value("integer")) + 1),), dtype=torch.long)
+
+    # ---- packages ------------------------------------------------------------------------------------------------
+    def _packages(self) -> dict[str, Handler]:
+        return {"torchvision::nms": self._suppressed}
+
+    def _suppressed(self, default: Handler, boxes: Any, scores: Any, _overlap: float) -> Any:
+        """``nms_kernel.cu``: boxes by their scores, which of them overlap, and as many as a mask takes."""
+        if not len(boxes):
+            return boxes.new_empty((0,), dtype=torch.long)
+        order = scores.sort(0, descending=True)[1]
+        held = [boxes.index_select(0, order), *self._buffers(len(boxes) * -(-len(boxes) // 64) * 8)]
+        kept = boxes.new_empty((len(boxes),), dtype=torch.bool)
+        found = order.masked_select(kept)
+        del held
+        return found
 
     # ---- bitsandbytes --------------------------------------------------------------------------------------------
     def _bitsandbytes(self) -> dict[str, Handler]:
@@ -513,6 +606,13 @@ def _positions(x: Any, indices: Any) -> Any:
 
 def _last_power(number: int) -> int:
     return 1 << (max(1, number).bit_length() - 1)
+
+
+def _digits(count: int, *bytes_each: int) -> int:
+    """Bytes that CUB takes to sort ``count`` elements digit by digit: copies and counts; few need none."""
+    if count <= 2304:
+        return 1
+    return sum(_aligned(count * each) for each in bytes_each) + (16 << 10) + 1024 * -(-count // 4608) + 256 + 255
 
 
 def _aligned(size: int) -> int:
