@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
-from made_programs import MADE, Program
+from made_programs import LOAD, MADE, MIB, UNKNOWN_LOADER, Program
 from scoring import Score, score
 from support import labels, timeline
 
@@ -117,6 +117,19 @@ def test_a_made_program_is_wrong_without_the_rule(rule: str, monkeypatch: pytest
     assert decided() == (rule, purpose)
     _without(monkeypatch, rule)
     assert decided()[1] is not purpose
+
+
+@pytest.mark.parametrize(("is_trained", "purpose"), [(True, Purpose.OTHER), (False, Purpose.UNQUANTIZED)])
+def test_beside_a_model_that_is_trained_what_the_program_keeps_is_data(is_trained: bool, purpose: Purpose) -> None:
+    program = Program()
+    program.alloc("weight", 2 * MIB, LOAD)
+    program.alloc("store", 64 * MIB, UNKNOWN_LOADER)
+    program.passes(size=2 * MIB if is_trained else 64)
+    snapshot = from_raw(program.snapshot(), "made")
+    made = build(snapshot, snapshot.devices[0])
+    found = classify.attribute(made)
+    row = made.allocations.address.tolist().index(program.places["store"][0])
+    assert found.rules[int(found.rule[row])].purpose is purpose
 
 
 @pytest.mark.parametrize("rule", COMPARED)
