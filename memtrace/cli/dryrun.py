@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     assume = "what to take for a value nobody knows: float, integer, boolean, share (of a mask), or FILE:LINE"
     add("--assume NAME=VALUE…", assume)
     add_shared(parser, "force")
+    parser.allow_abbrev = False  # a program's own options are no abbreviations of these
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ARGS…", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="script and its arguments")
     for action in parser._actions:

@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     each = "each step's numbers to tensorboard:DIR, prometheus:FILE, wandb, mlflow or otel, too"
     option(parser, "--metrics KIND:WHERE…", each)
     add_recording_options(parser, ("python", "all", "none"))
+    parser.allow_abbrev = False  # a program's own options are no abbreviations of these
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ARGS…", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="script and its arguments")
 
