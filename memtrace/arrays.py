@@ -31,7 +31,8 @@ def among(values: NDArray[Any], wanted: ArrayLike) -> NDArray[np.bool_]:
             table[looked_for - np.int64(low - 1)] = True
             found = np.empty(len(values), dtype=np.bool_)
             for start in range(0, len(values), _AT_ONCE):
-                place = (values[start : start + _AT_ONCE] - np.int64(low - 1)).view(np.uint64)  # below: far above all
+                # As 64 bits, which numpy 1 does not make of smaller numbers: those below are far above all then.
+                place = np.subtract(values[start : start + _AT_ONCE], low - 1, dtype=np.int64).view(np.uint64)
                 found[start : start + _AT_ONCE] = table[np.minimum(place, np.uint64(len(table) - 1)).view(np.int64)]
             return found
     else:
