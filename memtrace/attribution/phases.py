@@ -338,6 +338,8 @@ def _backdated(
     Frees carry their own stacks under the default ``context="all"``.
     """
     frees_first = {(Phase.FORWARD, Phase.BACKWARD): _AUTOGRAD, (Phase.OPTIMIZER, Phase.BETWEEN): (Kind.OTHER,)}
+    if not len(allocs):  # nothing but refused requests
+        return spans
     moved = spans[:1]
     for (_, before, _), (start, phase, step) in pairwise(spans):
         last = int(allocs[max(place_of(allocs, start) - 1, 0)])
@@ -345,7 +347,8 @@ def _backdated(
         if phase is Phase.BETWEEN and stacks.kind[trace.stack[last]] != Kind.OPTIMIZER:
             by = ()  # an optimizer written by hand, whose code is the program's
         if by:
-            frees = last + np.flatnonzero(trace.action[last:start] == Action.FREE_REQUESTED)
+            begin = max(last, moved[-1][0]) + 1  # inside the phase before, which may have asked for nothing
+            frees = begin + np.flatnonzero(trace.action[begin:start] == Action.FREE_REQUESTED)
             early = frees[among(stacks.kind[trace.stack[frees]], by)]
             start = int(early[0]) if len(early) else start
         moved.append((start, phase, step))
