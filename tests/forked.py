@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,12 @@ class Running:
     out: Path
     err: Path
 
+    def wait_until_it_prints(self) -> None:
+        while not self.out.read_text():
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            assert ended is None, self.err.read_text()
+            time.sleep(0.05)
+
     def wait(self) -> subprocess.CompletedProcess[str]:
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return subprocess.CompletedProcess(self.words, code, self.out.read_text(), self.err.read_text())
@@ -58,6 +65,8 @@ class Forked:
         self._count += 1
         out, err = (self.folder / f"{self._count}.{name}.txt" for name in ("out", "err"))
         assert self.server.stdin is not None and self.server.stdout is not None
+        for path in (out, err):  # the run may be asked what it printed before it had its turn to open them
+            path.touch()
         # Runs become children of the tests' process, so that a test is told what its own runs took.
         _adopt(True)
         order = [words, settings, str(cwd or Path.cwd()), str(out), str(err)]
@@ -121,6 +130,7 @@ def serve(kind: str) -> None:
         code = main(words)
         atexit._run_exitfuncs()
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)  # taking PyTorch apart takes longer than most of the runs
 
 

@@ -234,6 +234,7 @@ def test_two_ranks_leave_two_files_when_one_runs_out_of_memory(folder: Path, sta
         place = {"RANK": str(rank), "WORLD_SIZE": "2", "MEMTRACE_TEST_CAPACITY": str(capacity)}
         ranks.append(standins.begin("run", "--out", "out", "train.py", str(steps), "slow", cwd=folder, **place))
     assert ranks[1].wait().returncode == 1
+    ranks[0].wait_until_it_prints()
     os.kill(ranks[0].pid, signal.SIGTERM)  # what torchrun does to the others
     assert ranks[0].wait().returncode == -signal.SIGTERM
     extras = [read(folder / "out" / f"train-rank{rank}.pickle")["memtrace"] for rank in (0, 1)]
@@ -245,8 +246,7 @@ def test_two_ranks_leave_two_files_when_one_runs_out_of_memory(folder: Path, sta
 def test_request_by_signal(folder: Path, standins: Forked) -> None:
     (folder / "train.py").write_text(WITHOUT_OPTIMIZER)
     program = standins.begin("run", "--out", "out", "train.py", "60", "slow", cwd=folder)
-    while not program.out.read_text():  # that it has begun
-        time.sleep(0.05)
+    program.wait_until_it_prints()
     time.sleep(0.3)
     os.kill(program.pid, signal.SIGUSR1)
     done = program.wait()

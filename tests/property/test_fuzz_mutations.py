@@ -41,7 +41,7 @@ def test_what_long_runs_found(file: Path) -> None:
 def test_a_failure_is_told_with_its_seed_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And neither a process that dies nor compiled code that never returns is taken for success."""
+    """And a process that dies is not taken for success."""
     import subprocess
 
     broken = tmp_path / "broken.py"

@@ -50,6 +50,8 @@ while True:
     if asked.exists():
         asked.unlink()
         print(before == look(), flush=True)
+    if Path("end").exists():
+        break
 """
 
 
@@ -84,7 +86,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=folder) as found:
         assert found.stdout is not None and found.stdout.readline() == "ready\n"
         yield Program(found, folder)
-        found.kill()
+        (folder / "end").touch()
+        try:
+            assert found.wait(60) == 0
+        finally:
+            found.kill()
 
 
 @pytest.fixture(autouse=True)
