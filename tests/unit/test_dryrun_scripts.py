@@ -139,6 +139,12 @@ def test_a_number_that_nobody_knows_compares_as_what_is_taken_for_it(runs: Runs,
     assert [one["name"] for one in mine["assumptions"]] == ["float"]
 
 
+def test_flags_of_cudnn_are_set_for_a_while(runs: Runs, tmp_path: Path) -> None:
+    train = script(tmp_path, "with torch.backends.cudnn.flags(enabled=False, benchmark_limit=4):\n    print('in')\n")
+    mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train)
+    assert (mine["exit_code"], done.stdout.splitlines()[0]) == (0, "in"), done.stderr[-2000:]
+
+
 def test_kernels_that_a_package_brings_are_told_by_their_shapes(runs: Runs, tmp_path: Path) -> None:
     train = script(
         tmp_path,

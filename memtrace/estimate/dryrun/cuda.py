@@ -12,7 +12,7 @@ from memtrace.estimate.dryrun.streams import Moment
 
 _IDLE = (
     "init", "setDevice", "ipc_collect", "resetAccumulatedMemoryStats", "set_sync_debug_mode",
-    "lock_mutex", "unlock_mutex", "resetPeakHostMemoryStats",
+    "lock_mutex", "unlock_mutex", "resetPeakHostMemoryStats", "set_cudnn_benchmark_limit",
 )  # fmt: skip
 
 
@@ -110,6 +110,7 @@ def _answer_in_c(c: Any, memory: DryMemory) -> None:
         "attach_out_of_memory_observer": memory.observers.append,
         "setMemoryMetadata": memory.set_metadata,
         "get_sync_debug_mode": lambda: 0,
+        "get_cudnn_benchmark_limit": lambda: 10,
     }
     for name, answer in (dict.fromkeys(_IDLE, _nothing) | answers).items():
         setattr(c, f"_cuda_{name}", answer)
