@@ -63,14 +63,17 @@ def test_results_weights_and_what_is_kept_are_exact_and_in_their_order(asked: li
         workspaces = {0: {last}, 1: {last - 1}, 2: {first, first + 2}}[part]
         for place, sizes in enumerate(zip(said, measured, strict=True)):
             if place not in workspaces:
-                assert abs(sizes[0] - sizes[1]) <= 512, (job, part, place)
+                assert abs(sizes[0] - sizes[1]) <= 300, (job, part, place)
 
 
-def test_workspaces_of_lstm_and_gru_are_near_what_was_measured(asked: list[list[int]]) -> None:
+@pytest.mark.parametrize(("which", "place", "most"), [(0, -1, 0.125), (1, -2, 0.003)], ids=["evaluation", "training"])
+def test_workspaces_of_lstm_and_gru_are_near_what_was_measured(
+    which: int, place: int, most: float, asked: list[list[int]]
+) -> None:
     off = {
-        tuple(job): abs(said[-2] / measured[-2] - 1)
+        tuple(job): abs(said[place] / measured[place] - 1)
         for job, part, said, measured in _kinds(asked)
-        if part == 1 and job[0] != "RNN" and int(str(job[4])) >= 100
+        if part == which and job[0] != "RNN" and int(str(job[4])) >= 100
     }
     assert sorted(off.values())[len(off) // 2] < 0.0001
-    assert max(off.values()) < 0.05, max(off, key=lambda job: off[job])
+    assert max(off.values()) < most, max(off, key=lambda job: off[job])
