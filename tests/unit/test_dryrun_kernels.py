@@ -72,6 +72,14 @@ torch.arange(1000.0, device="cuda").cumprod(0)
 mark()
 F.layer_norm(turned, (64,))
 mark()
+unknown = torch.nn.Linear(100, 100).cuda()(torch.ones(100, device="cuda")).detach()
+assert len(torch.unique_consecutive(unknown)) == len(torch.unique_consecutive(torch.ones(9).cuda())) * 100
+bool(torch.view_as_complex(unknown.view(50, 2)).sum() == 1j)
+for made in (unknown > 0, unknown[:0]):
+    found, places, counts = made.unique(return_inverse=True, return_counts=True)
+    assert len(found) == len(counts) == min(len(made), 2) and places.shape == made.shape
+    assert torch.unique_consecutive(made[:0], return_counts=True)[1].shape == (0,)
+mark()
 """
 SORTED = [32768, 32768, 32768, 83455]
 SUMMED = [5120000, 32768, 8, 32768, 1279, 32768, 32768, 1279, 8, 36040, 1153280]
@@ -132,3 +140,7 @@ def test_distinct_values_are_sorted_and_keep_the_room_of_all(sizes: list[list[in
 def test_a_row_is_scanned_and_what_is_not_in_order_is_copied_before_it_is_normed(sizes: list[list[int]]) -> None:
     assert sizes[17] == [4000, 4000, 1023]
     assert sizes[18][:2] == [8192, 8192]
+
+
+def test_distinct_values_that_nobody_knows_are_as_many_as_there_may_be(sizes: list[list[int]]) -> None:
+    assert len(sizes) == 21  # the script ended

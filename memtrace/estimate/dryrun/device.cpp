@@ -630,7 +630,8 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     each_tensor(result, [&](const Tensor& t) {
       if (t.is_cuda()) fresh.push_back(t);
     });
-  if (kind.relation && !known && !tests_nan && !arguments[0].toTensor().dim() && arguments[0].toTensor().is_cuda())
+  if (kind.relation && !known && !tests_nan && !arguments[0].toTensor().dim() && arguments[0].toTensor().is_cuda() &&
+      !arguments[1].toScalar().isComplex())
     block_of(fresh[0])->holds = relates(value_of(arguments[0].toTensor()), kind.relation, arguments[1].toScalar());
   stack->insert(stack->end(), made.begin(), made.end());
   if (kind.accumulator && !fresh.empty()) reduce(kind, op.schema(), arguments, fresh[0]);

@@ -436,7 +436,7 @@ class Kernels:
     ) -> Any:
         """``UniqueCub.cu``: a sorted copy, and where its elements came from if that is asked for."""
         if x.dtype == torch.bool or not x.numel():
-            return default(x, _sorted, inverse, counts)
+            return default(x, _sorted, inverse, counts) if self.is_known(x) else _two_values(x, inverse, counts)
         sorted_copy = self._buffers(x.numel() * x.element_size())
         if inverse:
             places, sources = self._buffers(x.numel() * 8), self._buffers(x.numel() * 8)
@@ -454,8 +454,8 @@ class Kernels:
         if dim is not None:
             return self._unique_slices(default, x, inverse, counts, dim)
         if not x.numel():
-            return default(x, inverse, counts)
-        return self._distinct(lambda host: torch.unique_consecutive(host, inverse, counts), x, inverse, counts)
+            return default(x, inverse, counts) if self.is_known(x) else _two_values(x, inverse, counts)
+        return self._distinct(lambda host: torch.ops.aten.unique_consecutive(host, inverse, counts), x, inverse, counts)
 
     def _distinct(self, on_host: Handler, x: Any, inverse: bool, counts: bool) -> Any:
         """Results keep the storage that they had before it was known how many elements differ."""
@@ -606,6 +606,13 @@ def _positions(x: Any, indices: Any) -> Any:
 
 def _last_power(number: int) -> int:
     return 1 << (max(1, number).bit_length() - 1)
+
+
+def _two_values(x: Any, inverse: bool, counts: bool) -> Any:
+    """What ``unique`` has for booleans that nobody knows, both of them, or for an empty tensor."""
+    count = min(x.numel(), 2)
+    places, each = x.shape if inverse else (0,), (count if counts else 0,)
+    return x.new_empty((count,)), x.new_empty(places, dtype=torch.long), x.new_empty(each, dtype=torch.long)
 
 
 def _digits(count: int, *bytes_each: int) -> int:
