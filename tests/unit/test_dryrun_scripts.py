@@ -24,6 +24,7 @@ if sys.platform != "linux":
 
 from forked import Runs
 
+import memtrace
 from memtrace.cli import main
 from tests.gpu.check_dryrun_scripts import LIMITS, OUTSIDE_BYTES, command, environment, model_folder
 
@@ -336,3 +337,18 @@ def test_without_a_compiler_one_line_says_so(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 5
     assert done.stderr.count("\n") == 1 and "no C++ compiler" in done.stderr
+
+
+def test_data_of_a_run_that_dies_in_its_first_pass_is_no_weight(runs: Runs, tmp_path: Path) -> None:
+    """The recorder says which tensors weights are: what the program made beside them isn't any."""
+    train = script(
+        tmp_path,
+        "net = torch.nn.Linear(1024, 1024).cuda()\n"
+        "rows = torch.ones(1 << 20, 1024, device='cuda')\n"
+        "net(rows).sum().backward()\n",
+    )
+    out = tmp_path / "a.pickle"
+    _, done = dry(runs, "--capacity", "8GiB", "-o", str(out), train)
+    assert "0 B are frozen weights" in done.stderr
+    report = memtrace.open(out).report()
+    assert (report.categories["base_weights"], report.categories["temporary"]) == (0, 4 << 30)

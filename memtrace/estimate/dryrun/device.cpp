@@ -262,6 +262,7 @@ Tensor host_of(const Tensor& t) {
 void forget(const Tensor& t) {
   if (auto* block = block_of(t)) {
     block->known = false;
+    block->holds = -1;
     block->host = Storage();
   }
 }
@@ -718,6 +719,7 @@ Tensor& copy(Tensor& self, const Tensor& source, bool is_async) {
       if (auto* block = block_of(self)) {
         block->maker = from.is_cuda() && block_of(from) ? block_of(from)->maker : "copy";
         block->tests_nan = from.is_cuda() && block_of(from) && block_of(from)->tests_nan;
+        block->holds = from.is_cuda() && block_of(from) && !from.dim() && !self.dim() ? block_of(from)->holds : -1;
         block->kinds = from.is_cuda() && block_of(from) ? block_of(from)->kinds : 0;
         block->share = from.is_cuda() && block_of(from) ? block_of(from)->share : 1;
       }
