@@ -645,14 +645,16 @@ class Signals:
     @cached_property
     def lives_through_passes(self) -> Bool:
         """Made by unknown code before the first pass and alive until the last one: what a model consists of, where
-        this is more than what loading code left, and that is not trained (beside a model that is, it may be data); else
-        what was made in the midst of loading, or as a weight's copy."""
+        this is more than what loading code left, and that is not trained (beside a model that is, it may be data), and
+        the recorder did not say which tensors weights are; else what was made in the midst of loading, or as a weight's
+        copy."""
         f = self.facts
         passes = f.phases.start[:-1][f.phases.phase == Phase.FORWARD]
         ready = (f.born < self._first_pass) & f.is_kind(Kind.OTHER) & self.in_trace & ~f.has(Tag.KV_CACHE)
         unknown = ready & (f.persistent | (f.ended > (passes[-1] if len(passes) else NEVER)))
         more = f.size[unknown].sum() > f.size[self._known_weights].sum()
-        if more and not (self.trained.weights & self.load_frames & f.stays).any():
+        labelled = any(label.get("category") in ("base_weights", "lora") for label in f.timeline.snapshot.labels)
+        if more and not labelled and not (self.trained.weights & self.load_frames & f.stays).any():
             return unknown & ~self._few_untrained(unknown & ~self.trained.weights)
         loaded = f.born[self.load_frames & f.stays]
         between = (f.born > loaded.min(initial=NEVER)) & (f.born < loaded.max(initial=-1))
