@@ -75,6 +75,12 @@ mark()
 unknown = torch.nn.Linear(100, 100).cuda()(torch.ones(100, device="cuda")).detach()
 assert len(torch.unique_consecutive(unknown)) == len(torch.unique_consecutive(torch.ones(9).cuda())) * 100
 bool(torch.view_as_complex(unknown.view(50, 2)).sum() == 1j)
+held = unknown.sum() > 1000
+assert not held and not held.clone()
+held.logical_not_()
+assert held  # written since: a condition is true
+held.copy_(unknown.sum() > 1000)
+assert not held
 for made in (unknown > 0, unknown[:0]):
     found, places, counts = made.unique(return_inverse=True, return_counts=True)
     assert len(found) == len(counts) == min(len(made), 2) and places.shape == made.shape
