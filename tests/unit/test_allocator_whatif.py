@@ -17,11 +17,12 @@ from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.export import as_snapshot
 from memtrace.allocator.replay.evidence import gather
 from memtrace.allocator.replay.replay import replay_device
-from memtrace.allocator.whatif.addresses import Policy
+from memtrace.allocator.whatif.addresses import AddressSpace, CardDriver, Hints, Policy
 from memtrace.allocator.whatif.program import Op
 from memtrace.allocator.whatif.search import ranked, run_conf, sensible_confs
 from memtrace.allocator.whatif.selfcheck import Limit, recorded_limit, self_check, settle
 from memtrace.allocator.whatif.whatif import Simulation, simulate
+from memtrace.errors import UsageError
 from memtrace.snapshot.load import from_raw
 from memtrace.snapshot.model import Action
 
@@ -351,3 +352,11 @@ def test_a_placement_holds_what_is_live(blocks: list[tuple[int, int, int]]) -> N
     found = _place_by_size(size[order], start[order], end[order])
     live = max((int(size[(start <= t) & (end > t)].sum()) for t in range(30)), default=0)
     assert live <= found <= int(size.sum())
+
+
+@pytest.mark.parametrize("policy", [Policy.RISING, Policy.FALLING, Policy.DRIVER])
+def test_segments_that_no_address_space_holds_are_refused_in_one_line(policy: Policy) -> None:
+    driver = CardDriver(AllocatorConfig(), AddressSpace(policy, Hints({}, {}), ()))
+    with pytest.raises(UsageError, match="more than any device"):
+        for _ in range(40):
+            driver.place(1, (1 << 59) - 512)

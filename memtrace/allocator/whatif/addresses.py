@@ -25,6 +25,7 @@ _CHUNK = 32 << 20  # what the Linux driver reserves for cudaMalloc at a time
 _TOP = 1 << 46
 _LOWEST = 1 << 30
 _RESERVATIONS = 1 << 56
+_END = 1 << 63
 
 
 class Policy(StrEnum):
@@ -207,7 +208,7 @@ class CardDriver:
 
     def place(self, number: int, size: int) -> int | None:
         address = self.space.place(size, self.event)
-        if address < 0:  # below the bottom of the address space
+        if not 0 <= address < _END - size:  # beyond the bottom or the top of the address space
             raise UsageError("the run would need more than any device has: check the model's sizes and the options")
         self._note(Action.SEGMENT_ALLOC, address, size, number)
         return address
