@@ -122,7 +122,14 @@ async def test_what_is_no_text_is_refused_and_not_printed(visit: Visit, capsys: 
 
 async def test_a_screen_is_one_that_somebody_has(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
     headers = {"Host": f"localhost:{visit.server.port}", "Origin": visit.own} | await visit.enter()
-    for size in ("width=999999999", "height=1001", "width=-5", "height=x", "width=" + "9" * 5000):
+    for size in (
+        "width=999999999",
+        "height=1001",
+        "width=-5",
+        "height=x",
+        "width=" + "9" * 5000,
+        "width=0000000009999999",
+    ):
         with pytest.raises(aiohttp.WSServerHandshakeError):
             await visit.client.ws_connect(f"/ws?{size}", headers=headers)
     told = []

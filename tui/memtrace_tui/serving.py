@@ -115,7 +115,7 @@ class GuardedServer(Server):
     async def handle_websocket(self, request: web.Request) -> Any:
         """The screen of a visitor; none that nobody has, for its cells are held in memory."""
         sizes = [request.query.get(side, "80") for side in ("width", "height")]
-        if not all(size.isdecimal() and int(size[:9]) <= _MOST_CELLS for size in sizes):
+        if not all(size.isdecimal() and len(size) < 9 and int(size) <= _MOST_CELLS for size in sizes):
             return web.Response(status=400, text="memtrace: no such screen\n")
         return await super().handle_websocket(request)
 
