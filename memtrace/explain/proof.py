@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 LEAST_SHARE = 0.01
 """Of the capacity: what saves less is not advice."""
+_CONFIRMS = 0.9  # of a formula's figure: what the replay must win for it to stand
 _MOST_TOGETHER = 2  # larger subsets are not searched
 _SHARE_STEPS = 16  # of the longest sequence, tried by forecasts
 _REPLAY_EVENTS = 3_000_000  # longer recordings are not replayed while somebody waits; memtrace simulate does on request
@@ -121,6 +122,19 @@ class Bench:
         left = 1 - float((gone * self.case.size).sum()) / max(self.case.total(growing), 1)
         return round(max(0, needed - self.case.refusal.asked_bytes) * max(0.0, left))
 
+    @cached_property
+    def _as_it_was(self) -> Simulation:
+        return self.run([])
+
+    def won_bytes(self, proposal: Proposal) -> int:
+        """By how much less is allocated with the change: at the refusal (with the request, where it is served only
+        then), else at the peak."""
+        before, after = self._as_it_was, self.run([proposal])
+        if self.case.refusal is None:
+            return before.peak_allocated_bytes - after.peak_allocated_bytes
+        held = self.case.refusal.asked_bytes if after.spared and not before.spared else 0
+        return before.end_allocated_bytes - after.end_allocated_bytes + held
+
     def replayed(self, proposals: Sequence[Proposal]) -> tuple[int, bool]:
         """(reserved bytes with the changes, whether everything that was asked for was served)."""
         outcome = self.run(proposals)
@@ -185,7 +199,17 @@ def _tested(bench: Bench, proposal: Proposal) -> Advice | None:
         before, after, _ = peaks
         what = f"forecast of the same run: peak {size(after)} instead of {size(before)}"
         return Advice(proposal.change, before - after, Basis.FORECAST, what)
-    return Advice(proposal.change, proposal.saves_bytes, Basis.FORMULA, proposal.proof)
+    return _unrefuted(bench, proposal, Advice(proposal.change, proposal.saves_bytes, Basis.FORMULA, proposal.proof))
+
+
+def _unrefuted(bench: Bench, proposal: Proposal, said: Advice) -> Advice:
+    """A formula's figure, unless the replay with these tensors smaller wins clearly less: the peak is elsewhere then."""
+    if proposal.rows is None or said.saves_bytes is None or not bench.can_replay:
+        return said
+    won = max(0, bench.won_bytes(proposal))
+    if won >= _CONFIRMS * said.saves_bytes:
+        return said
+    return Advice(said.change, won, Basis.REPLAY, f"replayed: {size(won)} less; {said.proof}")
 
 
 def together(bench: Bench, held: Mapping[str, Proposal]) -> Together | None:
