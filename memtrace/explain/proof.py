@@ -203,7 +203,7 @@ def _tested(bench: Bench, proposal: Proposal) -> Advice | None:
 
 
 def _unrefuted(bench: Bench, proposal: Proposal, said: Advice) -> Advice:
-    """A formula's figure, unless the replay with these tensors smaller wins clearly less: the peak is elsewhere then."""
+    """A formula's figure, unless the replay wins clearly less: the peak is elsewhere then."""
     if proposal.rows is None or said.saves_bytes is None or not bench.can_replay:
         return said
     won = max(0, bench.won_bytes(proposal))
