@@ -127,13 +127,8 @@ class Bench:
         return self.run([])
 
     def won_bytes(self, proposal: Proposal) -> int:
-        """By how much less is allocated with the change: at the refusal (with the request, where it is served only
-        then), else at the peak."""
-        before, after = self._as_it_was, self.run([proposal])
-        if self.case.refusal is None:
-            return before.peak_allocated_bytes - after.peak_allocated_bytes
-        held = self.case.refusal.asked_bytes if after.spared and not before.spared else 0
-        return before.end_allocated_bytes - after.end_allocated_bytes + held
+        """By how much less is allocated at the peak with the change."""
+        return self._as_it_was.peak_allocated_bytes - self.run([proposal]).peak_allocated_bytes
 
     def replayed(self, proposals: Sequence[Proposal]) -> tuple[int, bool]:
         """(reserved bytes with the changes, whether everything that was asked for was served)."""
@@ -203,8 +198,9 @@ def _tested(bench: Bench, proposal: Proposal) -> Advice | None:
 
 
 def _unrefuted(bench: Bench, proposal: Proposal, said: Advice) -> Advice:
-    """A formula's figure, unless the replay wins clearly less: the peak is elsewhere then."""
-    if proposal.rows is None or said.saves_bytes is None or not bench.can_replay:
+    """A formula's figure, unless the replay wins clearly less: the peak is elsewhere then. At a refusal there is no
+    elsewhere, and what would come behind it is not in the recording."""
+    if proposal.rows is None or said.saves_bytes is None or bench.case.is_oom or not bench.can_replay:
         return said
     won = max(0, bench.won_bytes(proposal))
     if won >= _CONFIRMS * said.saves_bytes:
