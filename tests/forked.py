@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -136,3 +137,14 @@ def serve(kind: str) -> None:
 
 if __name__ == "__main__":
     serve(sys.argv[1])
+
+
+def between_marks(out: Path, mark_bytes: int) -> list[list[int]]:
+    """Sizes allocated in a recording, cut wherever something of ``mark_bytes`` was."""
+    found: list[list[int]] = [[]]
+    for event in pickle.loads(out.read_bytes())["device_traces"][0]:
+        if event["action"] == "alloc" and event["size"] == mark_bytes:
+            found.append([])
+        elif event["action"] == "alloc":
+            found[-1].append(event["size"])
+    return found

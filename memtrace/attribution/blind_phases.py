@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.frozen import dataclass
+from memtrace.snapshot.model import I4
 
 I8 = NDArray[np.int64]
-I4 = NDArray[np.int32]
 Cycle = tuple[int, int, int]  # first event, turning point, event after the last
 
 _LOW_SHARE = 0.08  # short-lived bytes at a low point, as a share of the highest level

@@ -21,10 +21,9 @@ from memtrace.attribution.stack_facts import Kind, StackFacts, stack_facts
 from memtrace.attribution.strays import stray
 from memtrace.frozen import dataclass
 from memtrace.history.timeline import NEVER, Timeline
-from memtrace.snapshot.model import Action, DeviceTrace
+from memtrace.snapshot.model import I4, Action, DeviceTrace
 
 I8 = NDArray[np.int64]
-I4 = NDArray[np.int32]
 U1 = NDArray[np.uint8]
 Bool = NDArray[np.bool_]
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from memtrace.arrays import among, distinct, places
 from memtrace.attribution.attention import outgrown
+from memtrace.attribution.categories import Category
 from memtrace.attribution.compiled import beside_loss
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
@@ -653,7 +654,9 @@ class Signals:
         ready = (f.born < self._first_pass) & f.is_kind(Kind.OTHER) & self.in_trace & ~f.has(Tag.KV_CACHE)
         unknown = ready & (f.persistent | (f.ended > (passes[-1] if len(passes) else NEVER)))
         more = f.size[unknown].sum() > f.size[self._known_weights].sum()
-        labelled = any(label.get("category") in ("base_weights", "lora") for label in f.timeline.snapshot.labels)
+        labelled = any(
+            label.get("category") in (Category.BASE_WEIGHTS, Category.LORA) for label in f.timeline.snapshot.labels
+        )
         if more and not labelled and not (self.trained.weights & self.load_frames & f.stays).any():
             return unknown & ~self._few_untrained(unknown & ~self.trained.weights)
         loaded = f.born[self.load_frames & f.stays]

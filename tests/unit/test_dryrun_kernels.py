@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,7 @@ pytest.importorskip("bitsandbytes")
 if sys.platform != "linux":
     pytest.skip("the dry device needs Linux", allow_module_level=True)
 
-from forked import Runs
+from forked import Runs, between_marks
 
 MARK = 7777
 SCRIPT = f"""
@@ -100,17 +98,7 @@ def sizes(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> list[list[int
     script.write_text(SCRIPT)
     done = runs("-o", str(out), str(script))
     assert done.returncode == 0, done.stderr[-2000:]
-    return _between_marks(out)
-
-
-def _between_marks(out: Path) -> list[list[int]]:
-    found: list[list[int]] = [[]]
-    for event in pickle.loads(out.read_bytes())["device_traces"][0]:
-        if event["action"] == "alloc" and event["size"] == MARK:
-            found.append([])
-        elif event["action"] == "alloc":
-            found[-1].append(event["size"])
-    return found
+    return between_marks(out, MARK)
 
 
 def test_many_rows_of_an_embedding_are_sorted_and_summed_by_tens(sizes: list[list[int]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ pytest.importorskip("torch")
 if sys.platform != "linux":
     pytest.skip("the dry device needs Linux", allow_module_level=True)
 
-from forked import Runs
+from forked import Runs, between_marks
 
 GPU = Path(__file__).parents[1] / "gpu"
 TRUTH = Path(__file__).parents[1] / "truth" / "recurrent_layers.jsonl"
@@ -36,13 +35,7 @@ def asked(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> list[list[int
     done = runs("-o", str(out), str(script))
     assert done.returncode == 0, done.stderr[-2000:]
     assert "recurrent layers are those that cuDNN" in done.stderr
-    found: list[list[int]] = [[]]
-    for event in pickle.loads(out.read_bytes())["device_traces"][0]:
-        if event["action"] == "alloc" and event["size"] == MARK_BYTES:
-            found.append([])
-        elif event["action"] == "alloc":
-            found[-1].append(event["size"])
-    return found[1::2]
+    return between_marks(out, MARK_BYTES)[1::2]
 
 
 def _kinds(asked: list[list[int]]) -> list[tuple[list[object], int, list[int], list[int]]]:

@@ -223,8 +223,7 @@ class Kernels:
         else:
             longest = max(lengths, default=0)
         paths = log_probs.new_empty((batch, steps, 2 * longest + 1))
-        held = self._buffers(*[8 * batch] * 3)
-        del held
+        self._buffers(*[8 * batch] * 3)
         return log_probs.new_empty((batch,)), paths
 
     def _ctc_backward(self, default: Handler, grad: Any, log_probs: Any, *rest: Any, **_: Any) -> Any:
