@@ -186,6 +186,7 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
     """One process's job: run, and leave ``NAME.MODE.pickle`` with everything the labels need."""
     import torch
     from more_programs import MORE
+    from new_programs import NEW
     from programs import PROGRAMS
     from rare_programs import RARE
     from stack_programs import STACKS, be_alone
@@ -251,7 +252,7 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
     try:
         with stamping as log:
             record["log"] = log
-            program = (PROGRAMS | MORE | RARE | STACKS)[run.program](stage)
+            program = (PROGRAMS | MORE | RARE | NEW | STACKS)[run.program](stage)
             next(program)
             if run.late and not rank:
                 backend.synchronize()

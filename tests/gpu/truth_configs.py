@@ -246,7 +246,16 @@ RARE_RUNS: dict[str, TruthRun] = {
     **_both("boxes", "boxes", "", {}),
     **_both("molecules", "molecules", "", {}),
 }
-RUNS |= STACK_RUNS | MORE_RUNS | RARE_RUNS
+# Models that grow, that are trained without backward passes, or whose backward passes are programs of their own.
+NEW_RUNS: dict[str, TruthRun] = {
+    **_both("splats", "splats", "", {}),
+    **_both("zeroth", "zeroth", "", {}, trains=False),
+    **_both("sparse-codes", "sparse_codes", "", {}),
+    **_both("parametrised", "parametrised", "", {}),
+    **_both("ode", "ode", "", {}),
+    **_both("projected", "projected", "", {}),
+}
+RUNS |= STACK_RUNS | MORE_RUNS | RARE_RUNS | NEW_RUNS
 
 TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2,
