@@ -488,12 +488,12 @@ def distinct(const int64_t[::1] values):
 
 
 def plan(const uint8_t[::1] action, const int32_t[::1] handle, int completes, int64_t handles):
-    """rerun.plan: (operations, their events, and by rare step the events it begins and ends with)."""
+    """rerun.plan: (operations, and by rare step the events it begins and ends with)."""
     import numpy as np
 
     cdef Py_ssize_t count = action.shape[0], start = 0, made = 0, i, j
-    ops, events = np.empty(count + 1, np.int32), np.empty(count + 1, np.int32)
-    cdef int32_t[::1] op = ops, event = events
+    ops = np.empty(count + 1, np.int32)
+    cdef int32_t[::1] op = ops
     cdef list steps = []
     cdef bint rare = False
     cdef uint8_t kind
@@ -504,13 +504,13 @@ def plan(const uint8_t[::1] action, const int32_t[::1] handle, int completes, in
             if kind != 0 and kind != 1 and kind != 8:
                 continue
         if rare:  # the events between two anchors, and the second one
-            op[made], event[made] = <int32_t>(handles + len(steps)), <int32_t>i
+            op[made] = <int32_t>(handles + len(steps))
             made += 1
             steps.append((start, i))
             start = i if completes == 1 and i < count and action[i] == 1 else i + 1
         for j in range(start, min(i + 1, count)):
             if action[j] == 0 or (action[j] == completes and handle[j] >= 0):
-                op[made], event[made] = handle[j] if action[j] == 0 else -1 - handle[j], <int32_t>j
+                op[made] = handle[j] if action[j] == 0 else -1 - handle[j]
                 made += 1
         start, rare = i + 1, False
-    return ops[:made], events[:made], steps
+    return ops[:made], steps

@@ -45,15 +45,15 @@ def _round_power2(size: int, divisions: int) -> int:
 
 def round_sizes(requested_bytes: I8, config: AllocatorConfig) -> I8:
     """:func:`round_size` of every entry. Entries above 1 EB, which no allocator serves, count as 1 EB."""
-    size = np.minimum(requested_bytes, MAX_REQUEST_BYTES) + config.padding_bytes
-    rounded = size + (MIN_BLOCK_BYTES - 1)
-    rounded &= -MIN_BLOCK_BYTES  # a power of two
-    np.maximum(rounded, MIN_BLOCK_BYTES, out=rounded)
-    if any(config.roundup_divisions):
+    size = np.minimum(requested_bytes, MAX_REQUEST_BYTES)
+    size += config.padding_bytes
+    if len(size) and any(config.roundup_divisions):
         distinct, inverse = np.unique(size, return_inverse=True)
         values = np.array([round_size(n - config.padding_bytes, config) for n in distinct.tolist()], dtype=np.int64)
-        rounded = values[inverse] if len(values) else rounded
-    return rounded
+        return values[inverse]
+    size += MIN_BLOCK_BYTES - 1
+    size &= -MIN_BLOCK_BYTES  # a power of two
+    return np.maximum(size, MIN_BLOCK_BYTES, out=size)
 
 
 def segment_size(rounded_bytes: int, config: AllocatorConfig) -> int:

@@ -31,7 +31,6 @@ class TraceEvidence:
     history: SegmentHistory
     beginning: Beginning
     requested: I8
-    rounded: I8
     small: Bool
     pool: I4
     stream: I8  # raw handles
@@ -87,7 +86,7 @@ def gather(device: Device, config: AllocatorConfig, is_npu: bool = False) -> Tra
     small[: life.initial] = beginning.is_small
     reserved = int(history.initial.total_size.sum())
     explicit = explicit_releases(trace, reserved, config.gc_threshold > 0)
-    return TraceEvidence(device, config, life, history, beginning, requested, rounded, small, pool, stream, explicit)
+    return TraceEvidence(device, config, life, history, beginning, requested, small, pool, stream, explicit)
 
 
 def _meant(column: I4, meanings: NDArray[Number], events: I4) -> NDArray[Number]:

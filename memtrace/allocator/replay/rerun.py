@@ -18,7 +18,7 @@ from memtrace.allocator import flat
 from memtrace.allocator import state as state_module
 from memtrace.allocator.flat import tabulate
 from memtrace.allocator.replay.initial import RESERVATION_BYTES, fill
-from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size
+from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, round_sizes
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import MASK, SHIFT, AllocatorState
 from memtrace.arrays import place_of
@@ -49,9 +49,9 @@ class Rerun:
     limit_below: int | None = None
 
 
-def plan(action: U1, handle: I4, completes: int, handles: int) -> tuple[I4, I4, list[tuple[int, int]]]:
-    """Operations in order (handles, complements, or from the number of handles on the rare steps), their events, and
-    by rare step the events it begins and ends with."""
+def plan(action: U1, handle: I4, completes: int, handles: int) -> tuple[I4, list[tuple[int, int]]]:
+    """Operations in order (handles, complements, or from the number of handles on the rare steps), and by rare step
+    the events it begins and ends with."""
     count = len(action)
     is_alloc = action == Action.ALLOC
     is_oom = action == Action.OOM
@@ -71,8 +71,7 @@ def plan(action: U1, handle: I4, completes: int, handles: int) -> tuple[I4, I4, 
     starts = np.concatenate(([0], anchors + 1))[rows]
     where = np.searchsorted(position, ends, side="left")  # a free request may also complete: behind its step
     ops = np.insert(ops, where, handles + np.arange(len(ends))).astype(np.int32)
-    events = np.insert(position, where, ends).astype(np.int32)
-    return ops, events, list(zip(starts.tolist(), ends.tolist(), strict=True))
+    return ops, list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 class Divergence(Exception):
@@ -105,18 +104,16 @@ class _Run:
         self.allocator = Allocator(evidence.config, self)
         self.state = self.allocator.state
         fill(self.state, evidence.history, evidence.beginning, life.address)
+        rounded = round_sizes(evidence.requested, evidence.config)
+        self.requests = tabulate(self.state, evidence.config, rounded, evidence.small, evidence.pool, evidence.stream)
+        del rounded  # as large as what comes next
         self.address_of, self.size_of = array("q", [-1]) * life.count, array("q", [0]) * life.count
         self.address_of[: life.initial] = array("q", life.address[: life.initial].tobytes())
         self.size_of[: life.initial] = array("q", evidence.beginning.block_bytes.tobytes())
         done = int(Action.FREE_COMPLETED)
         self.completes = done if (trace.action == done).any() else int(Action.FREE_REQUESTED)
-        make: Callable[..., tuple[I4, I4, list[tuple[int, int]]]] = getattr(state_module._COMPILED, "plan", plan)
-        self.ops, self.op_event, self.steps = make(
-            np.ascontiguousarray(trace.action), life.handle, self.completes, life.count
-        )
-        self.requests = tabulate(
-            self.state, evidence.config, evidence.rounded, evidence.small, evidence.pool, evidence.stream
-        )
+        make: Callable[..., tuple[I4, list[tuple[int, int]]]] = getattr(state_module._COMPILED, "plan", plan)
+        self.ops, self.steps = make(np.ascontiguousarray(trace.action), life.handle, self.completes, life.count)
 
     def _begin(self, queue: list[tuple[int, int, int, int]], anchor: int, refused: bool) -> None:
         self.queue, self.at, self.anchor, self.refused = queue, 0, anchor, refused
@@ -287,8 +284,8 @@ class _Run:
             except Divergence as parting:
                 at, why = parting.event, parting.why
             except (KeyError, IndexError, OverflowError):
-                at, why = int(self.op_event[high - 1]), "the trace contradicts itself: blocks overlap"
-            last_event = self.op_event[high - 1] if at is None else at
+                at, why = self._event_of(int(ops[-1])), "the trace contradicts itself: blocks overlap"
+            last_event = self._event_of(int(ops[-1])) if at is None else at
             upto = place_of(life.alloc_event, last_event, side="right")
             bad = np.flatnonzero(addresses[done:upto] != life.address[done:upto])
             if len(bad):
@@ -306,8 +303,15 @@ class _Run:
             at, why = self._compare_end(sizes)
         if at is not None:
             later = life.alloc_event >= at
-            sizes = np.where(later, evidence.rounded, sizes)
+            sizes = np.where(later, round_sizes(evidence.requested, evidence.config), sizes)
         return Rerun(sizes, at, why, self.allocator.num_alloc_retries, *self._limits())
+
+    def _event_of(self, op: int) -> int:
+        """The event that an operation stands for; of a rare step, the one that it ends with."""
+        life = self.life
+        if op >= life.count:
+            return self.steps[op - life.count][1]
+        return int(life.alloc_event[op] if op >= 0 else life.free_completed_event[~op])
 
     def _limits(self) -> tuple[int, int | None]:
         """Bounds on the limit from what was granted and refused, and from when garbage was collected."""
@@ -343,12 +347,13 @@ class _Run:
 
 def rerun(evidence: TraceEvidence, on_progress: Callable[[float], None] | None = None) -> Rerun:
     """Simulate a trace under its recorded settings and compare. ``on_progress`` gets the share done."""
-    start = np.concatenate([evidence.beginning.block_bytes, evidence.rounded[evidence.life.initial :]])
     impossible = _contradiction(evidence.device, evidence.life)
-    if not len(evidence.device.trace):
-        return Rerun(start, None, impossible)
-    contradictions = evidence.history.contradictions + evidence.beginning.contradictions
-    if contradictions:
+    is_empty = not len(evidence.device.trace)
+    if is_empty or evidence.history.contradictions + evidence.beginning.contradictions:
+        start = round_sizes(evidence.requested, evidence.config)
+        start[: evidence.life.initial] = evidence.beginning.block_bytes
+        if is_empty:
+            return Rerun(start, None, impossible)
         why = "the trace does not fit the final segments, so what was there before it began is not known"
         return Rerun(start, 0, impossible or why)
     run = _Run(evidence)
