@@ -22,7 +22,7 @@ from memtrace.record import backend as backend_module
 from memtrace.record import facts, files, messages
 from memtrace.record.deep import DeepNames
 from memtrace.record.hooks import AutoHooks
-from memtrace.record.labels import Contents, LabelBook, optimizer_parameters
+from memtrace.record.labels import Contents, LabelBook, optimizer_parameters, without_collecting
 from memtrace.record.ooms import OomBook, SavedOom, is_oom, verdict_on
 from memtrace.record.outside import Readings
 from memtrace.record.phases import PhaseLog, now_us
@@ -251,9 +251,10 @@ class Recorder:
         self.outside.read("step", self.device)
         if self.recording and id(optimizer) not in self._remembered:
             self._remembered.add(id(optimizer))
-            models, optimizers = self.labels.alive()  # while they are: a script's objects are often gone at its end
-            self.labels.remember(models, optimizers, now_us())
-            self._config = facts.run_config(models, optimizers)
+            with without_collecting():
+                models, optimizers = self.labels.alive()  # while they are: a script's objects are often gone at its end
+                self.labels.remember(models, optimizers, now_us())
+                self._config = facts.run_config(models, optimizers)
         if self.log.next_step(by_program=False):
             self._note_step()
 

@@ -208,7 +208,8 @@ def test_objects_that_are_gone_at_the_end_are_labelled_all_the_same(
 
     def run() -> None:
         model = Net()
-        model.config = SimpleNamespace(to_dict=lambda: {"model_type": "net"})  # type: ignore[assignment]
+        told = lambda: {"model_type": "net", "collects": gc.isenabled()}  # noqa: E731
+        model.config = SimpleNamespace(to_dict=told)  # type: ignore[assignment]
         outlives.append(model.second)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         train(model, optimizer, 3)
@@ -228,7 +229,7 @@ def test_objects_that_are_gone_at_the_end_are_labelled_all_the_same(
     past = [row for row in kept if row["until_time_us"] is not None]
     assert past and all(row["from_time_us"] == row["until_time_us"] for row in past)
     told = [(model["class"], model["config"]) for model in extra["config"]["models"]]
-    assert told == [("Net", {"model_type": "net"})]
+    assert told == [("Net", {"model_type": "net", "collects": False})] and gc.isenabled()  # but for that first look
     assert [optimizer["class"] for optimizer in extra["config"]["optimizers"]] == ["Adam"]
     assert extra["config"]["autocast"] is True
 
