@@ -1,12 +1,14 @@
 """Runs that shard, on as many GPUs as they have ranks, and dry-run without one: the peaks of every rank.
 
-    python tests/gpu/check_ranks.py measure FOLDER [NAME…]              # on GPUs: FOLDER/ranks.jsonl, a line a run
+    python tests/gpu/check_ranks.py measure FOLDER [NAME[@RANKS]…]      # on GPUs: FOLDER/ranks.jsonl, a line a run
     python tests/gpu/check_ranks.py compare ranks.jsonl [NAME…]         # anywhere: dry-runs them, prints the table
 
 The program is ``scripts/ranks.py``; each row below is what it does, with a model of published widths (and, but for
-those called whole, fewer layers). Weights are zeros where values don't matter: embeddings and routers are random.
-Runs of one measurement share the GPUs, as many at a time as memory allows. With ``ALONE`` in the environment rank 0
-runs by itself, on one GPU, and collectives do nothing.
+those called whole, fewer layers), on two ranks or as many as asked for. Weights are zeros where values don't matter:
+embeddings and routers are random. Runs of one measurement share the GPUs, as many at a time as memory allows.
+
+More ranks than GPUs share them (``sharing.py``). With ``RECORD`` in the environment each rank's history is kept beside
+its log. With ``ALONE`` rank 0 runs by itself, and collectives do nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ ROOT = HERE.parent.parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
 
 from check_dryrun_scripts import environment  # noqa: E402
+from sharing import place_of  # noqa: E402
 from truth_configs import LLAMA2_7B, MISTRAL_7B, QWEN3_MOE, TINYLLAMA  # noqa: E402
 
 SCRIPT = HERE / "scripts/ranks.py"
 KEYS = ("requested", "allocated", "reserved")
-WORKERS, MOST_GIB, TIMEOUT_S = 12, 90, 150
+WORKERS, MOST_GIB = int(os.environ.get("WORKERS", "12")), float(os.environ.get("MOST_GIB", "120"))
+TIMEOUT_S = int(os.environ.get("TIMEOUT_S", "150"))
 Row = dict[str, Any]
 
 LLAMA2_13B = LLAMA2_7B | {
@@ -103,20 +107,18 @@ ROWS: dict[str, Row] = {
         _row("lora-mixtral", "fsdp2", "mixtral", 2, 1, 1024, method="lora", targets=_ATTENTION),
         _row("full-mixtral", "fsdp2", "mixtral", 1, 1, 1024, 30, method="full"),
         _row("fsdp1-7b", "fsdp1", "7b", 2, 2, 1024, 16),
-        _row("fsdp1-tiny", "fsdp1", "tiny", 8, 4, 2048, 16),
+        _row("fsdp1-tiny", "fsdp1", "tiny", 8, 4, 2048, 18),
         _row("ddp-tiny", "data_parallel", "tiny", 8, 2, 1024, method="full"),
-        _row("ddp-tiny-recorded", "data_parallel", "tiny", 8, 2, 1024, method="full", recorded=True),
-        _row("states-7b-recorded", "data_parallel", "7b", 2, 1, 1024, 16, method="full", zero=True, recorded=True),
         _row("ddp-qlora-7b", "data_parallel", "7b", 4, 1, 1024, method="qlora"),
         _row("states-tiny", "data_parallel", "tiny", 8, 2, 1024, method="full", zero=True),
-        _row("states-7b", "data_parallel", "7b", 2, 1, 1024, 16, method="full", zero=True),
-        *(_row(f"zero{n}-tiny", "deepspeed", "tiny", 8, 2, 1024, 20, zero=n) for n in (1, 2, 3)),
+        _row("states-7b", "data_parallel", "7b", 2, 1, 1024, method="full", zero=True),
+        *(_row(f"zero{n}-tiny", "deepspeed", "tiny", 8, 2, 1024, 14, zero=n) for n in (1, 2, 3)),
         *(_row(f"zero{n}-7b", "deepspeed", "7b", 2, 1, 2048, 24, zero=n, checkpointing=True) for n in (2, 3)),
-        _row("zero2-overlap", "deepspeed", "tiny", 8, 2, 1024, 20, zero=2, options={"overlap_comm": False}),
-        _row("zero3-offload", "deepspeed", "tiny", 8, 2, 1024, 20, zero=3, offload=True),
-        _row("dpo-tiny", "trainer", "tiny", 8, 2, 256, method="dpo"),
+        _row("zero2-overlap", "deepspeed", "tiny", 8, 2, 1024, 14, zero=2, options={"overlap_comm": False}),
+        _row("zero3-offload", "deepspeed", "tiny", 8, 2, 1024, 14, zero=3, offload=True),
+        _row("dpo-tiny", "trainer", "tiny", 8, 2, 256, 6, method="dpo"),
         _row("dpo-7b", "trainer", "7b", 4, 1, 512, method="dpo"),
-        _row("trainer-ddp", "trainer", "tiny", 8, 2, 1024, method="full"),
+        _row("trainer-ddp", "trainer", "tiny", 8, 2, 1024, 16, method="full"),
         _row("trainer-fsdp2", "trainer", "tiny", 8, 2, 1024, method="full", options={
             "fsdp": "full_shard auto_wrap",
             "fsdp_config": {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
@@ -124,6 +126,8 @@ ROWS: dict[str, Row] = {
         _row("pipeline-tiny", "pipeline", "tiny", 8, 8, 1024),
         _row("pipeline-7b", "pipeline", "7b", 2, 4, 1024),
         _row("experts-qwen3-moe", "experts", "qwen3-moe", 2, 1, 1024, 20),
+        _row("tensor-7b", "tensor", "7b", 2, 1, 1024),
+        _row("tensor-tiny", "tensor", "tiny", 8, 2, 1024),
         *_published(),
     )
 }  # fmt: skip
@@ -179,7 +183,7 @@ class Room:
     """What of every GPU the runs beside each other may take."""
 
     def __init__(self) -> None:
-        self._free, self._changed = float(MOST_GIB), threading.Condition()
+        self._free, self._changed = MOST_GIB, threading.Condition()
 
     def take(self, gib: float) -> None:
         with self._changed:
@@ -192,20 +196,19 @@ class Room:
             self._changed.notify_all()
 
 
-def measured(row: Row, folder: Path, ranks: int, logs: Path) -> Row:
+def measured(row: Row, folder: Path, ranks: int, gpus: int, logs: Path) -> Row:
     command = [sys.executable, str(SCRIPT), json.dumps(row), str(folder)]
     (folder / f"meeting-{row['name']}").unlink(missing_ok=True)
     known = _environment(row)
-    port = 29500 + list(ROWS).index(row["name"])
+    port = 29500 + list(ROWS).index(row["name"].partition("@")[0]) + 100 * ranks
     processes = []
     for rank in range(1 if "ALONE" in os.environ else ranks):
-        place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port,
-                 "MASTER_ADDR": "localhost", "CUDA_VISIBLE_DEVICES": rank, "OMP_NUM_THREADS": 4}  # fmt: skip
+        place = place_of(rank, ranks, gpus) | {"MASTER_PORT": str(port), "MASTER_ADDR": "localhost"}
         log = (logs / f"{row['name']}-{rank}.log").open("w")
         processes.append(
             subprocess.Popen(
                 command,
-                env=known | {key: str(value) for key, value in place.items()},
+                env=known | place | {"OMP_NUM_THREADS": "4"},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -229,29 +232,36 @@ def measured(row: Row, folder: Path, ranks: int, logs: Path) -> Row:
     return {"name": row["name"], "ranks": found, "world_size": ranks}
 
 
-def measure(out: Path, chosen: list[str], ranks: int) -> None:
+def chosen_rows(names: list[str]) -> list[tuple[Row, int]]:
+    """The rows called ``NAME`` or ``NAME@RANKS``, each with its ranks."""
+    parts = [name.partition("@") for name in names]
+    return [(ROWS[name] | {"name": name + at + ranks}, int(ranks or 2)) for name, at, ranks in parts]
+
+
+def measure(out: Path, names: list[str]) -> None:
     import torch
 
-    rows = [ROWS[name] for name in chosen or ROWS]
-    began, room, writes = time.time(), Room(), threading.Lock()
+    rows = chosen_rows(names or list(ROWS))
+    began, room, writes, gpus = time.time(), Room(), threading.Lock(), torch.cuda.device_count()
     logs = out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as made, ThreadPoolExecutor(WORKERS) as pool:
-        for row in rows:
+        for row, _ in rows:
             folder_of(row, Path(made), weights=True)
 
-        def one(row: Row) -> None:
-            room.take(row["gib"])
+        def one(row: Row, ranks: int) -> None:
+            of_each_gpu = row["gib"] * -(-ranks // gpus)
+            room.take(of_each_gpu)
             try:
-                found = measured(row, folder_of(row, Path(made), True), ranks, logs)
+                found = measured(row, folder_of(row, Path(made), True), ranks, gpus, logs)
             finally:
-                room.give(row["gib"])
-            found |= {"torch": torch.__version__, "seconds": round(time.time() - began)}
+                room.give(of_each_gpu)
+            found |= {"torch": torch.__version__, "gpus": gpus, "seconds": round(time.time() - began)}
             with writes, (out / "ranks.jsonl").open("a") as lines:
                 print(json.dumps(found), file=lines)
             print(row["name"], found["seconds"], [one.get("error", "")[-200:] for one in found["ranks"]], flush=True)
 
-        list(pool.map(one, rows))
+        list(pool.map(one, *zip(*rows, strict=True)))
 
 
 # anywhere
@@ -273,17 +283,11 @@ def compare(truth: Path, chosen: list[str], kept: Path | None = None) -> None:
     print(f"{'run, rank':44} {'MiB':>8} {'requested':>9} {'allocated':>9} {'reserved':>9}")
     with tempfile.TemporaryDirectory() as made:
         for name in chosen or found:
-            row = ROWS[name]
+            row, ranks = chosen_rows([name])[0]
             measured, mine = found[name]["ranks"], None
             for rank, real in enumerate(measured):
                 if mine is None or real != measured[rank - 1]:  # of ranks that took the same, one is enough
-                    mine = dry(
-                        row,
-                        folder_of(row, Path(made), False),
-                        rank,
-                        found[name].get("world_size", 2),
-                        kept or Path(made),
-                    )
+                    mine = dry(row, folder_of(row, Path(made), False), rank, ranks, kept or Path(made))
                 for part in ("load", "train"):
                     before, now = real.get(part), mine.get(part)
                     if not before or not now:
@@ -297,6 +301,6 @@ def compare(truth: Path, chosen: list[str], kept: Path | None = None) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "measure":
-        measure(Path(sys.argv[2]), sys.argv[3:], int(os.environ.get("RANKS", "2")))
+        measure(Path(sys.argv[2]), sys.argv[3:])
     else:
         compare(Path(sys.argv[2]), sys.argv[3:], Path(os.environ["KEEP"]) if "KEEP" in os.environ else None)

@@ -68,7 +68,7 @@ def checkpoint(architecture: dict[str, Any], name: str, device: str) -> Path:
         config = WORK / f"{name}.json"
         config.write_text(json.dumps(architecture))
         command = [sys.executable, "-m", "memtrace.record.checkpoint", str(config), str(folder), device]
-        subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
     return folder
 
 

@@ -1,6 +1,6 @@
 """Two ranks under torchrun, one of which runs out of memory: both leave a complete file.
 
-    python3 tests/gpu/check_two_ranks.py --out DIR          (needs two GPUs)
+    python3 tests/gpu/check_two_ranks.py --out DIR          (ranks share a GPU if there is one alone)
 
 Prints what it found, writes ``DIR/check_two_ranks.json`` and the two recordings; exit code 1 if the check failed.
 """

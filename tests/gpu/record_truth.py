@@ -34,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
 
+from sharing import place_of  # noqa: E402
 from tools.labelling import stamps  # noqa: E402
 from tools.labelling.files import pack_stamps, unpack_stamps  # noqa: E402
 from tools.labelling.labels import FROM_IDENTITY, Run, truth  # noqa: E402
@@ -396,11 +397,9 @@ def job(number: int, name: str, arguments: argparse.Namespace, checkpoint: Path)
         if RUNS[name].program == "deepspeed":  # others that find it import it
             paths.append(os.environ.get("DEEPSPEED_PATH", ""))
         known = dict(os.environ, PYTHONPATH=os.pathsep.join(paths))
-        # Each process sees one GPU.
-        places = [dict(known, CUDA_VISIBLE_DEVICES=str((number + r) % arguments.gpus)) for r in range(ranks)]
+        places = [dict(known, CUDA_VISIBLE_DEVICES=str(number % arguments.gpus))]
         if ranks > 1:
-            words = {"WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-            places = [place | words | {"RANK": str(rank)} for rank, place in enumerate(places)]
+            places = [known | place_of(rank, ranks, arguments.gpus) for rank in range(ranks)]
         others = [
             subprocess.Popen(command, env=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             for place in (places[1:] if mode != "pack" and "ALONE" not in os.environ else ())

@@ -185,6 +185,7 @@ RUNS: dict[str, TruthRun] = {
 # Stacks: sharded, split over ranks, compiled, with kernels and loops of other libraries.
 STACK_RUNS: dict[str, TruthRun] = {
     **_both("fsdp2", "fsdp2", "tinyllama-4-layers", {}, ranks=2),
+    **_both("fsdp2-four", "fsdp2", "tinyllama-4-layers", {}, ranks=4),
     **_both("fsdp2-qlora", "fsdp2", "llama-3-layers", {}, ranks=2, lora=True),
     **_both("fsdp2-offload", "fsdp2", "tinyllama-4-layers", {}, group=True, offload=True),
     **_both("fsdp2-qlora-offload", "fsdp2", "llama-3-layers", {}, ranks=2, lora=True, offload=True),
@@ -195,6 +196,7 @@ STACK_RUNS: dict[str, TruthRun] = {
     **_both("deepspeed-3", "deepspeed", "tinyllama-4-layers", {}, ranks=2, zero=3),
     **_both("deepspeed-3-offload", "deepspeed", "tinyllama-4-layers", {}, ranks=2, zero=3, offload=True),
     **_both("pipeline", "pipeline", "tinyllama-4-layers", {}, ranks=2),
+    **_both("pipeline-four", "pipeline", "tinyllama-4-layers", {}, ranks=4),
     **_both("expert-parallel", "expert_parallel", "qwen3-moe", {}, ranks=2),
     **_both("tensor-parallel", "tensor_parallel", "tinyllama-4-layers", {}, ranks=2),
     **_both("compiled", "compiled", "tinyllama-4-layers", {}, compiled=True),

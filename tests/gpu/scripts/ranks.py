@@ -1,7 +1,8 @@
 """One rank of a run that shards, for its peaks: ``ranks.py ROW FOLDER``, one row of ``check_ranks.py`` as JSON.
 
-Every process sees one GPU, whatever its rank. Prints a line of JSON at the end: the peaks until training began, and of
-training (bytes). A folder with a ``config.json`` alone is enough where nothing is really computed.
+Every process sees one GPU, whatever its rank; ``BACKEND`` in the environment is another than NCCL. Prints a line of
+JSON at the end: the peaks until training began, and of training (bytes). A folder with a ``config.json`` alone is
+enough where nothing is really computed.
 """
 
 from __future__ import annotations
@@ -225,9 +226,19 @@ def experts() -> None:
     train(model, optimizer, model.config.vocab_size)
 
 
+def tensor() -> None:
+    """Weights split over the ranks by Transformers (``tp_plan``); full fine-tuning."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(FOLDER, tp_plan="auto", dtype=torch.bfloat16)
+    model.train()
+    train(model, torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False), model.config.vocab_size)
+
+
 def published() -> None:
     """The recipe of AnswerDotAI/fsdp_qlora (March 2024): FSDP1, LoRA of rank 64 on six projections, reentrant
-    checkpoints, the loss on shifted float32 logits. How weights come there is our own, and not part of the peak."""
+    checkpoints, and as in Transformers 4.39 the loss on shifted float32 logits, of which the whole ones live on through
+    the backward pass. How weights come there is our own, and not part of the peak."""
     import bitsandbytes
     from accelerate import init_empty_weights
     from peft import LoraConfig, get_peft_model
@@ -296,12 +307,13 @@ def published() -> None:
         logits = wrapped(ids, attention_mask=torch.ones_like(ids)).logits.float()
         before, after = logits[..., :-1, :].contiguous(), ids[..., 1:].contiguous()
         loss = nn.functional.cross_entropy(before.view(-1, before.shape[-1]), after.view(-1))
+        del before
         loss.backward()
         loss.item()
         wrapped.clip_grad_norm_(0.3, norm_type=2.0)
         optimizer.step()
         optimizer.zero_grad()
-        del logits, before, after, loss
+        del logits, after, loss
 
 
 def _kept(weight: Any) -> dict[str, Any]:
@@ -321,18 +333,19 @@ def main() -> None:
         from stack_programs import be_alone
 
         be_alone(RANK, RANKS)
-    kinds = (fsdp2, fsdp1, data_parallel, deepspeed, trainer, pipeline, experts, published)
+    kinds = (fsdp2, fsdp1, data_parallel, deepspeed, trainer, pipeline, experts, tensor, published)
     if ROW["kind"] != "trainer":
-        torch.distributed.init_process_group("nccl", init_method=f"file://{FOLDER}/meeting-{ROW['name']}",
-                                             rank=RANK, world_size=RANKS)  # fmt: skip
-    if ROW.get("recorded"):
+        meeting = f"file://{FOLDER}/meeting-{ROW['name']}"
+        library = os.environ.get("BACKEND", "nccl")
+        torch.distributed.init_process_group(library, init_method=meeting, rank=RANK, world_size=RANKS)
+    if "RECORD" in os.environ:
         torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
     try:
         next(one for one in kinds if one.__name__ == ROW["kind"])()
     except torch.OutOfMemoryError as error:
         seen["oom"] = str(error)[:300]
     seen["train"] = peaks()
-    if ROW.get("recorded"):
+    if "RECORD" in os.environ:
         torch.cuda.memory._dump_snapshot(str(FOLDER / f"{ROW['name']}-{RANK}.pickle"))
     print(json.dumps(seen), flush=True)
     os._exit(0)  # another rank may wait in a collective for good
