@@ -23,6 +23,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/library.h>
 
 #include <string>
@@ -878,6 +879,9 @@ void memtrace_open(const Answers* given) {
   at::native::rnn_relu_cudnn_stub.set_cuda_dispatch_ptr(&plain<0>);
   at::native::rnn_relu_packed_cudnn_stub.set_cuda_dispatch_ptr(&plain_packed<0>);
   own_kernels();
+  // A CUDA build's clock of DistributedDataParallel would ask a card.
+  c10d::TimerRegistry()->Register(
+      c10::kCUDA, [](c10::Device) { return std::unique_ptr<c10d::Timer>(); }, c10::REGISTRY_PREFERRED);
 }
 
 void memtrace_drain() {
