@@ -105,6 +105,23 @@ def inside_linear(*inner: str) -> Fix:
     return fix
 
 
+def inside_operators(*inner: str) -> Fix:
+    """Frames within whatever calls an operator, autograd's own threads included: dispatch modes and tensor classes."""
+    made = frames_of(inner)
+
+    def fix(frames: Frames) -> Frames:
+        first = next((i for i, f in enumerate(frames) if f.filename.endswith(".py") or f.filename[:1] == "<"), None)
+        return (*frames, *made) if first is None else (*frames[:first], *made, *frames[first:])
+
+    return fix
+
+
+def in_calls(*inner: str) -> Fix:
+    """The same within Python code only, which is where function modes are."""
+    everywhere = inside_operators(*inner)
+    return lambda frames: everywhere(frames) if any(f.filename.endswith(".py") for f in frames) else frames
+
+
 def between_functions(*decorators: str) -> Fix:
     """Frames of a decorator around each of the user's own functions."""
 
@@ -361,6 +378,65 @@ WRAPPERS: Mapping[str, Fix] = {
         renamed(INSTALLED + r"(torch|triton)/", r"/home/u/src/py\1/\1/"),
         renamed(INSTALLED + r"(transformers|peft|trl|accelerate)/", r"/home/u/git/\1/src/\1/"),
     ),
+    # Modes and tensors of classes of their own, which see every operator pass
+    "default-device": in_calls("torch/utils/_device.py:__torch_function__"),
+    "own-function-mode": in_calls("~/optim/modes.py:__torch_function__"),
+    "flop-counter": inside_operators("torch/utils/flop_counter.py:__torch_dispatch__"),
+    "own-dispatch-mode": inside_operators("~/loss/optim.py:_count", "~/loss/optim.py:__torch_dispatch__"),
+    "tensor-class": inside_operators("torch/_ops.py:__call__", "torchao/dtypes/nf4tensor.py:__torch_dispatch__"),
+    # Queues of jobs, pipelines, trackers, other trainers
+    "celery": around_program("celery/app/trace.py:trace_task", "billiard/pool.py:workloop"),
+    "airflow": around_program("airflow/models/taskinstance.py:_execute_task", "airflow/sdk/task_runner.py:run"),
+    "prefect": both(
+        around_program("prefect/flow_engine.py:run_flow_sync", "prefect/utilities/callables.py:call_with_parameters"),
+        between_functions("prefect/tasks.py:__call__", "prefect/context.py:__exit__"),
+    ),
+    "mlflow": around_training(
+        "mlflow/pytorch/_lightning_autolog.py:patched_fit",
+        "mlflow/utils/autologging_utils/safety.py:safe_patch_function",
+    ),
+    "wandb-watch": both(
+        around_modules("wandb/integration/torch/wandb_torch.py:<lambda>"),
+        around_program("wandb/agents/pyagent.py:_run_job"),
+    ),
+    "process-pool": around_program(
+        "py/concurrent/futures/process.py:_process_worker",
+        "py/multiprocessing/process.py:_bootstrap",
+        "py/multiprocessing/spawn.py:_main",
+    ),
+    "functorch": around_training(
+        "torch/_functorch/functional_call.py:functional_call",
+        "torch/_functorch/apis.py:wrapped",
+        "torch/_functorch/eager_transforms.py:grad_and_value_impl",
+    ),
+    "skorch": around_training(
+        "skorch/net.py:step_fn",
+        "torch/optim/sgd.py:step",
+        "torch/optim/optimizer.py:wrapper",
+        "skorch/net.py:train_step",
+    ),
+    "keras-layers": around_modules(
+        "keras/src/layers/layer.py:__call__",
+        "keras/src/utils/traceback_utils.py:error_handler",
+    ),
+    "converted-outputs": around_training(
+        "accelerate/utils/operations.py:__call__",
+        "accelerate/utils/operations.py:forward",
+        "torch/amp/autocast_mode.py:decorate_autocast",
+    ),
+    "debugpy": both(
+        around_program("debugpy/_vendored/pydevd/pydevd.py:_exec", "debugpy/server/cli.py:run_file"),
+        between_functions("debugpy/_vendored/pydevd/_pydevd_bundle/pydevd_frame.py:trace_dispatch"),
+    ),
+    "timed-cell": both(
+        renamed(OWN_FILE, "<timed exec>"),
+        around_program("IPython/core/magics/execution.py:time", "IPython/core/interactiveshell.py:run_cell_magic"),
+    ),
+    "torch-package": renamed(OWN_FILE, "<torch_package_0>.company.optim"),
+    "unicode": renamed(OWN_FOLDER, "/home/用户/проекты/обучение модели 🚀/"),
+    "network-drive": renamed(OWN_FOLDER, r"\\\\server\\share\\torch\\optim\\"),
+    "eggs": renamed(INSTALLED + r"(\w+)/", r"/home/u/.local/lib/python3.11/site-packages/\1-2.5.0-py3.11.egg/\1/"),
+    "local-packages": renamed(INSTALLED, "/home/u/project/__pypackages__/3.11/lib/"),
     "windows": windows,
     "compiled-elsewhere": renamed(r"^.*/torchinductor_\w+/", "/scratch/cache/inductor/"),
     "installed-program": renamed(OWN_FOLDER, "/env/lib/python3.11/site-packages/company_training/"),

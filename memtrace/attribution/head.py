@@ -37,7 +37,8 @@ def head_stacks(facts: StackFacts) -> tuple[Bool, Bool]:
         chain, last_nested, in_model = 0, 0, False
         segments = _between_calls(table.frame_ids(stack).tolist()[::-1], tags)
         for nested, frames in zip(range(len(segments) - 1, -1, -1), segments, strict=True):
-            forward = next((i for i, f in enumerate(frames) if tags[f] & forward_fn), 0)
+            is_program = frames is segments[0]
+            forward = 0 if is_program else next((i for i, f in enumerate(frames) if tags[f] & forward_fn), 0)
             for place, frame in enumerate(frames):
                 # Between a module call and the module's own forward stand hooks and decorators; the innermost segment
                 # is the layer at work.
@@ -47,7 +48,7 @@ def head_stacks(facts: StackFacts) -> tuple[Bool, Bool]:
                     deepest[key] = max(deepest.get(key, 0), nested)
                     callers = [key] if is_model else [*callers, key]
                     last_nested = nested
-                    in_model |= frames is not segments[0]
+                    in_model |= not is_program
                 chain = hash((chain, code[frame]))
         if callers and last_nested <= 2 and facts.tags[stack] & int(Tag.LINEAR | Tag.QUANT_MODULE):
             linear.append((stack, callers))

@@ -168,6 +168,8 @@ RULES: tuple[Rule, ...] = (
          "{there}, {stays}, and as large as the scales of a stored weight, one for each"),
     Rule("early-sharded", P.PARAMS, E.NEIGHBOUR, lambda s: s.early_sharded,
          "{there}, {stays}, in a program that reduces gradients to shards and has no adapters: trained, or its states"),
+    Rule("early-part", P.OPTIMIZER_STATE, E.NEIGHBOUR, lambda s: s.early_parts,
+         "{there}, {stays}, and one or two for each tensor of its size that a line of optimizer steps makes"),
     Rule("early-adapter", P.PARAMS, E.SHAPE, lambda s: s.early_adapters,
          "{there}, {stays}, and one of a pair that fits a stored weight as an adapter of one rank"),
     Rule("early-workspace", P.CUBLAS_WORKSPACE, E.SHAPE, lambda s: s.early_workspaces,

@@ -15,7 +15,7 @@ from memtrace.attribution.compiled import beside_loss
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.head import head_stacks
-from memtrace.attribution.phases import Phase
+from memtrace.attribution.phases import Phase, optimizer_ranges
 from memtrace.attribution.shapes import (
     CUBLAS_WORKSPACE_BYTES,
     adapter_sizes,
@@ -65,6 +65,7 @@ class Signals:
         that left more than what it made last. What is gone before the next step begins is no state."""
         f = self.facts
         kept = self.in_optimizer & (f.outlives_span | (f.before_trace & f.persistent)) & ~self._gone_before_next_step
+        kept &= ~self._gone_in_its_call
         alive = self.in_optimizer & f.persistent & (f.span == len(f.phases) - 1)
         stack = f.timeline.allocations.stack
         left_several = np.bincount(stack[alive] + 1, minlength=len(f.stacks.kind)) > 1
@@ -84,11 +85,19 @@ class Signals:
         return gone | (self.in_optimizer & ~f.persistent & (following < 0) & among(stack, stack[gone]))
 
     @cached_property
+    def _gone_in_its_call(self) -> Bool:
+        """Given up before the recorded step that made it was over: LBFGS runs several passes in one."""
+        f = self.facts
+        calls = np.array(optimizer_ranges(f.timeline.trace, f.timeline.snapshot.annotations)).reshape(-1, 2)
+        end = np.append(calls[:, 1], -1)[places(calls[:, 0], f.born, side="right") - 1]
+        return (f.born < end) & (f.ended < end)
+
+    @cached_property
     def step_gradients(self) -> Bool:
         """As large as a state, or twice as large as a gradient, and gone before the next step begins."""
         f = self.facts
         sizes = np.concatenate([f.size[self.step_leaves], 2 * f.size[self.trained.gradients]])
-        return self._gone_before_next_step & among(f.size, sizes[sizes >= _LARGE_BYTES])
+        return self._gone_before_next_step & ~self._gone_in_its_call & among(f.size, sizes[sizes >= _LARGE_BYTES])
 
     @cached_property
     def _frameless(self) -> Bool:
@@ -397,6 +406,8 @@ class Signals:
         """A known workspace size that stays, from code that also allocates something else right beside it."""
         f = self.facts
         sized = among(f.size, CUBLAS_WORKSPACE_BYTES) & f.persistent & self.in_trace
+        # What gives up other things in the midst of the program gave this up, too.
+        sized &= (f.free_stack < 0) | ~among(f.free_stack, f.free_stack[f.ended < NEVER])
         stack = f.timeline.allocations.stack
         # Outside passes (an adapter's first product, say): what a line leaves once, the first time, of all it makes.
         rows = np.flatnonzero(sized & f.is_kind(Kind.LOAD, Kind.OTHER))
@@ -529,6 +540,22 @@ class Signals:
             rows = np.flatnonzero(ready & (f.size == size))
             others = rows[~self.trained.weights[rows]]
             result[others if len(others) in (2 * count, 3 * count) else rows[-count:]] = True
+        return result
+
+    @cached_property
+    def early_parts(self) -> Bool:
+        """As many of a size that no trained weight has as a line of optimizer steps works on, or twice as many: states
+        of weights that lie in one piece (those of cuDNN's recurrent layers)."""
+        f = self.facts
+        worked = self.in_optimizer & f.is_kind(Kind.OPTIMIZER) & (f.size >= _LARGE_BYTES) & ~self.step_leaves
+        worked &= among(f.size, f.size[self.early_persistent & ~self.trained.weights & ~self.trained.states])
+        worked &= ~among(f.size, self._trained_sizes)
+        columns = (f.size[worked], f.span[worked], f.timeline.allocations.stack[worked])
+        counts = Counter(zip(*(column.tolist() for column in columns), strict=True))
+        result = np.zeros(len(f.size), dtype=np.bool_)
+        for size, count in {(size, count) for (size, *_), count in counts.items()}:
+            rows = self.early_persistent & (f.size == size)
+            result |= rows & (rows.sum() in (count, 2 * count))
         return result
 
     @property

@@ -73,11 +73,29 @@ class StackFacts:
 
 def python_only(table: StackTable) -> StackTable:
     """The same stacks with Python frames only; stacks of C++ frames alone become empty."""
-    keep = np.array([not is_cpp(f.filename, f.name) for f in table.frames] or [True], dtype=np.bool_)[table.frame]
+    return _kept(
+        table, np.array([not is_cpp(f.filename, f.name) for f in table.frames] or [True], dtype=np.bool_)[table.frame]
+    )
+
+
+def _kept(table: StackTable, keep: Bool) -> StackTable:
+    """The same stacks with those of the stored frames only."""
     if keep.all():
         return table
     kept_before = np.concatenate([[0], np.cumsum(keep)])
     return StackTable(table.frames, table.frame[keep], kept_before[table.start], table.fx)
+
+
+def _without_modes(table: StackTable, bits: I8) -> StackTable:
+    """The same stacks without what sees each operator pass (a mode, or tensors of a class of their own) and runs inside
+    it, but for installed code that says something: nobody called it."""
+    sees = np.array(
+        [f.name in ("__torch_function__", "__torch_dispatch__") for f in table.frames] or [False], dtype=np.bool_
+    )
+    position = _positions(table)
+    last = _reduce(np.maximum, np.where(sees[table.frame], position, -1), table, len(table), -1)
+    silent = np.array([is_own_code(f.filename) for f in table.frames] or [False], dtype=np.bool_) | (bits == 0)
+    return _kept(table, (position > np.repeat(last, np.diff(table.start))) | ~silent[table.frame])
 
 
 def first_positions(table: StackTable, bits: I8, tag: Tag) -> I8:
@@ -115,7 +133,7 @@ def stack_facts(table: StackTable) -> StackFacts:
     frame_bits = np.array([int(frame_tags(f.filename, f.name)) for f in table.frames] or [0], dtype=np.int64)
     all_tags = _reduce(np.bitwise_or, frame_bits[table.frame], table, len(table), 0)
     is_empty = np.diff(table.start) == 0
-    table = python_only(table)  # all that follows is about the order of Python frames
+    table = _without_modes(python_only(table), frame_bits)  # all that follows is about the order of Python frames
     count = len(table)
     position = _positions(table)
     is_call = (frame_bits[table.frame] & int(Tag.CALL)) != 0

@@ -14,6 +14,7 @@ from scoring import meant_by, score
 from support import FIELD, LABELLED, STACKS, analysis, labels, timeline, trace_path
 from wrappers import (
     WRAPPERS,
+    Fix,
     beside_fetching,
     cleaned_up,
     dumped_late,
@@ -63,6 +64,24 @@ def test_what_a_function_that_runs_the_model_is_called_changes_nothing(name: str
     plain = attribute(dataclasses.replace(made, snapshot=wrapped(made.snapshot, lambda frames: frames)))
     assert np.array_equal(_purposes(inside), _purposes(plain))
     assert np.array_equal(inside.facts.phases.start, plain.facts.phases.start)
+
+
+def _change(name: str, fix: Fix) -> int:
+    """How many allocations come out otherwise."""
+    bare = _bare(name)
+    changed = attribute(dataclasses.replace(bare, snapshot=wrapped(bare.snapshot, fix)))
+    return int((_purposes(changed) != _purposes(attribute(bare))).sum())
+
+
+def test_a_library_around_a_function_that_calls_several_modules_hides_no_head() -> None:
+    assert not _change("scan_oom", WRAPPERS["converted-outputs"])
+
+
+def test_a_last_gradient_of_a_workspaces_size_is_one_whatever_the_function_that_gives_it_up_is_called() -> None:
+    name = {"zero_grad": "clear"}
+    assert not _change(
+        "own-adamw_late", lambda frames: tuple(f._replace(name=name.get(f.name, f.name)) for f in frames)
+    )
 
 
 @pytest.mark.parametrize("name", ["half-precision_late", "half-precision_oom", "sam_oom", "own-adamw_late"])

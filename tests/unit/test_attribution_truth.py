@@ -44,11 +44,10 @@ AT_PEAK = {
     "deepspeed-3-offload_oom": 0.999,
     "graph_late": 0.957,  # a data set that lies on the GPU from before, like weights: unattributed, all of it
     "penalty_late": 0.998,
-    "lbfgs_late": 0.725,  # a data set again, and flat gradients that LBFGS keeps from call to call
+    "lbfgs_late": 0.843,  # a data set again
     "lookahead_late": 0.857,  # slow copies of the weights from before the recording: nothing tells them from a model's
     "self-taught_late": 0.963,  # nor a teacher's weights where the student has the same: unattributed
     "self-taught_oom": 0.936,  # which of two equal models is trained
-    "recurrent_late": 0.973,  # cuDNN's weights and their gradients are flat, the optimizer's states are not
 }
 OVERALL = {
     # Their truth calls what brings a shard from the host, or a gradient to it, by its short life.
@@ -58,8 +57,6 @@ OVERALL = {
     "deepspeed-3-offload_oom": 0.76,
     "fsdp2-qlora-offload_late": 0.86,  # unpacked weights whose packed ones lie on the host and were never seen
     "fsdp2-qlora-offload_oom": 0.99,
-    "lbfgs_late": 0.89,
-    "lbfgs_oom": 0.91,
     "meta_late": 0.97,  # what autograd makes within a forward pass counts as backward
     "meta_oom": 0.93,
     "self-taught_oom": 0.99,
@@ -89,8 +86,6 @@ PURPOSE_AT_PEAK = {
     "own-labels_own-adamw": 0.995,
 }
 PURPOSE_OVERALL = {
-    "lbfgs_late": 0.89,
-    "lbfgs_oom": 0.91,
     "lookahead_late": 0.949,
     "meta_late": 0.85,
     "meta_oom": 0.79,
