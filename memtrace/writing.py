@@ -90,16 +90,17 @@ class Draft:
 
     def replace(self, target: Path) -> Path:
         """Take ``target``'s place at once. Raises OSError."""
-        self._to_disk()
+        self.to_disk()
         self.path.replace(target)
         return target
 
     def take_free_name(self, wanted: Path) -> Path:
         """Be called ``wanted``, or the first numbered name that is free; returns it. Raises OSError."""
-        self._to_disk()
+        self.to_disk()
         return free_name(self.path, wanted)
 
-    def _to_disk(self) -> None:
+    def to_disk(self) -> None:
+        """Wait until what was written is on disk. Raises OSError."""
         self.out.flush()
         os.fsync(self.out.fileno())
 

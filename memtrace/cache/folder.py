@@ -12,14 +12,15 @@ import contextlib
 import mmap
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
 from memtrace._version import __version__
 from memtrace.errors import UsageError
 from memtrace.frozen import dataclass
-from memtrace.writing import draft, is_mine
+from memtrace.writing import Draft, draft, is_mine
 
 OFF = "MEMTRACE_NO_INDEX"
 FOLDER = "MEMTRACE_CACHE"
@@ -77,19 +78,32 @@ def read(name: str) -> memoryview | None:
         return memoryview(mmap.mmap(number, 0, access=mmap.ACCESS_COPY)) if found.st_size else None
 
 
-def write(name: str, parts: Sequence[bytes | memoryview]) -> None:
-    """Keep a file under a name, if there is room. Raises OSError, RuntimeError."""
+@contextmanager
+def begun(size_bytes: int) -> Iterator[Draft]:
+    """A file to fill with about so much and to :func:`keep`; it is gone afterwards unless it was kept.
+
+    Raises OSError, for want of room, too, and RuntimeError.
+    """
     import shutil
 
     folder = _folder(make=True)
-    size = sum(len(part) for part in parts)
-    if size > MAX_BYTES or shutil.disk_usage(folder).free < 4 * size:
-        return
+    if size_bytes > MAX_BYTES or shutil.disk_usage(folder).free < 4 * size_bytes:
+        raise OSError("no room")
     with draft(folder, 0o600) as made:
-        for part in parts:
-            made.out.write(part)
-        made.replace(folder / (name + _SUFFIX))
-    _trim(folder)
+        yield made
+
+
+def mapped(made: Draft) -> mmap.mmap:
+    """What was written so far, once it is on disk: from then on nothing else needs to hold it. Raises OSError."""
+    made.to_disk()
+    with made.path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def keep(made: Draft, name: str) -> None:
+    """Keep a file under a name. Raises OSError."""
+    made.replace(made.path.with_name(name + _SUFFIX))
+    _trim(made.path.parent)
 
 
 def kept_file(name: str, make: Callable[[Path], None]) -> Path:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from memtrace.allocator.replay.replay import Allocations, Replay
 from memtrace.allocator.replay.segments import InitialSegments
@@ -27,10 +29,15 @@ from memtrace.snapshot.stacks import Frame, StackTable
 
 if TYPE_CHECKING:
     from memtrace.attribution.user_rules import UserRule
+    from memtrace.cache.store import Shelf
+    from memtrace.writing import Draft
 
 MIN_EVENTS = 1_000_000  # smaller recordings open in a second
 _EVENT_BYTES = {b"\x80": 24, b"{": 48}  # at the least: in a pickle, in JSON; packed, one byte
+_KEPT_BYTES = 48  # an event, about
+_IN_VAIN = (OSError, RuntimeError, ValueError, MemoryError)  # nothing is kept then; Unfit is a ValueError
 Progress = Callable[[float], None]
+Value = TypeVar("Value")
 
 
 class Replayed(NamedTuple):
@@ -64,6 +71,14 @@ _CLASSES = (
 )  # fmt: skip
 
 
+class _Begun(NamedTuple):
+    """A file of the cache under way."""
+
+    shelf: Shelf
+    made: Draft
+    closing: contextlib.ExitStack
+
+
 @dataclass(slots=True)
 class OpenRecording:
     """A snapshot with what is known of its devices; :meth:`timeline` and :meth:`analysis` add to that."""
@@ -74,6 +89,7 @@ class OpenRecording:
     replayed: dict[int, Replayed] = field(default_factory=dict)
     known: dict[int, Known] = field(default_factory=dict)
     unwritten: bool = False  # whether more is known than is kept
+    begun: _Begun | None = None  # what is to be kept
 
     def timeline(self, device: Device, on_progress: Progress | None = None, more: bool = False) -> Timeline:
         """The device's timeline. Keeps the first replay of a large recording, unless ``more`` devices follow."""
@@ -81,7 +97,10 @@ class OpenRecording:
         if known is not None:
             return Timeline(self.snapshot, device, known.replay, known.levels)
         timeline = build(self.snapshot, device, on_progress)
-        self.replayed[device.device] = Replayed(timeline.replay, timeline.levels)
+        replayed = self.replayed[device.device] = self._laid(Replayed(timeline.replay, timeline.levels))
+        timeline = Timeline(self.snapshot, device, *replayed)
+        if self.begun is not None:
+            self.begun.shelf.rest()  # most events are not looked at again
         self.unwritten = True
         if not more:
             self._write()
@@ -108,14 +127,42 @@ class OpenRecording:
     def is_large(self) -> bool:
         return sum(len(device.trace) for device in self.snapshot.devices) >= MIN_EVENTS
 
+    def lay_down(self) -> None:
+        """Write the columns at once if they are to be kept, and map them: they take memory only where they are read."""
+        if self.path is not None and self.is_large and os.name != "nt":  # which renames no file that is mapped
+            with contextlib.suppress(*_IN_VAIN):
+                self.begun = self._begin()
+            self.snapshot = self._laid(self.snapshot)
+
+    def _begin(self) -> _Begun:
+        from memtrace.cache.store import Shelf
+
+        closing = contextlib.ExitStack()
+        events = sum(len(device.trace) for device in self.snapshot.devices)
+        made = closing.enter_context(folder.begun(_KEPT_BYTES * events))
+        shelf = Shelf(made.out, _CLASSES)
+        weakref.finalize(shelf, closing.close)  # where nothing more is asked of the recording
+        return _Begun(shelf, made, closing)
+
+    def _laid(self, value: Value) -> Value:
+        """The same, its arrays mapped from what is to be kept, if that was begun and can hold it."""
+        if self.begun is not None:
+            try:
+                return self.begun.shelf.laid(value, partial(folder.mapped, self.begun.made))
+            except _IN_VAIN:
+                self.begun.closing.close()
+                self.begun = None
+        return value
+
     def _write(self) -> None:
         if self.path is not None and self.is_large and self.unwritten:
             self.unwritten = False
-            from memtrace.cache.store import Unfit, pack
-
-            with contextlib.suppress(OSError, RuntimeError, Unfit, MemoryError):
-                if folder.name_of(self.path) == self.name:  # what was read is what is there now
-                    folder.write(self.name, pack(Kept(self.name, self.snapshot, self.replayed, self.known), _CLASSES))
+            with contextlib.suppress(*_IN_VAIN):
+                begun, self.begun = self.begun or self._begin(), None
+                with begun.closing:
+                    if folder.name_of(self.path) == self.name:  # what was read is what is there now
+                        begun.shelf.finish(Kept(self.name, self.snapshot, self.replayed, self.known))
+                        folder.keep(begun.made, self.name)
 
 
 def open_recording(
@@ -127,7 +174,10 @@ def open_recording(
     snapshot = load(source, on_progress) if kept is None else replace(kept.snapshot, source=str(path))
     if kept is not None:
         return OpenRecording(snapshot, path, name, kept.replayed, kept.known)
-    return OpenRecording(snapshot, path, name)
+    recording = OpenRecording(snapshot, path, name)
+    del snapshot
+    recording.lay_down()
+    return recording
 
 
 def identified(source: str | os.PathLike[str]) -> tuple[Path | None, str]:
@@ -148,9 +198,9 @@ def identified(source: str | os.PathLike[str]) -> tuple[Path | None, str]:
 
 def find(name: str) -> Kept | None:
     """What is kept of a recording under this name."""
-    from memtrace.cache.store import Unfit, unpack
+    from memtrace.cache.store import unpack
 
-    with contextlib.suppress(OSError, Unfit, MemoryError):
+    with contextlib.suppress(*_IN_VAIN):
         data = folder.read(name)
         kept = unpack(data, _CLASSES) if data is not None else None
         if isinstance(kept, Kept) and kept.name == name:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
+import io
 import json
 import lzma
 import os
 import pickle
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +21,13 @@ from snapshot_equal import assert_same
 from strategies import modern
 from support import indexed_recording, kept_files, trace_path
 
+from memtrace import writing
 from memtrace.analysis import analyse
 from memtrace.answers.report import report
 from memtrace.answers.segment_map import segment_map
 from memtrace.cache import folder, index
 from memtrace.cache.index import find, identified, open_recording
-from memtrace.cache.store import Unfit, pack, unpack
+from memtrace.cache.store import Shelf, Unfit, unpack
 from memtrace.cli import main
 from memtrace.errors import SnapshotError
 from memtrace.export.table import allocation_columns
@@ -37,6 +41,13 @@ from memtrace.snapshot.stacks import Frame
 def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An unpacked recording, in a world where every recording is large enough for the cache."""
     return indexed_recording(tmp_path, monkeypatch)
+
+
+def pack(value: Any, classes: Collection[type]) -> bytes:
+    """The stored form."""
+    out = io.BytesIO()
+    Shelf(out, classes).finish(value)
+    return out.getvalue()
 
 
 def answer(path: Path) -> Any:
@@ -304,6 +315,46 @@ def test_a_full_disk(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept_files(snapshot.parent) == []
 
 
+@pytest.mark.skipif(os.name == "nt", reason="no file that is mapped can be renamed there")
+def test_columns_lie_in_the_file_before_it_is_whole(snapshot: Path) -> None:
+    recording = open_recording(snapshot)
+    [draft] = (snapshot.parent.parent / "cache").iterdir()
+    trace = recording.snapshot.devices[0].trace
+    assert draft.name.endswith(".tmp") and not trace.address.flags.owndata and not trace.address.flags.writeable
+    assert_same(recording.snapshot, load(snapshot))
+    written = draft.stat().st_size
+    assert written > trace.address.nbytes
+    recording.analysis(recording.snapshot.devices[0])
+    assert not draft.exists() and kept(snapshot).stat().st_size < 2 * written  # nothing is written twice
+    assert np.array_equal(recording.snapshot.devices[0].trace.address, load(snapshot).devices[0].trace.address)
+
+
+def test_what_is_not_finished_leaves_nothing(snapshot: Path) -> None:
+    open_recording(snapshot)
+    gc.collect()
+    assert list((snapshot.parent.parent / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
+def test_a_disk_that_fills_up_on_the_way(fails_at: int, snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(folder.OFF, "1")
+    wanted = answer(snapshot)
+    monkeypatch.delenv(folder.OFF)
+    calls, real = [], writing.Draft.to_disk
+
+    def to_disk(self: writing.Draft) -> None:
+        calls.append(1)
+        if len(calls) == fails_at:
+            raise OSError("full")
+        real(self)
+
+    monkeypatch.setattr(writing.Draft, "to_disk", to_disk)
+    recording = open_recording(snapshot)
+    assert report(recording.analysis(recording.snapshot.devices[0])) == wanted
+    assert (len(calls) >= fails_at and kept_files(snapshot.parent) == []) or fails_at < 3
+    assert answer(snapshot) == wanted and len(kept_files(snapshot.parent)) == 1
+
+
 def test_values_survive_packing() -> None:
     value = {
         "none": None, "big": 10**40, "nan": float("inf"), "text": "é\ud800", 3: (1, [2.5, True]), (1, 2): {},
@@ -312,7 +363,7 @@ def test_values_survive_packing() -> None:
         "same": np.broadcast_to(np.int32(7), (9,)), "flags": np.array([True, False]),
     }  # fmt: skip
     classes = (Frame, Annotation)
-    made = unpack(memoryview(b"".join(pack(value, classes))), classes)
+    made = unpack(memoryview(pack(value, classes)), classes)
     assert made.keys() == value.keys()
     for key, wanted in value.items():
         if isinstance(wanted, np.ndarray):
@@ -330,7 +381,7 @@ def test_other_values_are_refused(value: Any) -> None:
 
 
 def test_no_other_class_is_made_and_no_damaged_description_is_looked_at() -> None:
-    stored = b"".join(pack([Frame("a.py", 3, "f"), np.arange(9)], (Frame,)))
+    stored = pack([Frame("a.py", 3, "f"), np.arange(9)], (Frame,))
     with pytest.raises(Unfit):
         unpack(memoryview(stored), (Annotation,))
     for at in range(len(stored)):
@@ -342,7 +393,7 @@ def test_no_other_class_is_made_and_no_damaged_description_is_looked_at() -> Non
 
 
 def test_what_was_written_of_a_class_that_has_changed_is_unfit() -> None:
-    stored = memoryview(b"".join(pack(Annotation(0, 1, "x", "START"), (Annotation,))))
+    stored = memoryview(pack(Annotation(0, 1, "x", "START"), (Annotation,)))
     changed = type("Annotation", (), {"__module__": Annotation.__module__, "__slots__": ("name",)})
     with pytest.raises(Unfit):
         unpack(stored, (changed,))
@@ -366,8 +417,8 @@ def test_devices_are_written_together(tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "s.pickle"
     path.write_bytes(pickle.dumps(raw, 4))
     writes = []
-    real = folder.write
-    monkeypatch.setattr(folder, "write", lambda *args: (writes.append(1), real(*args)))
+    real = folder.keep
+    monkeypatch.setattr(folder, "keep", lambda *args: (writes.append(1), real(*args)))
     assert main(["info", str(path)]) == 0
     assert sorted(open_recording(path).replayed) == [0, 1] and len(writes) == 1
     assert main(["info", str(path)]) == 0

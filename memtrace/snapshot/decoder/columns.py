@@ -158,10 +158,11 @@ class ColumnDecoder:
         finally:
             self._reader = None  # its tables are as large as the columns, and it refers to this
         outer = raw.get("device_traces") if type(raw) is dict else []
-        if self._traces:
+        read, self._traces = self._traces, []  # which refer to this: they are to go with what they became
+        if read:
             if type(outer) is not list:
                 raise Unsupported("traces elsewhere")
-            by_list = {id(trace.stand_in): trace for trace in self._traces}
+            by_list = {id(trace.stand_in): trace for trace in read}
             raw["device_traces"] = traces = [by_list.get(id(entry), entry) for entry in outer]
             used = [trace for trace in traces if type(trace) is TraceColumns]
             if len(used) != len(by_list) or len(set(map(id, used))) != len(used) or any(t.stand_in for t in used):
