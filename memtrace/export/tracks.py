@@ -7,6 +7,7 @@ records no times, event N is at N microseconds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -120,14 +121,17 @@ def _ranges(analysis: Analysis) -> Iterator[Slice]:
     begin_ns = int(times[first]) * 1000
     end_ns = int(times[stop - 1]) * 1000 if analysis.timeline.window else 1 << 63
     open_at: list[tuple[str, int]] = []
+    names = Counter[str]()  # of what is open
     for note in analysis.timeline.snapshot.annotations:
         if note.device != device:
             continue
         if note.stage == "START":
             open_at.append((note.name, note.time_us * 1000))
-        elif any(name == note.name for name, _ in open_at):
+            names[note.name] += 1
+        elif names[note.name]:
             while open_at:  # whatever was opened inside it and never closed ends with it
                 name, start = open_at.pop()
+                names[name] -= 1
                 start, end = max(start, begin_ns), max(start, note.time_us * 1000)
                 if end >= begin_ns and start <= end_ns:
                     yield Slice(name, start, min(end, end_ns))

@@ -128,6 +128,7 @@ SAID = LISTS.keys() - {"segments", "blocks", "pools", "pools of events", "stream
 VERBS = [["explain", "--json"], ["segments", "--json"], ["simulate", "--json"], ["scrub", "--check"]]
 CASES = [(what, verb) for what in LISTS for verb in VERBS
          if not (verb[0] in ("segments", "simulate") and what in SAID)]  # fmt: skip
+CASES += [(what, ["export", "-f", "chrome"]) for what in ("annotations", "phases", "ooms", "frees")]  # what tracks show
 
 
 def work(path: Path, verb: list[str], memory: bool) -> tuple[int, int]:
