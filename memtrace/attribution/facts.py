@@ -188,7 +188,7 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     span_end = np.append(phases.start[1:], NEVER).astype(np.int32)
     if len(phases):
         span_end[len(phases) - 1] = NEVER  # the recording stops inside the last span
-    cut = _cut_spans(phases, trace)
+    cut = cut_spans(phases, trace)
     free_stack = _freeing_stacks(trace, died, shared)
     freed_by = np.where(free_stack >= 0, stacks.kind[free_stack], _NOT_FREED)
     freed_by[(free_stack >= 0) & stacks.has(Tag.ZERO_GRAD)[free_stack]] = Kind.OPTIMIZER
@@ -231,7 +231,7 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
 _NOT_FREED = 255
 
 
-def _cut_spans(phases: Phases, trace: DeviceTrace) -> Bool:
+def cut_spans(phases: Phases, trace: DeviceTrace) -> Bool:
     """Spans that an error ended before others began: their last event is a refused request."""
     if not len(phases):
         return np.zeros(0, dtype=np.bool_)

@@ -42,6 +42,8 @@ class Rule(NamedTuple):
         return self.purpose.subcategory
 
 
+_UNTOLD = "as weights are kept, but no backward pass that this recording has whole tells whether they are trained"
+
 RULES: tuple[Rule, ...] = (
     # Workspaces: one a thread and stream, made by the first product, never given back.
     Rule("cublas-frame", P.CUBLAS_WORKSPACE, E.FRAME, lambda s: s.cublas_frames,
@@ -91,6 +93,8 @@ RULES: tuple[Rule, ...] = (
          "made while weights were quantised: the packed weights"),
     Rule("quant-state", P.QUANT_STATE, E.FRAME, lambda s: s.quantizing & ~s.quantized_storage,
          "made while weights were quantised, and it stayed: scales, codes, offsets"),
+    Rule("weight-untold", P.UNATTRIBUTED, E.NONE, lambda s: s.load_frames & s.stays & s.untold,
+         _UNTOLD),
     Rule("loaded-weight", P.UNQUANTIZED, E.FRAME, lambda s: s.load_frames & s.stays,
          "made by code that loads, moves or converts a model, and it stayed"),
     Rule("offloaded-weight", P.UNQUANTIZED, E.FRAME, lambda s: s.offloaded_weights,
@@ -137,7 +141,9 @@ RULES: tuple[Rule, ...] = (
          "made in the forward pass and alive when it ended"),
     Rule("activation-unfinished", P.SAVED, E.REPETITION, lambda s: s.in_forward & s.would_be_held,
          "this forward pass was cut short; its call site kept such a tensor in one that ended, or in the layer before"),
-    Rule("forward-temporary", P.FORWARD, E.LIFETIME, lambda s: s.in_forward & ~s.held,
+    Rule("activation-left", P.SAVED, E.REPETITION, lambda s: s.left_by_layers,
+         "made by the model's forward pass, once a layer, and still there when the program ran out of memory"),
+    Rule("forward-temporary", P.FORWARD, E.LIFETIME, lambda s: s.in_forward & ~s.held & ~s.unended,
          "made in the forward pass and {ended}"),
     Rule("differentiated", P.SAVED, E.LIFETIME, lambda s: s.differentiated,
          "made by autograd, and given up by it in a later call: kept for gradients of gradients"),
@@ -176,6 +182,8 @@ RULES: tuple[Rule, ...] = (
          "{there}, {stays}, and of exactly a workspace's size, which no weight here has"),
     Rule("early-quantized", P.QUANTIZED, E.SHAPE, lambda s: s.early_quantized,
          "{there}, {stays}, and products make copies of four times its size"),
+    Rule("early-untold", P.UNATTRIBUTED, E.NONE, lambda s: s.kept_like_weights & s.untold,
+         _UNTOLD),
     Rule("early-weight", P.UNQUANTIZED, E.LIFETIME, lambda s: s.early_frozen,
          "{there}, {stays}, with passes in between"),
     # Loading without frames, and the rest
@@ -183,8 +191,10 @@ RULES: tuple[Rule, ...] = (
          "made by the program before its first pass, and alive through the passes: what a model consists of"),
     Rule("loaded-unseen", P.UNQUANTIZED, E.LIFETIME, lambda s: s.in_load & s.stays & s.among_loading,
          "made without a stack while a model was loaded, and it stayed"),
-    Rule("loading-unseen", P.LOADING, E.LIFETIME, lambda s: s.in_load & s.among_loading,
+    Rule("loading-unseen", P.LOADING, E.LIFETIME, lambda s: s.in_load & s.among_loading & (not s.facts.blind),
          "made and freed while the model was loaded"),
+    Rule("input-untold", P.UNATTRIBUTED, E.NONE, lambda s: s.inputs_untold,
+         "made by the program, and no backward pass in this recording tells whether autograd keeps it"),
     Rule("other", P.OTHER, E.LIFETIME, lambda s: s.short_lived,
          "made outside the phases and freed again"),
     Rule("other-frames", P.OTHER, E.FRAME, lambda s: s.other_frames,

@@ -12,7 +12,7 @@ from memtrace.arrays import among, distinct, places
 from memtrace.attribution.attention import outgrown
 from memtrace.attribution.categories import Category
 from memtrace.attribution.compiled import beside_loss
-from memtrace.attribution.facts import Facts
+from memtrace.attribution.facts import Facts, cut_spans
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.head import head_stacks
 from memtrace.attribution.phases import Phase, optimizer_ranges
@@ -27,9 +27,12 @@ from memtrace.attribution.stack_facts import Kind
 from memtrace.attribution.trained import Trained, find_trained
 from memtrace.attribution.unfinished import would_be_held
 from memtrace.history.timeline import NEVER
+from memtrace.snapshot.model import Action
 
 _AT_ONCE = 1 << 16  # rows
 _RESULTS_SHARE = 8  # of a call's tensors, results are at most one in so many
+_HARDLY_BEGUN = 100  # allocations
+_KEPT_SHARE = 32  # without a graph a pass leaves less of what it made
 _LARGE_BYTES = 1 << 20  # below this, sizes coincide too easily to mean anything
 
 Bool = NDArray[np.bool_]
@@ -201,6 +204,52 @@ class Signals:
         if self.load_frames.any():
             return self._frameless
         return self._frameless & (f.born < self._first_pass)
+
+    @cached_property
+    def untold(self) -> Bool:
+        """Not known to be frozen: something is trained, no adapters are in play, and no backward pass that the
+        recording sees from its beginning to its end shows what gets gradients."""
+        f, phases = self.facts, self.facts.phases
+        none = np.zeros(len(f.size), dtype=np.bool_)
+        if not self.trains_whole or self.quantizing.any() or self.dequant_frames.any():
+            return none
+        backward = phases.phase == Phase.BACKWARD
+        if not (backward | (phases.phase == Phase.OPTIMIZER)).any():
+            return none | self._may_keep_a_graph
+        ended = np.append(phases.phase[1:] != Phase.UNKNOWN, False) & ~cut_spans(phases, f.timeline.trace)
+        if not (backward & ended & (phases.start[:-1] > 0)).any() or not (
+            self.trained.is_sure or self.trained.weights.any()
+        ):
+            return ~none
+        states = self.step_leaves | self.trained.states | self.masters | self.early_other_states
+        if not states.any():  # where are they?
+            return f.before_trace & (f.size >= _LARGE_BYTES)
+        return none
+
+    @property
+    def kept_like_weights(self) -> Bool:
+        """Whatever else the rules would take for frozen weights."""
+        return self.early_frozen | self.lives_through_passes | (self.in_load & self.stays & self.among_loading)
+
+    @property
+    def _may_keep_a_graph(self) -> bool:
+        """An error ended a pass that left something of each layer, or that had hardly begun."""
+        f = self.facts
+        made = f.is_kind(Kind.FORWARD) & (f.pass_end == NEVER)
+        if not (f.timeline.trace.action == Action.OOM).any() or f.has(Tag.GENERATE).any():
+            return False
+        site = f.stacks.site[f.timeline.allocations.stack]
+        left = made & f.persistent & ~f.has(Tag.KV_CACHE) & ~f.is_loss
+        times, of_all = (np.bincount(site[rows], minlength=1).max() for rows in (left, made))
+        kept = left.sum() * _KEPT_SHARE > made.sum() or (times > 1 and times * _RESULTS_SHARE > of_all)
+        return bool(kept or made.sum() < _HARDLY_BEGUN)
+
+    @property
+    def inputs_untold(self) -> Bool:
+        """Made by the program, and there when an error ended a pass, in a recording without any backward pass."""
+        f = self.facts
+        made = self.in_trace & f.is_kind(Kind.OTHER) & self.persistent & (f.size >= _LARGE_BYTES)
+        return made & self._may_keep_a_graph & (not (f.phases.phase == Phase.BACKWARD).any())
 
     # -- forward passes -------------------------------------------------------------------------------------------
 
@@ -662,9 +711,26 @@ class Signals:
         return f.is_kind(Kind.STRAY) & (f.stacks.kind[f.timeline.allocations.stack] != Kind.NONE)
 
     @cached_property
-    def in_known_pass(self) -> bool:
-        """Where neither stacks nor recorded steps confirm phases, they are as often wrong as right about long lives."""
-        return not self.facts.guessed
+    def in_known_pass(self) -> Bool:
+        """Where neither stacks nor recorded steps confirm phases, they are as often wrong as right about long lives;
+        and what never ends tells nothing there."""
+        return ~self.unended & (not self.facts.guessed)
+
+    @property
+    def unended(self) -> Bool:
+        """Never freed, where lifetimes alone tell the phases."""
+        return self.persistent & self.facts.blind
+
+    @property
+    def left_by_layers(self) -> Bool:
+        """Where lifetimes tell the phases: made by the model's forward pass and still there when the program ran out of
+        memory, from call sites that left more than one."""
+        f = self.facts
+        left = f.is_kind(Kind.FORWARD) & self.persistent & self.in_trace
+        asked = f.timeline.trace.action[among(f.timeline.trace.action, [Action.ALLOC, Action.OOM])]
+        ran_out = f.blind and asked[-1:] == Action.OOM and not f.stacks.has(Tag.GENERATE).any()
+        site = f.stacks.site[f.timeline.allocations.stack]
+        return left & (np.bincount(site[left] + 1, minlength=site.max(initial=0) + 2)[site + 1] > 1) & ran_out
 
     @cached_property
     def _known_weights(self) -> Bool:

@@ -30,11 +30,14 @@ _MOST_OF_A_SIZE = 4  # a weight, two states and a frozen copy: beyond that, grad
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Rows of ``Timeline.allocations``: weights that get gradients, the gradients, and states made before any step."""
+    """Rows of ``Timeline.allocations``: weights that get gradients, the gradients, and states made before any step.
+
+    ``is_sure``: the code that gave gradients up, of whatever size, shows that they are."""
 
     weights: Bool
     gradients: Bool
     states: Bool
+    is_sure: bool
 
 
 def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Bool) -> Trained:
@@ -46,7 +49,7 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
     if adapters.any():
         sizes = distinct(facts.size[adapters])
         sizes = distinct(np.concatenate([sizes, sizes * 2, sizes // 2]))
-        return Trained(none, _survivors(facts, by_autograd & ~others) & among(facts.size, sizes), none)
+        return Trained(none, _survivors(facts, by_autograd & ~others) & among(facts.size, sizes), none, is_sure)
     gradients = _most_in_one_pass(facts, kept)
     weights = _made_before_training(facts) & ~others & ~facts.has(Tag.QUANTIZE)
     if facts.stacks.has(Tag.REDUCE).any():  # gradients of shards are reduced many at once: here, states tell
@@ -100,7 +103,7 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
             states[rest[: min(len(rows) // count - 1, 2) * count]] = True
     if no_states_made and len(found) > 1:  # flat ones
         states |= weights & (np.abs(facts.size - total) * 64 <= total)
-    return Trained(trained, kept & among(facts.size, list(found)), states)
+    return Trained(trained, kept & among(facts.size, list(found)), states, is_sure)
 
 
 def _one_model(facts: Facts, weights: Bool, gradients: dict[int, int]) -> Bool:

@@ -10,6 +10,7 @@ import pytest
 from made_programs import LOAD, MADE, MIB, UNKNOWN_LOADER, Program
 from scoring import Score, score
 from support import labels, timeline
+from thinned import WAYS, bare, shares
 
 from memtrace.attribution import classify
 from memtrace.attribution.categories import Purpose
@@ -25,6 +26,7 @@ DECIDES = {
     "step-gradient": "deepspeed-2_oom",
     "master": "half-precision_oom",
     "early-other-state": "shampoo_late",
+    "early-part": "recurrent_late",
     "saved-input": "contrast_late",
     "differentiated": "penalty_late",
     "optimizer-temporary": "tiny-llama_3-steps",
@@ -67,6 +69,13 @@ DECIDES = {
     "early-weight": "mixtral_lora_late",
     "other-frames": "llama_generate_own-recorder",
 }
+# Rules that say what a part of a recording does not show: without them, more of it is wrong.
+THINNED = {
+    "weight-untold": ("tinyllama_full", "out of memory in the first backward pass"),
+    "early-untold": ("own-adamw_oom", "one pass"),
+    "input-untold": ("graph_oom", "out of memory in the first forward pass"),
+    "activation-left": ("detection_oom", "stacks of the final state"),
+}
 COMPARED = {"early-quantized": ("llama2-7b_recorded-after-load", "llama2-7b_baseline", Purpose.QUANTIZED)}
 
 
@@ -75,7 +84,7 @@ def _without(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
 
 
 def test_every_rule_has_its_case() -> None:
-    assert {*DECIDES, *MADE, *COMPARED} == {rule.id for rule in RULES}
+    assert {*DECIDES, *MADE, *COMPARED, *THINNED} == {rule.id for rule in RULES}
 
 
 @lru_cache(maxsize=1)
@@ -98,6 +107,18 @@ def test_a_recording_is_wrong_without_the_rule(name: str, rule: str, monkeypatch
     _without(monkeypatch, rule)
     left = _scored(name)
     assert left.wrong.total() > whole.wrong.total() or left.at_peak < whole.at_peak
+
+
+@pytest.mark.parametrize("rule", THINNED)
+def test_a_part_of_a_recording_is_wrong_without_the_rule(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, way = THINNED[rule]
+    whole = bare(timeline(name))
+    thinned = WAYS[way](whole)
+    assert thinned is not None
+    found = shares(thinned, classify.attribute(thinned.timeline), whole, labels(name))
+    _without(monkeypatch, rule)
+    less = shares(thinned, classify.attribute(thinned.timeline), whole, labels(name))
+    assert found.wrong < 0.02 and less.wrong + less.unattributed > found.wrong + 0.04
 
 
 @pytest.mark.parametrize("rule", MADE)
