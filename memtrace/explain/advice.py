@@ -20,6 +20,10 @@ _TORCHAO = (
     'torchao.optim.AdamW8bit (Trainer: optim="adamw_torch_8bit"; tensors under 4,096 elements stay in 32 bits): '
     "bitsandbytes' optimizers refuse the DTensors of FSDP2 and tensor parallelism"
 )
+_FOUR_BITS = (
+    "from_pretrained(…, quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', "
+    "bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16"
+)
 
 Change = Callable[[Case], Proposal]
 """A change for a case, worked out where a finding comes of it."""
@@ -51,6 +55,10 @@ _SPELLINGS: dict[str, dict[str, str]] = {
         "axolotl": "compute the loss in tiles: LigerPlugin with liger_fused_linear_cross_entropy: true",
         "llamafactory": "compute the loss in tiles: enable_liger_kernel: true",
     },
+    "four_bits": {
+        "plain": f"{_FOUR_BITS}))",
+        "sharded": f"{_FOUR_BITS}, bnb_4bit_quant_storage=torch.bfloat16)): sharding takes no weights stored as bytes",
+    },
     "optim_8bit": {
         "plain": "bitsandbytes.optim.AdamW8bit (tensors under 4,096 elements stay in 32 bits)",
         "transformers": 'optim="adamw_8bit" (bitsandbytes; tensors under 4,096 elements stay in 32 bits)',
@@ -61,6 +69,8 @@ _SPELLINGS: dict[str, dict[str, str]] = {
         "plain": "bitsandbytes.optim.PagedAdamW8bit: states in pageable memory outside the allocator",
         "transformers": 'optim="paged_adamw_8bit": states in pageable memory outside the allocator',
         "axolotl": "optimizer: paged_adamw_8bit: states in pageable memory outside the allocator",
+        "deepspeed": '"offload_optimizer": {"device": "cpu"} in "zero_optimization" of the DeepSpeed config: states '
+        "on the host",
         "dtensor": _TORCHAO,
     },
     "eval_outputs": {
@@ -126,6 +136,8 @@ def spelled(change: str, setting: RunSetting) -> str:
     table, trainer = _SPELLINGS.get(change, {"plain": change}), setting.trainer
     if setting.has_dtensors and "dtensor" in table:
         return table["dtensor"]
+    if setting.shards_weights and "sharded" in table:
+        return table["sharded"]
     return table.get(trainer) or table.get(_LIKE.get(trainer, "plain")) or table["plain"]
 
 

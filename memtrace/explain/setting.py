@@ -31,6 +31,7 @@ _TRAINERS = (  # the outermost program first: it is what a person writes argumen
     ("deepspeed", "/deepspeed/"), ("accelerate", "/accelerate/"), ("vllm", "/vllm/"), ("sglang", "/sglang/"),
     ("comfyui", "/comfy/"), ("diffusers", "/diffusers/pipelines/"),
 )  # fmt: skip
+_SHARDED = re.compile(r"torch/distributed/fsdp/|/deepspeed/runtime/zero/(?:stage3|partition)")
 _DTENSORS = re.compile(r"torch/distributed/(?:fsdp/_fully_shard|tensor)/")
 _TOOLS = {"cuda": "nvidia-smi", "hip": "rocm-smi", "npu": "npu-smi info", "xpu": "xpu-smi"}
 
@@ -45,6 +46,8 @@ class RunSetting:
     trainer: str = "plain"
     has_dtensors: bool = False
     """Parameters are DTensors (FSDP2, tensor parallelism), as the code on the stacks shows."""
+    shards_weights: bool = False
+    """Weights are spread over ranks by FSDP or ZeRO-3, likewise."""
     conf: str = ""
     is_expandable: bool = False
     unsupported: bool = False
@@ -119,7 +122,8 @@ def setting_of_snapshot(snapshot: Snapshot, is_expandable: bool, is_npu: bool = 
         release=_release(str(extra.get("torch") or "")),
         is_windows=any(_WINDOWS_PATH.match(name) for name in files),
         trainer=trainer_of(files),
-        has_dtensors=_has_dtensors(files),
+        has_dtensors=_any(_DTENSORS, files),
+        shards_weights=_any(_SHARDED, files),
         conf=str(confs[0]) if confs else "",
         is_expandable=is_expandable,
     )
@@ -137,7 +141,8 @@ def setting_of_log(
         release=_release(message.torch_at_least or "") if message is not None else None,
         is_windows=bool(_WINDOWS_PATH.search(text)),
         trainer=trainer_of(files),
-        has_dtensors=_has_dtensors(files),
+        has_dtensors=_any(_DTENSORS, files),
+        shards_weights=_any(_SHARDED, files),
         conf=put[2].rstrip(".,;") if put is not None else "",
         is_expandable=bool(_ENABLED.search(words + text)),
         unsupported=bool(_UNSUPPORTED.search(text)),
@@ -151,8 +156,8 @@ def trainer_of(files: Iterable[str]) -> str:
     return next((name for name, part in _TRAINERS if part in seen), "plain")
 
 
-def _has_dtensors(files: Iterable[str]) -> bool:
-    return any(_DTENSORS.search(name.replace("\\", "/")) for name in files)
+def _any(part: re.Pattern[str], files: Iterable[str]) -> bool:
+    return any(part.search(name.replace("\\", "/")) for name in files)
 
 
 def _release(text: str) -> tuple[int, int] | None:

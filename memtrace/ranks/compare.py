@@ -11,7 +11,7 @@ from memtrace.attribution.categories import Category
 from memtrace.errors import UsageError
 from memtrace.ranks.odd import Odd, Share, Standing, find_odd
 from memtrace.ranks.sources import natural
-from memtrace.ranks.summary import Failure, Rank, StepPeak
+from memtrace.ranks.summary import Failure, Rank, StepPeak, rank_named
 from memtrace.units import counted
 
 _SHOWN = 8
@@ -43,7 +43,7 @@ class Spread:
 class RankComparison:
     """Every rank, what differs between them, and what could not be read.
 
-    ``missing``: ranks of ``world_size`` (None: not recorded; then below the highest number) that no file told of.
+    ``missing``: ranks of ``world_size`` (None: not recorded; then below the highest number) that no file is of.
     ``aligned_by``: ``recorded steps`` (numbers the program recorded), ``steps from the start`` or ``steps from the
     end`` (counted in the traces), or ``each rank's own event`` where no step is common to all. ``compared_step`` is
     the step that categories are compared at: the one with the highest peak anywhere.
@@ -71,7 +71,7 @@ def compare_ranks(answers: Sequence[Rank | Failure]) -> RankComparison:
     ranks, unplaced, numbered_by = _numbered([answer for answer in answers if isinstance(answer, Rank)])
     failed = (*(answer for answer in answers if isinstance(answer, Failure)), *unplaced)
     world_size = max((rank.world_size or 0 for rank in ranks), default=0) or None
-    missing = _missing(ranks, world_size) if numbered_by != "order of files" else ()
+    missing = _missing(ranks, failed, world_size) if numbered_by != "order of files" else ()
     aligned_by, steps = _align(ranks)
     step = _highest_step(steps)
     standings = tuple(_standing(rank, steps[i][step] if step is not None else None) for i, rank in enumerate(ranks))
@@ -118,9 +118,10 @@ def _numbered(ranks: list[Rank]) -> tuple[list[Rank], list[Failure], str]:
     return sorted(told, key=lambda rank: rank.rank or 0), unplaced, "recording or file name"
 
 
-def _missing(ranks: Sequence[Rank], world_size: int | None) -> tuple[int, ...]:
-    """Ranks of which no file could be read: of the recorded world size, else below the highest number."""
-    there = {rank.rank for rank in ranks}
+def _missing(ranks: Sequence[Rank], failed: Sequence[Failure], world_size: int | None) -> tuple[int, ...]:
+    """Ranks that no file is of, not even one that can't be read: of the recorded world size, else below the highest
+    number."""
+    there = {*(rank.rank for rank in ranks), *(rank_named(failure.file) for failure in failed)}
     count = world_size or max((rank.rank or 0 for rank in ranks), default=-1) + 1
     return tuple(number for number in range(min(count, _MOST_RANKS)) if number not in there)
 
@@ -177,7 +178,7 @@ def _spread(sizes: Sequence[int]) -> Spread:
 
 def _sentence(ranks: Sequence[Rank], failed: Sequence[Failure], missing: Sequence[int], odd: Odd | None) -> str:
     count = counted(len(ranks), "rank")
-    unread = f" ({len(failed)} more could not be read)" if failed else ""
+    unread = f" (left out: {_listed([PurePath(failure.file).name for failure in failed])})" if failed else ""
     unread += f"; no file of rank{'' if len(missing) == 1 else 's'} {_listed(missing)}" if missing else ""
     dead = [rank.rank or 0 for rank in ranks if rank.oom]
     ooms = f"; out of memory on rank{'' if len(dead) == 1 else 's'} {_listed(dead)}" if dead else ""
@@ -191,6 +192,6 @@ def _sentence(ranks: Sequence[Rank], failed: Sequence[Failure], missing: Sequenc
     return f"{count}{unread}: {name} is the odd one out{ooms}. {odd.why[0] if odd.why else ''}".rstrip()
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    more = len(numbers) - _SHOWN
-    return ", ".join(map(str, numbers[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
+def _listed(found: Sequence[object]) -> str:
+    more = len(found) - _SHOWN
+    return ", ".join(map(str, found[:_SHOWN])) + (f" and {more} more" if more > 0 else "")

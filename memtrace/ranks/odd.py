@@ -88,14 +88,17 @@ def find_odd(standings: Sequence[Standing], meaning: str, shares: Sequence[Share
 
 
 def how_split(own: Share, others: Sequence[Share], more: bool) -> dict[str, str]:
-    """What the way a model is split over ranks implies for one of them, by category: tensors that most others don't
-    hold (embeddings and heads), more or fewer of those that they do (layers, experts), the only loss.
+    """What the way a model is split over ranks implies for one of them, by category: another model, tensors that most
+    others don't hold (embeddings and heads), more or fewer of those that they do (layers, experts), the only loss.
 
     ``more``: whether it has more memory in use than the others; what would make that less explains nothing.
     """
     typical = {s: int(median(o.weights.get(s, 0) for o in others)) for s in {s for o in others for s in o.weights}}
     only = [(n, size) for size, n in own.weights.items() if not typical.get(size)]
     missing = [(n, size) for size, n in typical.items() if n and size not in own.weights]
+    if own.weights and any(typical.values()) and not own.weights.keys() & typical.keys():
+        text = "another program or model: no weight here is of a size that other ranks hold"
+        return dict.fromkeys((Category.BASE_WEIGHTS, Category.LORA, Category.ACTIVATIONS, Category.TEMPORARY), text)
     split: dict[str, str] = {}
     if found := only if more else missing:
         holds = "that most other ranks don't hold" if more else "that most others hold, missing here"

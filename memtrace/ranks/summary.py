@@ -128,11 +128,15 @@ def _summarise(path: str, source: str, wanted: int | None, use_index: bool) -> R
 
 
 def rank_of(snapshot: Snapshot, source: str) -> int | None:
-    """The rank that memtrace's recorder stored, else the number in ``…rank3….pickle``, the file's name or, failing
-    that, its folder's; None without either."""
+    """The rank that memtrace's recorder stored, else the one in the file's name; None without either."""
+    return _integer(snapshot.memtrace.get("rank"), rank_named(source))
+
+
+def rank_named(source: str) -> int | None:
+    """The number in ``…rank3….pickle``, the file's name or, failing that, its folder's."""
     path = PurePath(source)
     found = _RANK.search(path.name) or _RANK.search(path.parent.name)
-    return _integer(snapshot.memtrace.get("rank"), int(found[1]) if found else None)
+    return int(found[1]) if found else None
 
 
 def _integer(value: object, otherwise: int | None) -> int | None:

@@ -11,13 +11,16 @@ from support import LABELLED, NAMES, TRUTH, analysis
 from memtrace.allocator.whatif.selfcheck import recorded_limit
 from memtrace.analysis import Analysis, analyse
 from memtrace.answers.simulate import Question, answer
+from memtrace.explain.advice import spelled
 from memtrace.explain.answer import Advice, Basis, Explanation
 from memtrace.explain.case import Case
 from memtrace.explain.detectors import DETECTORS
 from memtrace.explain.explain import explain_snapshot
 from memtrace.explain.proof import LEAST_SHARE, Bench, Proposal, proven
+from memtrace.explain.setting import setting_of_log
 from memtrace.explain.snapshot_facts import verdict_at
 from memtrace.history.timeline import build, choose_event
+from memtrace.oomlog.scan import LogReading
 from memtrace.render.explain_text import render_explanation
 from memtrace.snapshot.load import load
 
@@ -149,6 +152,21 @@ def test_no_optimizer_is_advised_that_refuses_dtensors(name: str) -> None:
     """``optimizer.step()`` of bitsandbytes 0.50 refuses what ``fully_shard`` and ``tp_plan`` made."""
     text = changes(explain_snapshot(recording(name)))
     assert ("bitsandbytes.optim" in text, "torchao" in text) == (name == "fsdp1_oom", name != "fsdp1_oom")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said", "is_said"),
+    [
+        ("torch/distributed/fsdp/_runtime_utils.py", "four_bits", "bnb_4bit_quant_storage=torch.bfloat16", True),
+        ("torch/distributed/fsdp/_fully_shard/_fsdp_param.py", "four_bits", "bnb_4bit_quant_storage", True),
+        ("deepspeed/runtime/zero/partition_parameters.py", "four_bits", "bnb_4bit_quant_storage", True),
+        ("torch/nn/parallel/distributed.py", "four_bits", "bnb_4bit_quant_storage", False),
+        ("deepspeed/runtime/engine.py", "optim_paged", '"offload_optimizer": {"device": "cpu"}', True),
+    ],
+)
+def test_a_change_is_spelled_for_what_shards(file: str, change: str, said: str, is_said: bool) -> None:
+    setting = setting_of_log(LogReading(()), None, [], [f"/usr/lib/python3/dist-packages/{file}"])
+    assert (said in spelled(change, setting)) == is_said
 
 
 def test_layers_come_from_the_recorded_configuration() -> None:

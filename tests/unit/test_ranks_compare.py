@@ -87,7 +87,7 @@ def test_a_run_that_is_uneven_all_over_has_no_odd_rank() -> None:
 def test_nothing_to_compare(count: int) -> None:
     answer = compare_ranks([rank("tiny-llama_3-steps")] * count + [Failure("x", "no such file")])
     assert answer.odd is None and len(answer.failed) == 1
-    assert "could not be read" in answer.sentence
+    assert "left out: " in answer.sentence
 
 
 def test_a_number_told_twice_is_refused_with_its_files() -> None:
@@ -109,6 +109,14 @@ def test_ranks_without_a_file_are_named(
     assert answer.missing == missing and answer.world_size == world_size
     assert all(f"{number}" in answer.sentence for number in missing)
     assert ("no file of rank" in answer.sentence) == bool(missing)
+
+
+def test_a_rank_whose_file_cannot_be_read_is_not_without_one() -> None:
+    base = replace(rank("tiny-llama_3-steps"), world_size=4)
+    ranks = [replace(base, file=f"rank{n}.pickle", rank=n) for n in (0, 2)]
+    answer = compare_ranks([*ranks, Failure("run/rank3.pickle", "the file is empty")])
+    assert answer.missing == (1,)
+    assert "(left out: rank3.pickle); no file of rank 1" in answer.sentence
 
 
 def test_a_file_that_tells_no_rank_is_given_none() -> None:
@@ -200,6 +208,8 @@ LAYERS, EMBEDDING = {32 * MIB: 12, 86 * MIB: 9}, {250 * MIB: 1}
         ({86 * MIB: 9}, 384, "sharded or quantised elsewhere"),
         ({size: n + n // 3 for size, n in LAYERS.items()}, -386, "a smaller share of the model"),
         (LAYERS, 400, "sharded or quantised elsewhere"),
+        ({8 * MIB: 12}, 400, "another program or model: no weight here is of a size that other ranks hold"),
+        ({}, 400, "sharded or quantised elsewhere"),
     ],
 )
 def test_a_rank_is_judged_by_its_part_of_the_model(own: dict[int, int], bytes_more: int, said: str) -> None:

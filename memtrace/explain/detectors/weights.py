@@ -29,10 +29,6 @@ _MATRIX_BYTES = 256 << 10
 _REPEATS = 6
 _EXPERTS = 2
 _ROUNDING_BYTES = 4096
-_SETTING = (
-    "from_pretrained(…, quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', "
-    "bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16))"
-)
 
 
 def _layer_matrices(case: Case) -> Bool:
@@ -66,7 +62,7 @@ def base_not_quantized(case: Case) -> Seen | None:
     bits = 4 if case.dims is not None and case.dims.element_bytes == 4 else 2
     evidence = f"{part}; {matrices.sum()} matrices of the layers are stored in full."
     title = "The base model is quantised only in part" if quantized else ""
-    change = formula(_SETTING, matrices, 1 - NF4_BYTES / bits, quant="nf4-dq")
+    change = formula("four_bits", matrices, 1 - NF4_BYTES / bits, quant="nf4-dq")
     return Seen(matrices, evidence, (change,), title=title)
 
 
@@ -107,7 +103,7 @@ def _while_loading(case: Case) -> Seen | None:
         )
     total, stays = stored + asked, NF4_BYTES / (bits // 8)
     terms = f"{size(total)} of weights × (1 - {NF4_BYTES:.3f} / {bits // 8} bytes)"
-    change = f"{_SETTING}; at most, since embeddings and head stay in 16 bits"
+    change = f"{words(case, 'four_bits')}; at most, since embeddings and head stay in 16 bits"
     advice = (Advice(change, round(total * (1 - stays)), Basis.FORMULA, terms),)
     frame = case.attribution.sites.label(int(case.timeline.trace.stack[case.at.event]))
     title = "The base model is loaded without quantisation"
