@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import lzma
 import pickle
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 from memtrace_tui.app import BrowseApp
+from memtrace_tui.dialogs import Awaited
 from memtrace_tui.main_screen import MainScreen
 from memtrace_tui.provider import BrowsedRecording
 from memtrace_tui.settings import Settings
@@ -88,7 +90,7 @@ def recording(name: str) -> BrowsedRecording:
     return BrowsedRecording.open(trace_path(name))
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def running(app: BrowseApp, size: tuple[int, int]) -> AsyncIterator[Pilot[int]]:
     """The application with its main screen up."""
     async with app.run_test(size=size) as pilot:
@@ -106,7 +108,7 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it never happened")
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def open_app(
     case: str, size: tuple[int, int] = (80, 24), settings: Settings | None = None, plain: bool = False
 ) -> AsyncIterator[Pilot[int]]:
@@ -119,12 +121,13 @@ async def open_app(
 
 
 async def hit(pilot: Pilot[int], *keys: str, draw: bool = True) -> None:
-    """Press keys, each fully handled and drawn before the next. Unlike ``pilot.press`` it waits for messages, not for
-    the processor to fall idle, which on a busy machine takes a tenth of a second a key."""
-    for key in keys:
-        name = _character_to_key(key) if len(key) == 1 else key
-        pilot.app.post_message(events.Key(name, key if len(key) == 1 else None))
-        await settle(pilot, draw)
+    """Press keys, each fully handled and (with ``draw``) drawn before the next. Unlike ``pilot.press`` it waits for
+    messages, not for the processor to fall idle, which on a busy machine takes a tenth of a second a key."""
+    with contextlib.nullcontext() if draw else patch.object(Awaited, "_compositor_refresh", lambda _: None):
+        for key in keys:
+            name = _character_to_key(key) if len(key) == 1 else key
+            pilot.app.post_message(events.Key(name, key if len(key) == 1 else None))
+            await settle(pilot, draw)
 
 
 async def settle(pilot: Pilot[int], draw: bool = True) -> None:
