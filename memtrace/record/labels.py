@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from memtrace.attribution.categories import Purpose
 from memtrace.record.backend import import_torch
 
 KEPT_STEPS = 64  # optimizer steps whose gradients stay labelled
+Gradient = tuple[int, int, int]  # address, bytes, id of the parameter
 _KEPT_LOOKS = 8  # of those after each optimizer's first step, the newest first
 # Quantised layers of other libraries (GPTQ, AWQ, EETQ, HQQ) keep their packed weights and constants as buffers.
 _BUFFERS = dict.fromkeys(("qweight", "W_q", "weight_packed"), Purpose.QUANTIZED) | dict.fromkeys(
@@ -161,16 +163,22 @@ class Labels(dict[int, Label]):
                 self._add_states(state, names[id(parameter)][0] if id(parameter) in names else f"parameter{position}")
 
     def _add_states(self, states: dict[Any, Any], name: str) -> None:
-        for key, value in states.items():
+        for key, value in list(states.items()):
             if isinstance(value, (dict, list, tuple)):
                 self._add_states(value if isinstance(value, dict) else dict(enumerate(value)), f"{name}.{key}")
             else:
                 self.add(value, Purpose.OPTIMIZER_STATE, f"{name}.{key}")
 
     def add_gradients(self, named: Iterable[tuple[str, Any]]) -> None:
-        """The gradients that exist now."""
-        for name, parameter in named:
+        """The gradients that exist now, where they may be read."""
+        for name, parameter in () if is_own_thread() else named:
             self.add(parameter.grad, Purpose.GRADS, f"{name}.grad")
+
+
+def is_own_thread() -> bool:
+    """Whether this is one of the recorder's threads beside the program's, which read no ``grad``: backward passes set
+    gradients without Python's lock, and reading one that is just let go of ends the program (PyTorch 2.11 and 2.13)."""
+    return threading.current_thread().name.startswith("memtrace-")
 
 
 def _is_packed(parameter: Any) -> bool:
@@ -195,7 +203,7 @@ class LabelBook:
         self.knows_optimizers = False  # whether any has stepped or was named
         self._models: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by id
         self._optimizers: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        self._gradients: deque[tuple[int, list[tuple[int, int, int]]]] = deque(maxlen=KEPT_STEPS)  # see note_gradients
+        self._gradients: deque[tuple[int, list[Gradient]]] = deque(maxlen=KEPT_STEPS)  # by when they were noted
         self._got_gradients: set[int] = set()  # ids of parameters
         self._remembered: deque[tuple[int, Labels]] = deque(maxlen=_KEPT_LOOKS)  # (µs, what was there)
 
@@ -214,15 +222,23 @@ class LabelBook:
             self._gradients.clear()
         self._optimizers[id(optimizer)] = optimizer
 
-    def note_gradients(self, parameters: Iterable[Any], time_us: int) -> None:
-        """Remember (address, bytes, id of the parameter) of all gradients there are. About a µs a gradient."""
+    def gradients(self, parameters: Iterable[Any] | None = None) -> list[Gradient]:
+        """The gradients there are, of ``parameters`` or else of what was added; about a µs each. Not to be called in an
+        own thread."""
+        if parameters is None:
+            parameters = optimizer_parameters(list(self._optimizers.values()))
+            parameters = parameters or [p for model in self.alive()[0] for _, p in model.parameters]
         rows = []
         for parameter in parameters:
             grad = parameter.grad  # made anew each time it is asked for
             found = None if grad is None else storage_of(grad, self.device_type)
             if found is not None:
                 rows.append((*found, id(parameter)))
-        if rows:
+        return rows
+
+    def note_gradients(self, parameters: Iterable[Any], time_us: int) -> None:
+        """Remember all gradients there are."""
+        if rows := self.gradients(parameters):
             self._gradients.append((time_us, rows))
             self._got_gradients.update(row[2] for row in rows)
 
@@ -248,7 +264,8 @@ class LabelBook:
         in_models = [p for model in models for _, p in model.parameters]
         optimized = optimizer_parameters(optimizers)
         if got := self._got_gradients:  # else a backward pass that failed may have reached some of them only
-            return frozenset(got | {id(p) for p in [*in_models, *optimized] if id(p) not in got and p.grad is not None})
+            others = [] if is_own_thread() else [p for p in [*in_models, *optimized] if id(p) not in got]
+            return frozenset(got | {id(p) for p in others if p.grad is not None})
         if not optimized:
             optimized = [p for model in models if model.model.training for _, p in model.parameters]
         return frozenset(id(p) for p in optimized if p.requires_grad)
@@ -274,8 +291,11 @@ class LabelBook:
             labels.add_optimizer(optimizer, names)
         return labels
 
-    def collect(self, models: list[Contents], optimizers: list[Any], since_us: int) -> list[dict[str, Any]]:
-        """Rows for the snapshot's ``labels``, for events from ``since_us`` on.
+    def collect(
+        self, models: list[Contents], optimizers: list[Any], since_us: int, gradients: Iterable[Gradient] = ()
+    ) -> list[dict[str, Any]]:
+        """Rows for the snapshot's ``labels``, for events from ``since_us`` on. ``gradients`` were found before, in a
+        thread that may look for them.
 
         ``from_time_us`` and ``until_time_us`` say when the storage at ``address`` was seen to be this; ``null`` means
         open: from an unknown beginning, or up to the snapshot.
@@ -283,15 +303,18 @@ class LabelBook:
         names = self._names(models, optimizers)
         present = self._present(models, optimizers, names)
         present.add_gradients(names.values())
+        for address, size, parameter in gradients:
+            if address not in present and parameter in names:
+                present[address] = Label(address, size, Purpose.GRADS, f"{names[parameter][0]}.grad")
         rows = [_row(label, None) for label in present.values()]
         known = {(label.address, label.name) for label in present.values()}
-        for time_us, labels in self._remembered:
+        for time_us, labels in list(self._remembered):
             new = [label for label in labels.values() if (label.address, label.name) not in known]
             known.update((label.address, label.name) for label in new)
             rows += [_row(label, time_us) for label in new if time_us >= since_us]
-        for time_us, gradients in self._gradients:
+        for time_us, noted in list(self._gradients):  # the program may note more meanwhile
             if time_us >= since_us:
-                for address, size, parameter in gradients:
+                for address, size, parameter in noted:
                     name = names[parameter][0] if parameter in names else "parameter"
                     rows.append(_row(Label(address, size, Purpose.GRADS, f"{name}.grad"), time_us))
         return rows

@@ -22,12 +22,13 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memtrace.errors import MemtraceError
 from memtrace.live import protocol
 from memtrace.live.metrics import Sink, open_sink
 from memtrace.record import facts, files, messages
+from memtrace.record.labels import Gradient, is_own_thread
 from memtrace.record.phases import BACKWARD, now_us
 from memtrace.record.steplog import COLUMNS, StepLog
 
@@ -59,6 +60,16 @@ class _Watcher:
     dropped: int = 0
 
 
+class _Look(NamedTuple):
+    """The blocks and gradients that were seen at a moment of a step."""
+
+    moment: str
+    step: int
+    took_us: int
+    blocks: dict[str, Any]
+    gradients: list[Gradient]
+
+
 class LiveServer:
     """Serves the watchers of one recorder."""
 
@@ -73,7 +84,7 @@ class LiveServer:
         self._stopping = False
         self._watchers: list[_Watcher] = []
         self._wanted: str | None = None  # the moment at which to look at the blocks
-        self._raw: tuple[str, int, int, dict[str, Any]] | None = None  # what was seen: moment, step, µs it took, blocks
+        self._raw: _Look | None = None
         self._seen: dict[str, Any] = {"type": "blocks"}
         self._not_before = self._own_at = 0.0
         self._alarms: dict[str, Alarm] = {}
@@ -146,7 +157,9 @@ class LiveServer:
         with messages.guarded("looking at the blocks"):
             begun = time.perf_counter()
             raw = self.recorder.backend.blocks()
-            self._raw = moment, self.recorder.log.step, round((time.perf_counter() - begun) * 1e6), raw
+            gradients = self.recorder.labels.gradients() if self._watchers and not is_own_thread() else []
+            took_us = round((time.perf_counter() - begun) * 1e6)
+            self._raw = _Look(moment, self.recorder.log.step, took_us, raw, gradients)
 
     # in the thread of its own
     def _serve(self) -> None:
@@ -359,11 +372,11 @@ class LiveServer:
     def _hand_out(self) -> None:
         """Write down the blocks that were seen, with what is known of them, for watchers to read."""
         assert self._raw is not None
-        (moment, step, took_us, raw), self._raw = self._raw, None
+        (moment, step, took_us, raw, gradients), self._raw = self._raw, None
         begun = time.perf_counter()
         self._note_pieces(moment, raw)
         if self._watchers and self.place is not None:
-            snapshot = self.recorder.take("live", self._device(), raw=raw)
+            snapshot = self.recorder.take("live", self._device(), raw=raw, gradients=gradients)
             snapshot["device_traces"] = _as_if_recorded(snapshot, self._device())
             file = files.write_snapshot(snapshot, protocol.sample_place(self.place), force=True, mode=0o600)
             self._seen = {"type": "blocks", "file": str(file), "at": moment, "step": step, "time_us": now_us()}

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from memtrace.record import backend as backend_module
 from memtrace.record import facts, files, messages
 from memtrace.record.deep import DeepNames
 from memtrace.record.hooks import AutoHooks
-from memtrace.record.labels import Contents, LabelBook, optimizer_parameters, without_collecting
+from memtrace.record.labels import Contents, Gradient, LabelBook, optimizer_parameters, without_collecting
 from memtrace.record.ooms import OomBook, SavedOom, is_oom, verdict_on
 from memtrace.record.outside import Readings
 from memtrace.record.phases import PhaseLog, now_us
@@ -325,9 +325,10 @@ class Recorder:
         device: int | None = None,
         oom: dict[str, Any] | None = None,
         raw: dict[str, Any] | None = None,
+        gradients: Sequence[Gradient] = (),
     ) -> dict[str, Any]:
         """PyTorch's snapshot with the extra key ``memtrace``; ``raw`` is one that was taken already, and quickly, so
-        that models are not searched for."""
+        that models are not searched for, and ``gradients`` those that were there then."""
         device = self.backend.current_device() if device is None else device
         extra = facts.process_facts(self.backend, device)
         snapshot = self.backend.snapshot() if raw is None else raw
@@ -339,7 +340,7 @@ class Recorder:
             if self.recording:
                 messages.say(_STOPPED)
         models, optimizers = _attempt(problems, ([], []), lambda: self.labels.alive(search=raw is None))
-        labels = _attempt(problems, [], lambda: self.labels.collect(models, optimizers, since))
+        labels = _attempt(problems, [], lambda: self.labels.collect(models, optimizers, since, gradients))
         config: dict[str, Any] = _attempt(problems, {}, lambda: self._config_of(models, optimizers))
         overflowed = any(len(trace) >= self.options.max_entries for trace in traces)
         extra |= {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -165,6 +166,48 @@ def test_what_was_seen_has_categories(stand_in: StandIn, tmp_path: Path) -> None
         assert sum(found.categories.values()) == found.reserved_bytes
         assert found.warnings == (_SEEN,)
         watch.close()
+
+
+class Followed(nn.Parameter):
+    """Knows which threads read its gradient."""
+
+    readers: ClassVar[set[str]] = set()
+
+    @property
+    def grad(self) -> Any:
+        self.readers.add(threading.current_thread().name)
+        return torch.Tensor.grad.__get__(self)  # type: ignore[attr-defined]
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
+
+
+def test_gradients_are_read_in_the_programs_own_threads(stand_in: StandIn, tmp_path: Path) -> None:
+    """Another thread may read one that a backward pass lets go of at that moment, which ends the program; what is seen
+    and what is written says all the same which blocks are gradients."""
+    model = nn.Linear(64, 64)
+    model.weight = Followed(model.weight.data)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def work() -> bool:
+        model(torch.randn(8, 64)).square().mean().backward()  # its gradients stay
+        optimizer.step()
+        return True
+
+    with live(tmp_path, model=model, optimizer=optimizer):
+        watcher = Watcher()
+        work()
+        Followed.readers.clear()
+        watcher.ask(do="blocks", at="step")
+        work()
+        seen = watcher.of_type("blocks")
+        request = memtrace.load(watcher.ask(do="snapshot")["file"])
+        os.kill(os.getpid(), signal.SIGUSR1)
+        wait_for((tmp_path / "run-request.pickle").exists)
+        for snapshot in (memtrace.load(seen["file"]), request, memtrace.load(str(tmp_path / "run-request.pickle"))):
+            assert any(row["name"] == "weight.grad" for row in snapshot.memtrace["labels"])
+    assert Followed.readers == {"MainThread"}
 
 
 def test_hanging_shouting_and_dying_watchers_cost_nothing(
