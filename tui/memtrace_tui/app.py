@@ -188,13 +188,19 @@ class BrowseApp(App[int]):
         self._keys += 1
         number = self._under_way = self._keys
         node: MessagePump = self.focused or self.screen
-        await super().on_event(self._waiting.popleft())
-        self._follow(node, number, node)
+        event = self._waiting.popleft()
+        if not isinstance(node, Drawn):
+            await super().on_event(event)
+            self._follow(node, number, node)
+        else:  # whose keys are all bindings: not through the queue of each widget between
+            if not await self._check_bindings(event.key, priority=True):
+                await self._check_bindings(event.key)
+            self._follow(node, number, None)
         self.set_timer(2, partial(self._done, number))  # should a widget go away with the key
 
     def _follow(self, node: MessagePump, number: int, again: MessagePump | None) -> None:
-        """Behind the key: a key goes from the focused widget up to here, through the queue of each widget between; and
-        once more the same way behind what it made that widget say (``again``)."""
+        """Behind what a key made a widget say, through the queue of each widget between; where the key itself goes from
+        that widget (``again``) up to here, once more behind it."""
         parent = node._parent
         if node is not self and parent is not None:
             node.call_later(self._follow, parent, number, again)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import zip_longest
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.color import ColorSystem
@@ -18,10 +18,9 @@ from rich.style import Style
 from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
 from textual.strip import Strip
 
-Cell = tuple[str, Any]  # character and its pen; "" and the character for its second half, if it is wide
+Cell = tuple[str, "Pen"]  # character and its pen; "" for its second half, if it is wide
 Piece = tuple[int, int, Strip]  # row, column, and what is there
 _NARROW = re.compile("[ -~\u00a0-\u02ff\u2190-\u21ff\u2500-\u25fc]*").fullmatch  # a cell each
-_UNKNOWN: Cell = ("", "?")
 _GAP = 6  # unchanged cells that are cheaper to write again than to jump over
 _SAME = {
     "▁▂▃": "_", "▄▅": "-", "▆▇█▉▊▋▌▍▎▏━╸▐┃▀": "#", "▒": "%", "·⋯": ".", "…": "~", "│┤├┊▕": "|", "─╌╴": "-",
@@ -58,6 +57,7 @@ class Run(NamedTuple):
 
 
 _PLAIN = Pen("", "49", "39")
+_UNKNOWN: Cell = ("", Pen("?", "", ""))
 _UNSEEN_ON_BLANKS = ("", "1", "2")  # bold and dim
 
 
@@ -108,7 +108,7 @@ class Terminal:
                 cells += [(character, blank if character == " " else pen) for character in shown]
                 continue
             for piece in _characters(shown):
-                cells += [(piece, pen), *[("", piece)] * (cell_len(piece) - 1)]
+                cells += [(piece, pen), *[("", pen)] * (cell_len(piece) - 1)]
         return cells
 
 
@@ -134,20 +134,24 @@ def _both(one: Pen, other: Pen) -> Pen | None:
 
 def _runs(y: int, before: list[Cell], row: list[Cell]) -> list[Run]:
     """The cells that differ, and unchanged ones between them where the gap is short and the pen the same."""
-    found: list[tuple[Pen, int, int]] = []
+    found: list[tuple[int, int, Pen]] = []
+    first = stop = 0
+    pen: Pen | None = None
     for x, (old, cell) in enumerate(zip_longest(before, row)):
         if old == cell or not cell[0]:
             continue
-        stop = x + cell_len(cell[0])
-        pen, first, end = found[-1] if found else (None, 0, x)
-        both = pen if x - end <= _GAP else None
-        for _, other in row[end : x + 1]:
-            both = both and (both if both is other else _both(both, other))
+        both = pen if x - stop <= _GAP else None
+        if x > stop or cell[1] is not both:
+            for _, other in row[stop : x + 1]:
+                both = both and _both(both, other)
         if both is None:
-            found.append((cell[1], x, stop))
-        else:
-            found[-1] = both, first, stop
-    return [Run(pen, y, first, stop, "".join(map(itemgetter(0), row[first:stop]))) for pen, first, stop in found]
+            if pen is not None:
+                found.append((first, stop, pen))
+            first, both = x, cell[1]
+        pen, stop = both, x + 1
+    if pen is not None:
+        found.append((first, stop, pen))
+    return [Run(pen, y, first, stop, "".join(map(itemgetter(0), row[first:stop]))) for first, stop, pen in found]
 
 
 def _written(runs: list[Run]) -> Iterator[str]:

@@ -71,6 +71,9 @@ class Changed(Message):
 class Drawn(Widget, can_focus=False):
     """A widget that draws whole lines. What goes wrong while drawing is reported, never fatal."""
 
+    _place: object = None  # the size and scrolling for which lines are kept; None: none are
+    _drawn: dict[int, Strip]
+
     @property
     def look(self) -> ScreenLook:
         """The application's styles."""
@@ -85,11 +88,26 @@ class Drawn(Widget, can_focus=False):
             return self.blank()
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Textual's hook: its lines have what the style sheet says around them, which costs as much as drawing them."""
+        """Textual's hook: its lines have what the style sheet says around them, which costs as much as drawing them. It
+        asks for whatever lies between two widgets that changed; what did not is kept."""
         if self.gutter.totals != (0, 0):
             return super().render_lines(crop)
-        strips = [self.render_line(y) for y in crop.line_range]
+        place = self.scrollable_content_region.size, self.scroll_offset
+        if place != self._place:
+            self._place, self._drawn = place, {}
+        for y in crop.line_range:
+            if y not in self._drawn:
+                self._drawn[y] = self.render_line(y)
+        strips = [self._drawn[y] for y in crop.line_range]
         return strips if crop.column_span == (0, self.size.width) else [each.crop(*crop.column_span) for each in strips]
+
+    def _set_dirty(self, *regions: Region) -> None:
+        super()._set_dirty(*regions)
+        if not regions:
+            self._place = None
+        elif self._place is not None:
+            for y in (y for region in regions for y in region.line_range):
+                self._drawn.pop(y, None)
 
     def draw_line(self, y: int) -> Strip:
         """Line ``y`` of the widget, ``self.size.width`` cells wide."""
