@@ -44,8 +44,18 @@ def quantized_sizes(facts: Facts) -> tuple[I8, I8]:
     stored = distinct(facts.size[made])
     if not len(stored):
         stored = distinct(facts.size[stayed]) if eight_bits else _with_scales(facts.size[stayed])
+        stored = np.union1d(stored, gathered_quantized(facts))
     wide = [stored * 2, stored * 4] if eight_bits else [stored * 4, stored * 8]
     return stored, distinct(np.concatenate([*wide, stored // 8]))
+
+
+def gathered_quantized(facts: Facts) -> I8:
+    """Sizes of packed matrices that sharding brings together: products make copies of four times as much (or eight),
+    and there are scales for them, which sharding leaves whole."""
+    whole = distinct(facts.size[facts.has(Tag.GATHER) & ~facts.before_trace])
+    copies = distinct(facts.size[facts.has(Tag.DEQUANT)])
+    whole = whole[among(whole * 4, copies) | among(whole * 8, copies)]
+    return whole[among(whole, facts.size[facts.before_trace & facts.persistent] * 8)]
 
 
 def _with_scales(sizes: I8) -> I8:

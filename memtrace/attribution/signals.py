@@ -12,6 +12,7 @@ from memtrace.arrays import among, distinct, places
 from memtrace.attribution.attention import outgrown
 from memtrace.attribution.categories import Category
 from memtrace.attribution.compiled import beside_loss
+from memtrace.attribution.copies import follows_weights, second_set
 from memtrace.attribution.facts import Facts, cut_spans
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.head import head_stacks
@@ -19,6 +20,7 @@ from memtrace.attribution.phases import Phase, optimizer_ranges
 from memtrace.attribution.shapes import (
     CUBLAS_WORKSPACE_BYTES,
     adapter_sizes,
+    gathered_quantized,
     is_weight_copy,
     quantized_sizes,
     split_scales,
@@ -33,6 +35,7 @@ _AT_ONCE = 1 << 16  # rows
 _RESULTS_SHARE = 8  # of a call's tensors, results are at most one in so many
 _HARDLY_BEGUN = 100  # allocations
 _KEPT_SHARE = 32  # without a graph a pass leaves less of what it made
+_ROUND_ELEMENTS = 1_000_000  # buckets of DeepSpeed have 500,000,000 unless told otherwise, two bytes each or four
 _LARGE_BYTES = 1 << 20  # below this, sizes coincide too easily to mean anything
 
 Bool = NDArray[np.bool_]
@@ -229,7 +232,7 @@ class Signals:
     @property
     def kept_like_weights(self) -> Bool:
         """Whatever else the rules would take for frozen weights."""
-        return self.early_frozen | self.lives_through_passes | (self.in_load & self.stays & self.among_loading)
+        return self.early_persistent | self.lives_through_passes | (self.in_load & self.stays & self.among_loading)
 
     @property
     def _may_keep_a_graph(self) -> bool:
@@ -498,6 +501,14 @@ class Signals:
     def gathered(self) -> Bool:
         return self.facts.has(Tag.GATHER) & self.in_trace
 
+    @property
+    def gathered_trained(self) -> Bool:
+        """Whole copies of trained weights: of all where no adapters are in play, else of those whose size whole
+        gradients have."""
+        return self.gathered & (
+            among(self.facts.size, self.facts.size[self.reduced & ~self.gathered]) | self.trains_whole
+        )
+
     @cached_property
     def reduced(self) -> Bool:
         """Buffers that reduce gradients, what comes out of them, and the whole gradients that go in."""
@@ -627,12 +638,24 @@ class Signals:
         return self.early & self.persistent
 
     @property
-    def early_frozen(self) -> Bool:
-        """What stays and is nothing else. Where whole models are trained and all but a few large tensors get gradients,
-        those few are as likely data, or flat states, as frozen weights: that is not told."""
+    def early_few(self) -> Bool:
+        """Where whole models are trained and all but a few large tensors get gradients, those few are as likely data,
+        or flat states, as frozen weights: that is not told."""
+        return self._few_untrained(self._early_rest & ~self._early_copies)
+
+    @property
+    def _early_rest(self) -> Bool:
         known = self.trained.weights | self.trained.states | self.masters | self.early_other_states
-        rest = self.early_persistent & ~known & ~self.early_made & ~self.early_workspaces
-        return self.early_persistent & ~self._few_untrained(rest)
+        return self.early_persistent & ~known & ~self.early_made & ~self.early_workspaces
+
+    @cached_property
+    def _early_copies(self) -> Bool:
+        large = self.facts.size >= _LARGE_BYTES
+        return second_set(self.facts, self.trained.weights & large, self._early_rest & large)
+
+    @property
+    def early_followers(self) -> Bool:
+        return self._early_copies & (self._early_copies.any() and follows_weights(self.facts, self._early_copies))
 
     def _few_untrained(self, rest: Bool) -> Bool:
         """The large ones of ``rest``, where whole models are trained and most else that stays gets gradients."""
@@ -644,6 +667,17 @@ class Signals:
         workspaces = among(self.facts.size, CUBLAS_WORKSPACE_BYTES)
         sharded = self.facts.stacks.has(Tag.REDUCE).any()
         return self.early_persistent & self.trains_whole & sharded & ~workspaces
+
+    @property
+    def early_flat_gradients(self) -> Bool:
+        """Of flat tensors half as large as masters one is the weights in 16 bits for each master, the others gradients;
+        so are buckets, which are made for a round number of elements."""
+        f = self.facts
+        flat = self.early_sharded & ~self.masters & (f.size >= _LARGE_BYTES)
+        result = flat & (f.size % (2 * _ROUND_ELEMENTS) == 0)
+        for size, count in Counter((f.size[self.masters] // 2).tolist()).items():
+            result[np.flatnonzero(flat & (f.size == size))[count:]] = True
+        return result
 
     @property
     def _stored_quantized(self) -> Bool:
@@ -693,7 +727,12 @@ class Signals:
 
     @cached_property
     def early_scales(self) -> Bool:
-        return split_scales(self.facts, self.early_persistent, self.early_quantized)
+        f, scales = self.facts, split_scales(self.facts, self.early_persistent, self.early_quantized)
+        # Scales of matrices that sharding cuts stay whole; of eight ranks, each shard is as large.
+        shards = distinct(f.size[self.early_persistent | self.gathered]).tolist()
+        whole = gathered_quantized(f).tolist()
+        cut = [size for size in whole if any(size % shard == 0 for shard in shards if size < shard * 8 < size * 8)]
+        return scales | (self.early_persistent & among(f.size * 8, cut))
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 

@@ -30,13 +30,15 @@ _MOST_OF_A_SIZE = 4  # a weight, two states and a frozen copy: beyond that, grad
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Rows of ``Timeline.allocations``: weights that get gradients, the gradients, and states made before any step.
+    """Rows of ``Timeline.allocations``: weights that get gradients, the gradients, and states made before any step;
+    and, of weights and others of their sizes, which might as well be the other (``alike``).
 
     ``is_sure``: the code that gave gradients up, of whatever size, shows that they are."""
 
     weights: Bool
     gradients: Bool
     states: Bool
+    alike: Bool
     is_sure: bool
 
 
@@ -49,7 +51,8 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
     if adapters.any():
         sizes = distinct(facts.size[adapters])
         sizes = distinct(np.concatenate([sizes, sizes * 2, sizes // 2]))
-        return Trained(none, _survivors(facts, by_autograd & ~others) & among(facts.size, sizes), none, is_sure)
+        kept = _survivors(facts, by_autograd & ~others) & among(facts.size, sizes)
+        return Trained(none, kept, none, none, is_sure)
     gradients = _most_in_one_pass(facts, kept)
     weights = _made_before_training(facts) & ~others & ~facts.has(Tag.QUANTIZE)
     if facts.stacks.has(Tag.REDUCE).any():  # gradients of shards are reduced many at once: here, states tell
@@ -74,11 +77,16 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
     gradients = dict(Counter(gradients) | unseen)
     swapped, one_model = _swapped(facts, weights, step_leaves), _one_model(facts, weights, gradients)
     found: dict[int, I8] = {}
+    alike = none.copy()
     for size, count in gradients.items():
         rows = np.flatnonzero(weights & (facts.size == size))
         # Of a size, what steps swap, what modules or loading code made, and what stays are weights rather than states.
         as_weights = facts.kind[rows] == Kind.LOAD
-        rows = rows[np.lexsort((~facts.persistent[rows], ~as_weights, ~one_model[rows], ~swapped[rows]))]
+        keys = np.stack([~facts.persistent[rows], ~as_weights, ~one_model[rows], ~swapped[rows]])
+        order = np.lexsort(keys)
+        if len(rows) > count and (keys[:, order[count - 1]] == keys[:, order[count]]).all():
+            alike[rows] = (keys == keys[:, order[count], None]).all(axis=0)
+        rows = rows[order]
         most = len(rows) if is_sure else _MOST_OF_A_SIZE * count
         if 0.8 * count <= len(rows) <= most or (not weights.any() and count > 1):
             found[size] = rows
@@ -103,7 +111,7 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
             states[rest[: min(len(rows) // count - 1, 2) * count]] = True
     if no_states_made and len(found) > 1:  # flat ones
         states |= weights & (np.abs(facts.size - total) * 64 <= total)
-    return Trained(trained, kept & among(facts.size, list(found)), states, is_sure)
+    return Trained(trained, kept & among(facts.size, list(found)), states, alike & ~states, is_sure)
 
 
 def _one_model(facts: Facts, weights: Bool, gradients: dict[int, int]) -> Bool:
