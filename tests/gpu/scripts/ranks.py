@@ -348,6 +348,8 @@ def main() -> None:
     if "RECORD" in os.environ:
         torch.cuda.memory._dump_snapshot(str(FOLDER / f"{ROW['name']}-{RANK}.pickle"))
     print(json.dumps(seen), flush=True)
+    if seen["oom"] is None:  # another rank may still be sent what this one has
+        torch.distributed.barrier()
     os._exit(0)  # another rank may wait in a collective for good
 
 
