@@ -116,7 +116,9 @@ def warnings_of(timeline: Timeline, attribution: Attribution) -> tuple[str, ...]
     if len(trace) == 0:
         lines.append("no trace was recorded, only the final state (torch.cuda.memory._record_memory_history was off)")
     else:
-        kinds = attribution.facts.stacks.kind[trace.stack[trace.action == Action.ALLOC]]
+        kinds = attribution.facts.stacks.kind[
+            trace.stack[timeline.allocations.alloc_event[len(replay.initial_pending) :]]
+        ]
         if len(kinds) and bool((kinds == Kind.NONE).all()):
             lines.append("no stacks were recorded: categories rest on lifetimes and sizes alone")
         elif not among(

@@ -39,8 +39,11 @@ def among(values: NDArray[Any], wanted: ArrayLike) -> NDArray[np.bool_]:
         looked_for = distinct(looked_for)
     if len(looked_for) > _FEW:
         return looked_for[np.searchsorted(looked_for[:-1], values)] == values
-    found = np.zeros(len(values), dtype=np.bool_)
-    for value in looked_for.tolist():
+    if not len(looked_for):
+        return np.zeros(len(values), dtype=np.bool_)
+    first, *others = looked_for.tolist()
+    found = np.equal(values, first)
+    for value in others:
         found |= values == value
     return found
 

@@ -38,10 +38,13 @@ def outgrown(facts: Facts, others: Bool) -> Bool:
 
     def largest_of(rows: I8, levels: list[I8]) -> I8:
         """By scope (the last: none) and span; one number for both is quicker than a pair."""
-        found = np.zeros(scopes * spans, dtype=np.int64)
-        column, size = facts.span[rows] % spans, facts.size[rows]
+        made, found = np.zeros((2, scopes * spans), dtype=np.int64)
+        np.maximum.at(made, (own % scopes * spans)[stack[rows]] + facts.span[rows] % spans, facts.size[rows])
+        there = np.flatnonzero(made)  # pairs of scope and span, far fewer than rows
         for level in levels:
-            np.maximum.at(found, (level % scopes * spans)[stack[rows]] + column, size)
+            outer = np.full(scopes, scopes - 1)
+            outer[own % scopes] = level % scopes
+            np.maximum.at(found, outer[there // spans] * spans + there % spans, made[there])
         found[-spans:] = 0
         return found
 

@@ -90,8 +90,9 @@ def attribute(
 
     def decide(number: int, fits: NDArray[np.bool_]) -> None:
         fits = is_open & fits
-        rule[fits] = number
-        is_open[fits] = False
+        if fits.any():
+            np.copyto(rule, np.int16(number), where=fits)
+            np.logical_xor(is_open, fits, out=is_open)
 
     number = 0
     for _, mask in labelled:

@@ -176,9 +176,8 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     lives = Lives(born[older:], died[older:], table.requested_bytes[older:])
     strays = stray(stacks, table.stack[older:], lives)
     kind[older:][strays] = Kind.STRAY
-    kinds = stacks.kind[trace.stack]
-    kinds[lives.born[strays]] = Kind.STRAY
-    shared = frees_share_stacks(trace)
+    strange = lives.born[strays]
+    shared = frees_share_stacks(trace, trace.stack[lives.born])
     if phases is None:
         phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lives, strays, kind[:older], shared)
         phases = with_recorded_steps(phases, trace, timeline.snapshot.memtrace.get("phases"))
@@ -190,16 +189,18 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         span_end[len(phases) - 1] = NEVER  # the recording stops inside the last span
     cut = cut_spans(phases, trace)
     free_stack = _freeing_stacks(trace, died, shared)
-    freed_by = np.where(free_stack >= 0, stacks.kind[free_stack], _NOT_FREED)
-    freed_by[(free_stack >= 0) & stacks.has(Tag.ZERO_GRAD)[free_stack]] = Kind.OPTIMIZER
-    ended = np.where(_unwound(trace, kinds, phases, freed_by, born, died, span), NEVER, died)
-    in_cut = (span >= 0) & np.append(cut, False)[span] & (ended >= span_end[span])
+    frees = np.where(stacks.has(Tag.ZERO_GRAD), np.uint8(Kind.OPTIMIZER), stacks.kind)
+    frees[-1] = _NOT_FREED
+    freed_by = frees[free_stack]
+    ended = np.where(_unwound(trace, strange, phases, freed_by, born, died, span), NEVER, died)
     phase_at = np.append(np.repeat(phases.phase, np.diff(phases.start)), np.uint8(Phase.UNKNOWN))
     death_phase = phase_at[np.minimum(ended, len(trace))]
-    in_cut &= death_phase != Phase.BACKWARD
-    ended[in_cut] = NEVER
-    death_phase[ended == NEVER] = Phase.UNKNOWN
-    pass_end = _pass_ends(trace, kinds, phases, born, kind, span, cut, shared)
+    if cut.any():
+        in_cut = (span >= 0) & np.append(cut, False)[span] & (ended >= span_end[span])
+        in_cut &= death_phase != Phase.BACKWARD
+        ended[in_cut], death_phase[in_cut] = NEVER, Phase.UNKNOWN
+    persistent = ended == NEVER
+    pass_end = _pass_ends(trace, stacks, strange, phases, born, kind, span, cut, shared)
     following = _next_pass(phases, np.append(phases.start[:-1], -1).astype(np.int32))  # by span, and before the trace
     next_pass = following[span]
     return Facts(
@@ -218,17 +219,18 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
         pass_end=pass_end,
         held=(pass_end >= 0) & (pass_end < NEVER) & (ended >= pass_end),
         call_end=_call_ends(table, stacks, kind, len(trace)),
-        outlives_span=(span >= 0) & (span_end[span] < NEVER) & (ended >= span_end[span]),
-        persistent=ended == NEVER,
-        stays=(ended == NEVER) | (ended > next_pass),
+        outlives_span=ended >= np.where(span_end < NEVER, span_end, NEVER + 1)[span],
+        persistent=persistent,
+        stays=persistent | (ended > next_pass),
         followed=next_pass < NEVER,
-        lives_on=(ended == NEVER) | (ended > _next_pass(phases, following)[span]),
+        lives_on=persistent | (ended > _next_pass(phases, following)[span]),
         free_stack=free_stack,
         freed_by_program=among(freed_by, [Kind.OTHER, Kind.OPTIMIZER, Kind.LOAD]),
     )
 
 
 _NOT_FREED = 255
+_PART = 1 << 18  # events
 
 
 def cut_spans(phases: Phases, trace: DeviceTrace) -> Bool:
@@ -240,24 +242,36 @@ def cut_spans(phases: Phases, trace: DeviceTrace) -> Bool:
 
 def _freeing_stacks(trace: DeviceTrace, died: I4, shared: bool) -> I4:
     """Stack of the code that gave each row up; -1 where nothing did or nothing tells."""
-    stacks = np.full(len(died), -1, dtype=np.int32)
-    if not shared:
-        freed = (died >= 0) & (died < NEVER)
-        stacks[freed] = trace.stack[died[freed]]
+    if shared or not len(trace):
+        return np.full(len(died), -1, dtype=np.int32)
+    stacks = trace.stack[np.minimum(died, len(trace) - 1)]
+    stacks[died == NEVER] = -1
     return stacks
 
 
-def _unwound(trace: DeviceTrace, kinds: U1, phases: Phases, freed_by: I8, born: I4, died: I4, span: I4) -> Bool:
+def _last_request(trace: DeviceTrace, strange: I4) -> int:
+    """The last event at which something was asked for, those of strays left out; -1: none."""
+    for stop in range(len(trace), 0, -_PART):
+        start = max(stop - _PART, 0)
+        asked = among(trace.action[start:stop], [Action.ALLOC, Action.OOM])
+        asked[strange[(strange >= start) & (strange < stop)] - start] = False
+        found = np.flatnonzero(asked)
+        if len(found):
+            return start + int(found[-1])
+    return -1
+
+
+def _unwound(trace: DeviceTrace, strange: I4, phases: Phases, freed_by: U1, born: I4, died: I4, span: I4) -> Bool:
     """Rows freed behind the last request of all, by an error that unwound the stack or by a program that ends.
 
     Behind a refused request that is everything. Else a forward pass that nothing follows was interrupted, unless the
     model itself gave the tensor up; and older memory that the program's own code frees after all work is over.
     """
-    asked = np.flatnonzero(((trace.action == Action.ALLOC) | (trace.action == Action.OOM)) & (kinds != Kind.STRAY))
-    if not len(asked) or not len(phases):
+    asked = _last_request(trace, strange)
+    behind = (died > asked) & (died < NEVER)
+    if asked < 0 or not len(phases) or not behind.any():
         return np.zeros(len(died), dtype=np.bool_)
-    behind = (died > asked[-1]) & (died < NEVER)
-    if trace.action[asked[-1]] == Action.OOM:
+    if trace.action[asked] == Action.OOM:
         return behind
     if phases.phase[-1] == Phase.FORWARD:
         return behind & (freed_by != Kind.FORWARD)
@@ -311,18 +325,21 @@ def _next_pass(phases: Phases, events: I4) -> I4:
 
 
 def _pass_ends(
-    trace: DeviceTrace, kinds: U1, phases: Phases, born: I4, kind: U1, span: I4, cut: Bool, shared: bool
-) -> I4:
+    trace: DeviceTrace, stacks: StackFacts, strange: I4, phases: Phases, born: I4, kind: U1, span: I4, cut: Bool,
+    shared: bool,
+) -> I4:  # fmt: skip
     """End of the forward pass or recomputation each row was made in; see :class:`Facts`."""
-    ends = np.full(len(born), -1, dtype=np.int32)
     if not len(phases):
-        return ends
+        return np.full(len(born), -1, dtype=np.int32)
     # A forward pass ends where the next phase begins.
     forward = among(phases.phase, [Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION])
     forward_end = np.where(cut, NEVER, np.append(phases.start[1:-1], NEVER))
-    in_forward = (span >= 0) & forward[span] & (kind != Kind.RECOMPUTE)
-    ends[in_forward] = forward_end[span[in_forward]]
-    recomputed = np.flatnonzero((kind == Kind.RECOMPUTE) & (born >= 0))
+    ends = np.append(np.where(forward, forward_end, -1), -1).astype(np.int32)[span]
+    recomputed = np.flatnonzero(kind == Kind.RECOMPUTE)
     if len(recomputed):
+        ends[recomputed] = -1
+        recomputed = recomputed[born[recomputed] >= 0]
+        kinds = stacks.kind[trace.stack]
+        kinds[strange] = Kind.STRAY
         ends[recomputed] = _recomputation_ends(trace, kinds, born[recomputed], shared)
     return ends

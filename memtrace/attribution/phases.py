@@ -25,6 +25,7 @@ from memtrace.snapshot.model import Action, Annotation, DeviceTrace
 I8 = NDArray[np.int64]
 U1 = NDArray[np.uint8]
 Bool = NDArray[np.bool_]
+_PART = 1 << 18  # events
 _SMALLEST_BYTES = 64  # scalars that outlive a backward pass are losses and norms
 
 
@@ -155,7 +156,8 @@ def infer_phases(
     asked = (trace.action == Action.ALLOC) | (trace.action == Action.OOM)
     asked[lives.born[stray]] = False
     allocs = np.flatnonzero(asked)
-    kinds = stacks.kind[trace.stack[allocs]]
+    stack = trace.stack[allocs]
+    kinds = stacks.kind[stack]
     has_frames = bool((kinds != Kind.NONE).any())
     ranges = optimizer_ranges(trace, annotations)
     if not has_frames:
@@ -187,7 +189,7 @@ def infer_phases(
     spans = cutter.spans if shared else _backdated(trace, stacks, cutter.spans, lives.born)
     if not spans or spans[0][0] > 0:
         spans.insert(0, (0, Phase.UNKNOWN, -1))
-    spans = _evaluations(_with_step_before(spans, trace.stack[allocs], allocs, kinds), {*errors})
+    spans = _evaluations(_with_step_before(spans, stack, allocs, kinds), {*errors})
     trains = Tag.ADAPTER_INIT | Tag.CHECKPOINT
     if not any(p in (Phase.BACKWARD, Phase.OPTIMIZER) for _, p, _ in spans) and not stacks.has(trains).any():
         spans = [(start, phase, -1) for start, phase, _ in spans]  # no step where nothing is trained
@@ -199,12 +201,17 @@ def _with_step_before(
 ) -> list[tuple[int, Phase, int]]:
     """The spans of a trace that begins in or before an optimizer step written by hand, with that step: what its call
     sites make is made in later steps, and nowhere else. What autograd's thread made before it is a backward pass."""
+    count = int(np.searchsorted(allocs, spans[1][0])) if len(spans) > 1 else 0  # in the first span
+    ahead = kinds[:count] == Kind.OTHER
+    if spans[0][1] is not Phase.UNKNOWN or not ahead.any():
+        return spans
     at = np.searchsorted([start for start, _, _ in spans], allocs, side="right") - 1
     in_step = np.array([phase is Phase.OPTIMIZER for _, phase, _ in spans])[at]
     elsewhere = stack[~in_step & (at > 0)]
-    ahead = (at == 0) & (kinds == Kind.OTHER) & among(stack, stack[in_step]) & ~among(stack, elsewhere)
-    if not ahead.any() or spans[0][1] is not Phase.UNKNOWN:
+    ahead &= among(stack[:count], stack[in_step]) & ~among(stack[:count], elsewhere)
+    if not ahead.any():
         return spans
+    allocs, kinds = allocs[:count], kinds[:count]
     first, last = allocs[ahead][[0, -1]].tolist()
     later = [(start, phase, step + (step >= 0)) for start, phase, step in spans[1:]]
     step = [(first, Phase.OPTIMIZER, 0), (last + 1, Phase.BETWEEN, 1)]
@@ -355,12 +362,19 @@ def _backdated(
     return moved
 
 
-def frees_share_stacks(trace: DeviceTrace) -> bool:
-    """Whether frees were recorded with the stack of the allocation (``context="alloc"``): no stack is free-only."""
+def frees_share_stacks(trace: DeviceTrace, makers: NDArray[np.int32]) -> bool:
+    """Whether frees were recorded with the stack of the allocation (``context="alloc"``): no stack is free-only.
+
+    ``makers``: the stacks of the trace's allocations.
+    """
     allocates, frees = np.zeros((2, int(trace.stack.max(initial=-1)) + 2), dtype=np.bool_)  # by stack; -1 is the last
-    allocates[trace.stack[trace.action == Action.ALLOC]] = True
-    frees[trace.stack[trace.action == Action.FREE_REQUESTED]] = True
-    return int(frees.sum()) > 1 and not (frees & ~allocates).any()
+    allocates[makers] = True
+    for start in range(0, len(trace), _PART):  # the first part tells, nearly always
+        part = slice(start, start + _PART)
+        frees[trace.stack[part][trace.action[part] == Action.FREE_REQUESTED]] = True
+        if (frees & ~allocates).any():
+            return False
+    return int(frees.sum()) > 1
 
 
 def with_recorded_steps(phases: Phases, trace: DeviceTrace, marks: object) -> Phases:

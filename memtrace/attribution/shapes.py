@@ -78,20 +78,24 @@ def is_weight_copy(facts: Facts) -> Bool:
     there before the product.
     """
     _, copies = quantized_sizes(facts)
-    inside = facts.has(Tag.QUANT_MATMUL) & ~facts.has(Tag.QUANTIZE | Tag.DEQUANT)
+    result = np.zeros(len(facts.size), dtype=np.bool_)
+    inside = facts.stacks.has(Tag.QUANT_MATMUL) & ~facts.stacks.has(Tag.QUANTIZE | Tag.DEQUANT)
     if not len(copies) or not inside.any():
-        return np.zeros(len(facts.size), dtype=np.bool_)
-    fits = inside.copy()
-    fits[inside] = among(facts.size[inside], copies)
-    stack = facts.timeline.allocations.stack
-    largest = np.zeros(len(facts.stacks.tags), dtype=np.int64)
-    np.maximum.at(largest, stack[inside], facts.size[inside])
-    contradicts = inside & ~fits & (facts.size * _SCALE_SHARE > largest[stack])
-    site = fits & ~among(stack, stack[contradicts])
-    return site & ~among(stack, _later_sites(facts, site)) & ~among(stack, _beside_dequantising(facts, site))
+        return result
+    rows = np.flatnonzero(inside[facts.timeline.allocations.stack])
+    stack, size = facts.timeline.allocations.stack[rows], facts.size[rows]
+    fits = among(size, copies)
+    largest = np.zeros(len(inside), dtype=np.int64)
+    np.maximum.at(largest, stack, size)
+    contradicts = ~fits & (size * _SCALE_SHARE > largest[stack])
+    fits &= ~among(stack, stack[contradicts])
+    rows, stack = rows[fits], stack[fits]
+    others = np.concatenate([_later_sites(facts, rows), _beside_dequantising(facts, rows)])
+    result[rows[~among(stack, others)]] = True
+    return result
 
 
-def _beside_dequantising(facts: Facts, rows: Bool) -> NDArray[np.int32]:
+def _beside_dequantising(facts: Facts, rows: I8) -> NDArray[np.int32]:
     """Stacks of ``rows`` whose innermost function itself calls a dequantising function: that one makes the copy."""
     table, stack = facts.stacks.python, facts.timeline.allocations.stack
     callers = set()
@@ -114,16 +118,15 @@ def _beside_dequantising(facts: Facts, rows: Bool) -> NDArray[np.int32]:
     return np.array(beside, dtype=np.int32)
 
 
-def _later_sites(facts: Facts, rows: Bool) -> NDArray[np.int32]:
+def _later_sites(facts: Facts, rows: I8) -> NDArray[np.int32]:
     """Stacks that differ from another one of ``rows`` only in the innermost line and always come after it in a call.
 
     Sites that make scales only (far smaller) are not rivals of the site that makes the weight's copy.
     """
     table, stack = facts.stacks.python, facts.timeline.allocations.stack
-    index = np.flatnonzero(rows)
-    sites, first, inverse = np.unique(stack[index], return_index=True, return_inverse=True)
+    sites, first, inverse = np.unique(stack[rows], return_index=True, return_inverse=True)
     largest = np.zeros(len(sites), dtype=np.int64)
-    np.maximum.at(largest, inverse, facts.size[index])
+    np.maximum.at(largest, inverse, facts.size[rows])
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, number in enumerate(sites.tolist()):
         frames = table.stack(number)

@@ -85,18 +85,24 @@ class Signals:
     def _gone_before_next_step(self) -> Bool:
         f = self.facts
         steps = f.phases.start[:-1][f.phases.phase == Phase.OPTIMIZER]
-        following = np.append(steps, -1).astype(np.int32)[places(steps, f.born, side="right")]
-        gone = self.in_optimizer & f.outlives_span & (f.ended < following)
-        stack = f.timeline.allocations.stack  # behind the last step, what the same call left in earlier ones tells
-        return gone | (self.in_optimizer & ~f.persistent & (following < 0) & among(stack, stack[gone]))
+        rows, result = np.flatnonzero(self.in_optimizer), np.zeros(len(f.size), dtype=np.bool_)
+        following = np.append(steps, -1).astype(np.int32)[places(steps, f.born[rows], side="right")]
+        gone = f.outlives_span[rows] & (f.ended[rows] < following)
+        stack = f.timeline.allocations.stack[
+            rows
+        ]  # behind the last step, what the same call left in earlier ones tells
+        result[rows] = gone | (~f.persistent[rows] & (following < 0) & among(stack, stack[gone]))
+        return result
 
     @cached_property
     def _gone_in_its_call(self) -> Bool:
         """Given up before the recorded step that made it was over: LBFGS runs several passes in one."""
         f = self.facts
         calls = np.array(optimizer_ranges(f.timeline.trace, f.timeline.snapshot.annotations)).reshape(-1, 2)
-        end = np.append(calls[:, 1], -1)[places(calls[:, 0], f.born, side="right") - 1]
-        return (f.born < end) & (f.ended < end)
+        rows, result = np.flatnonzero(self.in_optimizer), np.zeros(len(f.size), dtype=np.bool_)
+        end = np.append(calls[:, 1], -1)[places(calls[:, 0], f.born[rows], side="right") - 1]
+        result[rows] = (f.born[rows] < end) & (f.ended[rows] < end)
+        return result
 
     @cached_property
     def step_gradients(self) -> Bool:
@@ -152,10 +158,12 @@ class Signals:
         f = self.facts
         made = (self.loss_frames | self.head_frames) & (f.size >= _LARGE_BYTES)
         others = self.in_forward & ~made & ~self.head_copies & ~self.cublas_once
-        size = f.size * (self._passes.max(initial=0) + 1) + self._passes  # of each pass its own
-        sizes = distinct(size[made])
-        elsewhere = size[others & among(size, sizes)]
-        return self.in_backward & among(size, sizes[~among(sizes, elsewhere)])
+        rows = np.flatnonzero(among(f.size, distinct(f.size[made])))
+        size = f.size[rows] * (self._passes.max(initial=0) + 1) + self._passes[rows]  # of each pass its own
+        sizes = distinct(size[made[rows]])
+        result = np.zeros(len(made), dtype=np.bool_)
+        result[rows] = self.in_backward[rows] & among(size, sizes[~among(sizes, size[others[rows]])])
+        return result
 
     @cached_property
     def _passes(self) -> NDArray[np.int32]:
@@ -355,11 +363,12 @@ class Signals:
         in 32 bits, before another tensor of that size or after one of half of it."""
         f = self.facts
         made = self.loss_frames & self._as_large_as_loss & self.head_frames.any()
-        stack = f.timeline.allocations.stack
-        pair = stack[1:] == stack[:-1]
-        copies = np.append(pair & (f.size[1:] == f.size[:-1]), False)
-        copies[1:] |= pair & (f.size[1:] == 2 * f.size[:-1])
-        return made & np.where(f.has(Tag.CROSS_ENTROPY), copies, ~f.held)
+        rows, stack = np.flatnonzero(made), f.timeline.allocations.stack
+        after, before = np.minimum(rows + 1, len(made) - 1), np.maximum(rows - 1, 0)
+        copies = (after > rows) & (stack[after] == stack[rows]) & (f.size[after] == f.size[rows])
+        copies |= (before < rows) & (stack[before] == stack[rows]) & (f.size[rows] == 2 * f.size[before])
+        made[rows] = np.where(f.stacks.has(Tag.CROSS_ENTROPY)[stack[rows]], copies, ~f.held[rows])
+        return made
 
     @cached_property
     def head_copies(self) -> Bool:
@@ -393,13 +402,16 @@ class Signals:
         inside = f.has(Tag.ATTENTION) & f.is_kind(Kind.FORWARD, Kind.RECOMPUTE) & self.in_trace
         queries = np.zeros(len(f.phases) + 1, dtype=np.int64)
         rotary = f.has(Tag.ROPE) & self.in_trace & ~self.cublas_once & ~self.cublas_frames
-        np.maximum.at(queries, f.span[rotary], f.size[rotary])
-        limit = queries[f.span] * 5 // 4
+        rows = np.flatnonzero(rotary)
+        np.maximum.at(queries, f.span[rows], f.size[rows])
         known = self.cublas_once | self.cublas_frames | self.dequant_frames | self.weight_copies | self.head_frames
         known |= self.gathered | self.reduced
-        found = (inside & (limit > 0) & (f.size > limit)) | outgrown(f, known)
-        stack = f.timeline.allocations.stack  # of what is older than a ring's beginning, too
-        return found | (f.before_trace & among(stack, stack[found]))
+        found, rows = outgrown(f, known), np.flatnonzero(inside)
+        limit = (queries * 5 // 4)[f.span[rows]]
+        found[rows] |= (limit > 0) & (f.size[rows] > limit)
+        stack, older = f.timeline.allocations.stack, np.flatnonzero(f.before_trace)  # than a ring's beginning
+        found[older] |= among(stack[older], stack[found])
+        return found
 
     @property
     def kv_cache(self) -> Bool:
@@ -407,15 +419,20 @@ class Signals:
         was freed by the model itself in a later call."""
         f = self.facts
         kept = f.is_kind(Kind.FORWARD, Kind.OTHER) & (f.ended > f.call_end) & (f.death_phase != Phase.BACKWARD)
-        site = f.stacks.site[f.timeline.allocations.stack]
+        rows, stack = np.flatnonzero(kept), f.timeline.allocations.stack
         # Of a call that the recording does not see end, what such calls' tensors became decides.
-        saved = site[f.has(Tag.KV_CACHE) & (f.death_phase == Phase.BACKWARD)]
-        kept &= (f.call_end < len(f.timeline.trace)) | ~among(site, saved)
-        by_model = f.stacks.kind[f.free_stack] == Kind.FORWARD
-        replaced = kept & f.is_kind(Kind.FORWARD) & by_model & (f.free_stack >= 0) & ~f.persistent
-        gone = np.bincount(site[self.in_trace & ~f.persistent] + 1, minlength=site.max(initial=0) + 2)
-        mostly = np.bincount(site[replaced] + 1, minlength=len(gone)) * 2 > gone
-        return kept & (f.has(Tag.KV_CACHE) | mostly[site + 1])
+        saved = f.stacks.site[stack[f.has(Tag.KV_CACHE) & (f.death_phase == Phase.BACKWARD)]]
+        rows = rows[(f.call_end[rows] < len(f.timeline.trace)) | ~among(f.stacks.site[stack[rows]], saved)]
+        by_cache = f.stacks.has(Tag.KV_CACHE)[stack[rows]]
+        by_model = (f.stacks.kind[f.free_stack[rows]] == Kind.FORWARD) & (f.free_stack[rows] >= 0)
+        replaced = rows[by_model & (f.kind[rows] == Kind.FORWARD) & ~f.persistent[rows]]
+        result = np.zeros(len(kept), dtype=np.bool_)
+        if len(replaced):
+            site = f.stacks.site[stack]
+            gone = np.bincount(site[self.in_trace & ~f.persistent] + 1, minlength=site.max(initial=0) + 2)
+            by_cache |= (np.bincount(site[replaced] + 1, minlength=len(gone)) * 2 > gone)[site[rows] + 1]
+        result[rows[by_cache]] = True
+        return result
 
     @property
     def _untrained(self) -> Bool:
@@ -459,14 +476,17 @@ class Signals:
         f = self.facts
         sized = among(f.size, CUBLAS_WORKSPACE_BYTES) & f.persistent & self.in_trace
         # What gives up other things in the midst of the program gave this up, too.
-        sized &= (f.free_stack < 0) | ~among(f.free_stack, f.free_stack[f.ended < NEVER])
+        rows = np.flatnonzero(sized & (f.free_stack >= 0))
+        if len(rows):
+            sized[rows] = ~among(f.free_stack[rows], f.free_stack[f.ended < NEVER])
         stack = f.timeline.allocations.stack
         # Outside passes (an adapter's first product, say): what a line leaves once, the first time, of all it makes.
         rows = np.flatnonzero(sized & f.is_kind(Kind.LOAD, Kind.OTHER))
-        kept = np.bincount(stack[f.persistent] + 1, minlength=len(f.stacks.kind))[stack[rows] + 1]
-        made = np.bincount(stack + 1, minlength=len(f.stacks.kind))[stack[rows] + 1]
+        alike = np.flatnonzero(among(stack, stack[rows]))
+        kept = np.bincount(stack[alike[f.persistent[alike]]] + 1, minlength=len(f.stacks.kind))[stack[rows] + 1]
+        made = np.bincount(stack[alike] + 1, minlength=len(f.stacks.kind))[stack[rows] + 1]
         first = np.full(len(f.stacks.kind), len(stack))
-        np.minimum.at(first, stack, np.arange(len(stack)))
+        np.minimum.at(first, stack[alike], alike)
         is_first = (first[stack[rows]] == rows) | (first[stack[rows]] == rows - 1)  # the product's output comes before
         result = np.zeros(len(stack), dtype=np.bool_)
         result[rows] = is_first & (kept == 1) & (made > 2)

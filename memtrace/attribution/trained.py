@@ -204,12 +204,11 @@ def _kept_gradients(facts: Facts, by_autograd: Bool) -> tuple[Bool, bool]:
     # A step that asks for nothing and frees nothing has no span: what comes behind it shows it.
     unseen = (phase == Phase.BETWEEN) & (np.append(Phase.UNKNOWN, phase[:-1]) == Phase.BACKWARD)
     steps = np.where(unseen, start - 1, start)[unseen | (phase == Phase.OPTIMIZER)]
-    following = np.append(steps, NEVER)[places(steps, facts.born)]
-    until_step = (facts.ended > following) | (facts.persistent & (following == NEVER))
-    if not len(steps):
-        until_step = facts.outlives_span
-    kept = _survivors(facts, by_autograd) & (until_step | facts.freed_by_program | facts.persistent)
-    kept &= facts.size >= _SMALLEST_PARAMETER_BYTES
+    kept = _survivors(facts, by_autograd) & (facts.size >= _SMALLEST_PARAMETER_BYTES)
+    rows = np.flatnonzero(kept)
+    following = np.append(steps, NEVER)[places(steps, facts.born[rows])]
+    until_step = facts.ended[rows] > following if len(steps) else facts.outlives_span[rows]
+    kept[rows] = until_step | facts.freed_by_program[rows] | facts.persistent[rows]
     freed = kept & (facts.free_stack >= 0) & ~facts.persistent
     gives_up = facts.stacks.has(Tag.ZERO_GRAD) | (facts.stacks.kind == Kind.OPTIMIZER)
     as_gradient = freed & gives_up[facts.free_stack]
