@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import shared_recordings
 
 from memtrace.analysis import PREDICTED
 from memtrace.cli import main
@@ -131,12 +132,13 @@ def test_every_verb_says_that_a_predicted_run_was_not_recorded(
     out = str(tmp_path / "predicted.pickle")
     assert main([*BASE, "--trace", out]) == 0
     capsys.readouterr()
-    for args in (["info", out], ["report", out], ["explain", out], ["diff", out, out], ["ranks", out]):
-        assert main(args) == 0
-        assert PREDICTED in " ".join(capsys.readouterr().out.split()), args
-        assert main([*args, "--json"]) == 0
-        text = capsys.readouterr().out
-        assert PREDICTED in text or (args[0] == "ranks" and json.loads(text)["ranks"][0]["predicted"]), args
+    with shared_recordings(tmp_path):
+        for args in (["info", out], ["report", out], ["explain", out], ["diff", out, out], ["ranks", out]):
+            assert main(args) == 0
+            assert PREDICTED in " ".join(capsys.readouterr().out.split()), args
+            assert main([*args, "--json"]) == 0
+            text = capsys.readouterr().out
+            assert PREDICTED in text or (args[0] == "ranks" and json.loads(text)["ranks"][0]["predicted"]), args
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from memtrace.session import open_file
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 OOM = str(trace_path("llama2-7b_oom-fragmentation"))
+SMALLER = str(trace_path("llama2-7b_oom-first-step"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,10 +80,10 @@ def test_it_stands_beside_the_english(
         monkeypatch.delenv(name, raising=False)
     said = {}
     for lang in ("en", "zh"):
-        assert main(["explain", OOM, "--lang", lang]) == 0
+        assert main(["explain", SMALLER, "--lang", lang]) == 0
         said[lang] = capsys.readouterr().out
-    assert said["zh"].endswith("\n\n" + said["en"]) and said["zh"].startswith("显存碎片")
-    assert main(["explain", OOM, "--lang", "fr"]) == 2
+    assert said["zh"].endswith("\n\n" + said["en"]) and said["zh"].startswith("显存不足")
+    assert main(["explain", SMALLER, "--lang", "fr"]) == 2
     log = tmp_path / "train.log"
     log.write_text("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 23.65 GiB total capacity; "
                    "22.00 GiB already allocated; 1.00 GiB free; 22.10 GiB reserved in total by PyTorch)\n")  # fmt: skip

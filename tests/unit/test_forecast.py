@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tools.long_run import long_run
 
 from memtrace.allocator.config import AllocatorConfig
+from memtrace.cli import forecast as cli_forecast
 from memtrace.cli import main
 from memtrace.estimate.forecast import Forecast, RunPlan, forecast, needs_bytes, orders, prepare
 from memtrace.estimate.options import RunOptions
@@ -73,18 +74,20 @@ def test_the_judge_says_of_the_forecast_what_it_says_of_the_recording(
     assert judge_forecast(readme.oom, readme.config).verdict == json.loads(capsys.readouterr().out)["verdict"]
 
 
-def test_needs_is_enough_and_two_mebibytes_less_are_not(readme: Forecast) -> None:
-    cells = prepare(readme.plan)
-    free = forecast(readme.plan, AllocatorConfig(), cells)
-    needs = needs_bytes(readme.plan, AllocatorConfig(), free, cells)
-    assert needs is not None and README_LIMIT < needs <= free.peak_reserved_bytes
-    assert forecast(readme.plan, AllocatorConfig(limit_bytes=needs), cells).fits
-    assert not forecast(readme.plan, AllocatorConfig(limit_bytes=needs - (2 << 20)), cells).fits
-    pressed = forecast(readme.plan, AllocatorConfig(limit_bytes=(needs + free.peak_reserved_bytes) // 2), cells)
-    dead = forecast(readme.plan, AllocatorConfig(limit_bytes=needs - (2 << 20)), cells)
+def test_needs_is_enough_and_two_mebibytes_less_are_not() -> None:
+    options = without_checkpointing(optimizer="paged_adamw_8bit")
+    plan = plan_of("llama2-7b", options, README_LENGTHS, layers=4)
+    cells = prepare(plan)
+    free = forecast(plan, AllocatorConfig(), cells)
+    needs = needs_bytes(plan, AllocatorConfig(), free, cells)
+    assert needs is not None and free.peaks.allocated_bytes < needs <= free.peak_reserved_bytes
+    assert forecast(plan, AllocatorConfig(limit_bytes=needs), cells).fits
+    pressed = forecast(plan, AllocatorConfig(limit_bytes=(needs + free.peak_reserved_bytes) // 2), cells)
+    dead = forecast(plan, AllocatorConfig(limit_bytes=needs - (2 << 20)), cells)
+    assert not dead.fits
     for found in (pressed, dead):  # the same answer whatever the limit that was asked about
         assert found.num_alloc_retries
-        assert needs_bytes(readme.plan, found.config, found, cells) == needs
+        assert needs_bytes(plan, found.config, found, cells) == needs
 
 
 # ---- runs on a GPU ---------------------------------------------------------------------------------------------------
@@ -406,9 +409,12 @@ def test_another_verbs_option_leads_to_this_verbs_own(
     assert stopped.value.code == 2 and f"did you mean {meant}?" in capsys.readouterr().err
 
 
-def test_what_is_enough_for_a_long_run_is_said_unasked(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_what_is_enough_for_a_long_run_is_said_unasked(
+    capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Enough, and no more than it reserves where nothing limits it; ``--needs`` finds no more than that."""
-    lengths = ",".join(str(16 + 37 * n % 400) for n in range(301))
+    monkeypatch.setattr(cli_forecast, "_NEEDS_MICRO_BATCHES", 40)
+    lengths = ",".join(str(16 + 37 * n % 400) for n in range(41))
     run = ["forecast", "--model", "tiny-llama", "--lengths", lengths, "--json"]
 
     def answer(*more: str) -> dict[str, Any]:

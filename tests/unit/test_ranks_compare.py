@@ -231,4 +231,5 @@ def test_what_a_rank_has_of_the_model_is_read_from_its_recording() -> None:
     assert (
         made.makes_loss and sum(size * n for size, n in made.weights.items()) <= made.categories["base_weights"] * 1.1
     )
+    assert min(made.weights) == 88_064  # norms (2,048) and the smaller adapters (32,768) are left out
     assert not rank("llama2-7b_oom-at-load").makes_loss
