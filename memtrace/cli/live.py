@@ -106,7 +106,7 @@ def _choose(places: Sequence[Path], args: argparse.Namespace) -> Path:
         except NoAnswerError as error:
             print(f"  {number}  {place.stem}  {error}", file=sys.stderr)
             continue
-        argv = " ".join(map(str, about.get("argv", ())))
+        argv = " ".join(about["argv"])
         print(f"  {number}  {name}  rank {about.get('rank')}  {printable(argv)[:60]}", file=sys.stderr)
     if not (sys.stdin.isatty() and sys.stderr.isatty()) or args.json:
         raise UsageError("several programs run; name one by its pid, or take --ranks for all")
@@ -204,10 +204,10 @@ def _ranks(args: argparse.Namespace) -> int:
                 continue
             views.append(watch.state.view())
             watch.close()
-        views.sort(key=lambda view: (int(view.about.get("rank") or 0), view.pid))
+        views.sort(key=lambda view: (view.about["rank"] or 0, view.pid))
         programs: dict[tuple[object, ...], list[Standing]] = {}  # ranks are compared with those of their own program
         for view in views:
-            program = (*view.about.get("argv", ())[:1], view.about.get("world_size"))
+            program = (*view.about["argv"][:1], view.about["world_size"])
             programs.setdefault(program, []).append(_standing(view, Standing))
         found = [odd for ranks in programs.values() if (odd := find_odd(ranks, "adapters"))]  # no categories, these
         odd = max(found, key=lambda each: abs(each.excess_bytes), default=None)
@@ -221,8 +221,8 @@ def _ranks(args: argparse.Namespace) -> int:
                 sizes = (view.now.get(f"{name}_bytes", 0) for name in ("allocated", "reserved", "peak_allocated"))
                 mark = "*" if view.pid == marked else " "
                 texts = " ".join(f"{format_bytes(size):>11}" for size in sizes)
-                argv = printable(" ".join(map(str, view.about.get("argv", ()))))[:40]
-                print(f"{mark:2}{view.about.get('rank', 0):>4} {view.pid:>8} {view.step:>7} {texts}  {argv}")
+                argv = printable(" ".join(view.about["argv"]))[:40]
+                print(f"{mark:2}{view.about['rank'] or 0:>4} {view.pid:>8} {view.step:>7} {texts}  {argv}")
             for line in odd.why if odd is not None else ():
                 print(f"* pid {marked}: {printable(line)}")
         sys.stdout.flush()
@@ -236,4 +236,4 @@ def _standing(view: LiveView, make: Any) -> Any:
     """For the comparison of ranks: in use at the peak, and reserved beside it."""
     peak, reserved = (int(view.now.get(f"peak_{name}_bytes", 0)) for name in ("allocated", "reserved"))
     parts = {"allocated": peak, "fragmentation": max(reserved - peak, 0)}
-    return make(int(view.about.get("rank") or 0), view.name, -1, peak, reserved, None, parts)
+    return make(view.about["rank"] or 0, view.name, -1, peak, reserved, None, parts)

@@ -159,20 +159,22 @@ class LineReader:
 
     def feed(self, data: bytes) -> list[Message]:
         """The messages that are complete now. Raises ValueError for what is none."""
-        self._rest += data
-        *lines, rest = self._rest.split(b"\n")
-        self._rest = bytearray(rest)
-        if max(map(len, (*lines, rest))) > self.most_bytes:
+        first, *others = data.split(b"\n")  # what waits is not searched again: it may come byte by byte
+        self._rest += first
+        if max(len(self._rest), *map(len, others), 0) > self.most_bytes:
             raise ValueError("a line is too long")
-        return [_message(bytes(line)) for line in lines]
+        if not others:
+            return []
+        lines = [bytes(self._rest), *others[:-1]]
+        self._rest = bytearray(others[-1])
+        return [_message(line) for line in lines]
 
 
 def _message(line: bytes) -> Message:
     try:
-        found = json.loads(line)
+        found: Message = printable_in(json.loads(line))
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError("not a message")
-    safe: Message = printable_in(found)
-    return safe
+    return found

@@ -17,6 +17,7 @@ from memtrace.answers.steps import StepSeries, read_series, trend
 from memtrace.attribution.categories import Category
 from memtrace.history.timeline import At
 from memtrace.live.alarms import headroom_bytes, steady_rise
+from memtrace.live.metrics import GAUGES
 from memtrace.live.protocol import Message
 
 HOUR_US = 3_600_000_000
@@ -24,6 +25,18 @@ _ROWS, _SECONDS = 20_000, 3_600
 _RATE_STEPS = 40
 _GROWING = 8  # call sites
 _LEAST_COLUMNS = {"step", "time_us", "allocated_bytes", "reserved_bytes", "peak_allocated_bytes"}
+_COLUMNS = {*_LEAST_COLUMNS, *GAUGES}
+_MOST = 1 << 62  # no card has so many bytes, no run so many steps
+_MOST_CHARACTERS = 200
+# What is taken from a program, by the kind it must have: it may be none of memtrace's at all.
+_ABOUT: Mapping[str, type] = {
+    "version": int, "pid": int, "rank": int, "world_size": int, "device": int, "device_total_bytes": int,
+    "limit_bytes": int, "started_us": int, "torch": str, "gpu": str, "capacity_is": str, "peaks_are_of_steps": bool,
+    "argv": list,
+}  # fmt: skip
+_PHASE: Mapping[str, type] = {"name": str, "end_bytes": int, "peak_bytes": int}
+_ALARM: Mapping[str, type] = {"id": str, "step": int, "line": str, "oom_step": int}
+_DONE: Mapping[str, type] = {"do": str, "error": str, "file": str, "wait_s": float, "stacks": bool, "phase": str}
 _COUNTERS = (
     "requested_bytes", "allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes",
     "peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "device_free_bytes", "device_total_bytes",
@@ -125,25 +138,26 @@ class LiveState:
         """One message of the program's."""
         kind = message.get("type")
         if kind == "hello":
-            self.about = {key: value for key, value in message.items() if key not in ("type", "columns")}
-            self._columns = [str(name) for name in message.get("columns", ())]
-        elif kind == "rows" and isinstance(message.get("rows"), list):
-            for row in message["rows"]:
-                if isinstance(row, list) and all(type(cell) is int for cell in row):
-                    found = dict(zip(self._columns, row, strict=False))
-                    if found.keys() >= _LEAST_COLUMNS:
-                        self.rows.append(found)
+            self.about = _known(message, _ABOUT)
+            self.about["argv"] = [word for word in self.about["argv"] or () if type(word) is str]
+            self._columns = list(map(str, _list(message.get("columns"))))
+        elif kind == "rows":
+            for row in _list(message.get("rows")):
+                found = {name: cell for name, cell in zip(self._columns, _list(row), strict=False) if name in _COLUMNS}
+                if found.keys() >= _LEAST_COLUMNS and all(_fits(cell, int) and cell >= 0 for cell in found.values()):
+                    self.rows.append(found)
         elif kind == "now":
-            self.now = {key: message[key] for key in _COUNTERS if type(message.get(key)) is int}
+            self.now = {key: message[key] for key in _COUNTERS if _fits(message.get(key), int)}
             self.now["stacks"] = message.get("stacks") is True
-            self.now["phases"] = [each for each in message.get("phases", ()) if isinstance(each, dict)]
-            self.phase = str(message.get("phase", ""))
-            self.alarms = [each for each in message.get("alarms", ()) if isinstance(each, dict)]
+            self.now["phases"] = [_known(each, _PHASE) for each in _list(message.get("phases"))]
+            self.phase = str(message.get("phase", ""))[:_MOST_CHARACTERS]
+            alarms = [_known(each, _ALARM) for each in _list(message.get("alarms"))]
+            self.alarms = [alarm for alarm in alarms if alarm["id"] and alarm["line"]]
             counters = ("time_us", "allocated_bytes", "reserved_bytes", "peak_allocated_bytes")
             time_us, allocated, reserved, peak = (self.now.get(name, 0) for name in counters)
             self.seconds.append((time_us, allocated, reserved, peak))
         elif kind == "done":
-            self.done.append(message)
+            self.done.append({key: value for key, value in _known(message, _DONE).items() if value is not None})
         elif kind == "bye":
             self.ended = True
 
@@ -181,7 +195,7 @@ class LiveState:
         times = [row["time_us"] for row in list(self.rows)[-_RATE_STEPS:] if "time_us" in row]
         took = [after - before for before, after in pairwise(times)]
         return LiveView(
-            pid=int(self.about.get("pid") or 0),
+            pid=self.about.get("pid") or 0,
             name=self.name,
             about=self.about,
             now=self.now,
@@ -208,6 +222,24 @@ class LiveState:
         rows = [tuple(row.get(name, 0) for name in names) for row in self.rows] if len(self.rows) > 1 else self.seconds
         since = (rows[-1][0] if rows else time.time_ns() // 1000) - HOUR_US
         return [row for row in rows if row[0] >= since]  # type: ignore[misc]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if type(value) is list else []
+
+
+def _fits(value: Any, kind: type) -> bool:
+    return type(value) is kind and (type(value) is not int or -_MOST < value < _MOST)
+
+
+def _known(found: Any, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The values of a dictionary that are of their kind; None in the place of others, texts cut."""
+    known = {}
+    for name, kind in kinds.items():
+        value = found.get(name) if isinstance(found, dict) else None
+        value = value[:_MOST_CHARACTERS] if type(value) is str else value
+        known[name] = value if _fits(value, kind) else None
+    return known
 
 
 def growing(after_steps: Sequence[tuple[int, dict[tuple[str, str, str], int]]]) -> list[Growing]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import stat
 import subprocess
 import time
 from dataclasses import replace
@@ -107,14 +108,17 @@ class Watch:
             self.ask_now(self._moment)
         if now - self._owners_at > _OWNERS_EVERY_S:
             self._owners_at = now
-            self.state.outside = owners(int(self.state.about.get("pid") or 0))
+            self.state.outside = owners(self.state.about["pid"] or 0)
 
     def _look(self, message: protocol.Message) -> None:
         """Only the one file that the program at this socket writes is ever read."""
         self._waits_for = ""
+        place = protocol.sample_place(self.place)
         try:
-            analysis = analysed(protocol.sample_place(self.place), int(self.state.about.get("device") or 0))
-        except MemtraceError:  # replaced or removed meanwhile
+            if not stat.S_ISREG(place.lstat().st_mode):  # a pipe would never end
+                return
+            analysis = analysed(place, self.state.about["device"] or 0)
+        except (OSError, MemtraceError):  # replaced or removed meanwhile
             return
         moment, step = str(message.get("at")), message.get("step")
         seen = replace(report(analysis, analysis.at("end")), warnings=(_SEEN,))

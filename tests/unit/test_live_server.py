@@ -218,9 +218,10 @@ def test_hanging_shouting_and_dying_watchers_cost_nothing(
     with live(tmp_path) as recording:
         (place,) = protocol.sockets()
         hanging = [protocol.connect(place) for _ in range(4)]
+        nested = b'{"do":' + b"[" * 700 + b"]" * 700 + b"}\n"
         for number in range(25):
             with protocol.connect(place) as shouting:
-                shouting.sendall((b"\xff" * 20_000, b"[" * 3000 + b"\n", b'{"do": 5}\n', b"null\n")[number % 4])
+                shouting.sendall((b"\xff" * 20_000, b"[" * 3000 + b"\n", b'{"do": 5}\n', b"null\n", nested)[number % 5])
             protocol.connect(place).close()
         watched = train(*net_of_seed(), 40)
         server = recording.recorder.live
@@ -367,9 +368,15 @@ def test_lines_are_bounded_and_made_printable() -> None:
     assert reader.feed(b'\\n"}\n{}\n') == [{"a": "\\x1b[2J\\n"}, {}]
     with pytest.raises(ValueError):
         reader.feed(b"x" * 101)
-    for wrong in (b"[]\n", b"{\n", b"[" * 99 + b"\n", b"\xff\n"):
+    nested = b'{"a":' + b"[" * 700 + b"]" * 700 + b"}\n"
+    for wrong in (b"[]\n", b"{\n", b"[" * 99 + b"\n", b"\xff\n", nested, b'{"a":' + b"9" * 5000 + b"}\n"):
         with pytest.raises(ValueError):
-            protocol.LineReader(100).feed(wrong)
+            protocol.LineReader(10_000).feed(wrong)
+    whole = b'{"a": 1}\n{"b": 2}\n{"c": 3}\n'
+    for size in range(1, len(whole) + 1):  # however it comes
+        reader = protocol.LineReader(100)
+        pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
+        assert [each for piece in pieces for each in reader.feed(piece)] == [{"a": 1}, {"b": 2}, {"c": 3}]
 
 
 def test_other_users_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,7 @@ def test_the_only_file_that_is_read_is_the_one_beside_the_socket(monkeypatch: py
         "memtrace.live.watch.load", lambda path: read.append(path) or (_ for _ in ()).throw(NoAnswerError(""))
     )
     peer = Peer(HELLO, protocol.encode({"type": "blocks", "file": "/etc/passwd"}))
+    protocol.sample_place(peer.place).touch()
     watch = Watch(peer.place, looks=False)
     while not read and watch.poll(0.2):
         continue

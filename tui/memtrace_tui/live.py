@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from pathlib import Path
 
 from textual.app import ComposeResult
 from textual.message import Message
@@ -142,7 +143,7 @@ class LiveApp(BrowseApp):
         do, wrong = str(answer.get("do")), answer.get("error")
         if wrong:
             self.notify(f"{do}: {wrong}", severity="warning", markup=False)
-        elif do == "snapshot":
+        elif do == "snapshot" and Path(str(answer.get("file"))).is_file():  # no address, and no pipe
             self.run_worker(partial(self._open, str(answer.get("file"))), thread=True, exit_on_error=False)
         elif do == "blocks" and "wait_s" in answer:
             self.notify(f"The blocks were looked at just now; again in {answer['wait_s']} s.", markup=False, timeout=2)
