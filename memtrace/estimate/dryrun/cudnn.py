@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from memtrace.estimate.dryrun import helper
+from memtrace.estimate.dryrun.partial_sums import on_card
 from memtrace.estimate.presets import GpuPreset, gpu_preset
 
 _LIBRARY = "libcudnn.so.9"
@@ -102,7 +103,7 @@ class _Planner:
     """cuDNN, loaded into this process, and the description of ``gpu``."""
 
     def __init__(self, gpu: GpuPreset) -> None:
-        self._library = _load()
+        self._library, self._gpu = _load(), gpu.device
         text = json.dumps(_properties(gpu)).encode()
         self._device = self._new(_DEVICE)
         self._set(self._device, 2702, _CHAR, text)
@@ -135,7 +136,18 @@ class _Planner:
                 continue
             size = ctypes.c_int64()
             self._get(plan, 402, _INT64, ctypes.byref(size))
-            yield size.value
+            yield self._on_card(size.value, asked, plan)
+
+    def _on_card(self, said_bytes: int, asked: Convolution, plan: ctypes.c_void_p) -> int:
+        """The plan's workspace; Hopper's engines plan for one part of the card where they do not see it."""
+        if self._gpu.capability != (9, 0):
+            return said_bytes
+        length = self._get(plan, 405, _CHAR, None, 0)
+        text = ctypes.create_string_buffer(length + 1)
+        self._get(plan, 405, _CHAR, text, length)
+        choices: dict[str, int] = json.loads(text.value)["engine"].get("knobChoices", {})
+        knobs = {name.removeprefix("CUDNN_KNOB_TYPE_"): choice for name, choice in choices.items()}
+        return on_card(said_bytes, asked, knobs, self._gpu.multiprocessors)
 
     @staticmethod
     def _is_refused(asked: Convolution, notes: set[int]) -> bool:

@@ -139,6 +139,7 @@ class Kernels:
             "aten::_log_softmax": self._dense,
             "aten::native_layer_norm": self._dense,
             "aten::_softmax_backward_data": self._softmax_backward,
+            "aten::_log_softmax_backward_data": self._log_softmax_backward,
             "aten::mse_loss": self._loss,
             "aten::huber_loss": self._loss,
             "aten::smooth_l1_loss": self._loss,
@@ -161,6 +162,7 @@ class Kernels:
             "aten::_grouped_mm": self._grouped_product,
             "aten::addmm.dtype_out": self._add_product,
             "aten::native_group_norm": self._group_norm,
+            "aten::native_group_norm_backward": self._group_norm_backward,
             "aten::native_batch_norm": self._batch_norm,
             "aten::native_batch_norm_backward": self._batch_norm_backward,
             "aten::log_sigmoid_forward": lambda _default, x: (torch.empty_like(x), x.new_empty(0)),
@@ -234,9 +236,18 @@ class Kernels:
         return found
 
     def _softmax_backward(self, default: Handler, grad: Any, *args: Any) -> Any:
-        """The product of gradient and output is a temporary."""
+        """The product of gradient and output is a temporary, which is copied where it is not contiguous."""
         result = default(grad, *args)
-        self._buffers(grad.numel() * grad.element_size())
+        product = grad * args[0]
+        copies = [each.contiguous() for each in (product, args[0])]
+        del copies, product
+        return result
+
+    def _log_softmax_backward(self, default: Handler, *args: Any) -> Any:
+        """Operands that are not contiguous are copied."""
+        result = default(*args)
+        copies = [each.contiguous() for each in args[:2]]
+        del copies
         return result
 
     def _efficient(self, default: Handler, *args: Any, **kwargs: Any) -> Any:
@@ -306,6 +317,21 @@ class Kernels:
         if pixels > 1 and (weight is not None or bias is not None):
             held = self._buffers(images * channels * 4, images * channels * 4)
             del held
+        return result
+
+    def _group_norm_backward(
+        self, default: Handler, grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, *rest: Any
+    ) -> Any:
+        """Two sums for each channel, in 32 bits; for the images two numbers a group and a factor a channel."""
+        result = default(grad, x, mean, rstd, weight, *rest)
+        images, channels, pixels, groups, wanted = rest[:5]
+        by_channel, by_group = images * channels * 4, images * groups * 4
+        if pixels > 1:
+            sums = self._buffers(by_channel, by_channel)
+            if wanted[0]:
+                factors = self._buffers(by_group, by_group, by_channel * (weight is not None))
+                del factors[1], factors[0], factors
+            del sums
         return result
 
     def _batch_norm(self, default: Handler, x: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
