@@ -168,7 +168,8 @@ def _asked(run: Any, *given: Any, **ways: Any) -> tuple[Any, list[int]]:
 
 def compare(files: list[str]) -> None:
     """How often what cuDNN says without a GPU is what it took on one, by precision, layout and pass."""
-    from memtrace.estimate.dryrun.cudnn import Convolution, Cudnn
+    from memtrace.estimate.dryrun.cudnn import Cudnn
+    from memtrace.estimate.dryrun.passes import Convolution
     from memtrace.estimate.presets import gpu_preset
 
     cudnn, found = Cudnn(gpu_preset("h200")), defaultdict(list)

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from memtrace.estimate.dryrun.cudnn import Convolution
 from memtrace.estimate.dryrun.partial_sums import on_card
+from memtrace.estimate.dryrun.passes import Convolution
 
 #: Passes of vision models under PyTorch 2.11 and cuDNN 9.19: the plan's knobs, bytes said without a card and taken.
 TRUTH = Path(__file__).parents[1] / "truth" / "partial_sums.jsonl"

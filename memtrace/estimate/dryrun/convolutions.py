@@ -14,8 +14,9 @@ import torch
 from torch._prims_common import make_channels_last_strides_for, suggest_memory_format
 
 from memtrace.estimate.dryrun.assumed import Assumptions
-from memtrace.estimate.dryrun.cudnn import DATA_TYPES, Convolution, Cudnn
+from memtrace.estimate.dryrun.cudnn import DATA_TYPES, Cudnn
 from memtrace.estimate.dryrun.machine import DryMemory
+from memtrace.estimate.dryrun.passes import Convolution
 
 Handler = Callable[..., Any]
 _BACKENDS = (torch._C._ConvBackend.Cudnn, torch._C._ConvBackend.CudnnTranspose)

@@ -17,13 +17,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from memtrace.estimate.dryrun import helper
 from memtrace.estimate.dryrun.partial_sums import on_card
+from memtrace.estimate.dryrun.passes import Convolution
 from memtrace.estimate.presets import GpuPreset, gpu_preset
 
 _LIBRARY = "libcudnn.so.9"
@@ -48,26 +49,6 @@ _LIMITS = {
     (7, 0): (96, 2048, 32), (7, 5): (64, 1024, 16), (8, 0): (163, 2048, 32), (8, 6): (99, 1536, 16),
     (8, 9): (99, 1536, 24), (9, 0): (227, 2048, 32), (10, 0): (227, 2048, 32), (12, 0): (99, 1536, 24),
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Convolution:
-    """One pass of a convolution of images ``x`` with weights ``w`` to ``y``: sizes, NCHW whatever the layout.
-
-    ``kind``: forward, data (the gradient of x) or filter (of w).
-    """
-
-    kind: str
-    dtype: str
-    channels_last: bool
-    x: tuple[int, ...]
-    w: tuple[int, ...]
-    y: tuple[int, ...]
-    padding: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    tf32: bool
-    deterministic: bool
 
 
 class Cudnn:
