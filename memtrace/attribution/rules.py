@@ -189,7 +189,7 @@ RULES: tuple[Rule, ...] = (
     Rule("early-quantized", P.QUANTIZED, E.SHAPE, lambda s: s.early_quantized,
          "{there}, {stays}, and products make copies of four times its size"),
     Rule("early-follower", P.OPTIMIZER_STATE, E.NEIGHBOUR, lambda s: s.early_followers,
-         "{there}, {stays}, one for each trained weight; behind steps the program makes something of each one's size, and no second model runs"),
+         "{there}, {stays}, one for each trained weight, and no pass runs them without gradients: an average or slow weights, not a second model"),
     Rule("early-unknown", P.UNATTRIBUTED, E.NONE, lambda s: s.early_few,
          "{there}, {stays}, and without a gradient where nearly all else gets one: data, a frozen weight or flat states, and nothing in the recording tells which"),
     Rule("early-untold", P.UNATTRIBUTED, E.NONE, lambda s: s.kept_like_weights & s.untold,

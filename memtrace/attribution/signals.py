@@ -12,7 +12,7 @@ from memtrace.arrays import among, distinct, places
 from memtrace.attribution.attention import outgrown
 from memtrace.attribution.categories import Category
 from memtrace.attribution.compiled import beside_loss
-from memtrace.attribution.copies import follows_weights, second_set
+from memtrace.attribution.copies import runs_without_gradients, second_set
 from memtrace.attribution.facts import Facts, cut_spans
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.head import head_stacks
@@ -372,7 +372,8 @@ class Signals:
 
     @cached_property
     def head_copies(self) -> Bool:
-        """As large as the head's output in 16 or 32 bits (or as the loss's tensors), and made outside the layers."""
+        """As large as the head's output in 16 or 32 bits (or as the loss's tensors), made outside the layers, and not
+        before the pass's first such output."""
         f = self.facts
         if not self.head_frames.any():
             return self.head_frames
@@ -380,6 +381,9 @@ class Signals:
         depth = f.stacks.depth[f.timeline.allocations.stack]
         outside = (depth < np.min(depth[self.head_frames])) & self.in_trace & f.is_kind(Kind.FORWARD, Kind.OTHER)
         outside &= f.in_phase(Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION)
+        first = np.full(self._passes.max(initial=0) + 1, NEVER)
+        np.minimum.at(first, self._passes[self.head_frames], f.born[self.head_frames])
+        outside &= f.born >= first[self._passes]
         rows = np.flatnonzero(outside)  # a few of millions
         alike = among(f.size[rows], np.concatenate([largest, largest * 2, largest // 2]))
         outside[rows] = alike | self._as_large_as_loss[rows]
@@ -661,7 +665,7 @@ class Signals:
     def early_few(self) -> Bool:
         """Where whole models are trained and all but a few large tensors get gradients, those few are as likely data,
         or flat states, as frozen weights: that is not told."""
-        return self._few_untrained(self._early_rest & ~self._early_copies)
+        return self._few_untrained(self._early_rest & ~self._early_copies, 3)
 
     @property
     def _early_rest(self) -> Bool:
@@ -675,12 +679,13 @@ class Signals:
 
     @property
     def early_followers(self) -> Bool:
-        return self._early_copies & (self._early_copies.any() and follows_weights(self.facts, self._early_copies))
+        """Copies of weights that no pass runs: a teacher's or a reference's runs in each step, without gradients."""
+        return self._early_copies & self.trains_whole & (not runs_without_gradients(self.facts))
 
-    def _few_untrained(self, rest: Bool) -> Bool:
+    def _few_untrained(self, rest: Bool, at_most: int = 0) -> Bool:
         """The large ones of ``rest``, where whole models are trained and most else that stays gets gradients."""
         rest = rest & (self.facts.size >= _LARGE_BYTES) & self.trains_whole
-        return rest & (rest.sum() * 4 <= self.trained.weights.sum())
+        return rest & (rest.sum() <= max(self.trained.weights.sum() // 4, at_most))
 
     @property
     def early_sharded(self) -> Bool:
@@ -726,13 +731,14 @@ class Signals:
         sized = self.early_persistent & among(f.size, CUBLAS_WORKSPACE_BYTES[:2])
         by_model = sized & f.is_kind(Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)  # the final state has its stack
         unlike_weights = sized & among(f.size, [size for size in CUBLAS_WORKSPACE_BYTES if size % (1 << 20)])
-        if sized.sum() <= 2:
-            return sized & (by_model | unlike_weights | ~among(f.size, self._trained_sizes))
-        # Autograd's thread made one in the recording, and the program's thread none for all its products: it had one.
         made = (self.cublas_once | self.cublas_frames) & self.in_trace
         by_autograd = f.is_kind(Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
-        older = sized & among(f.size, f.size[made & by_autograd]) & ~by_model & self._multiplies
-        older &= ~among(f.size, f.size[made & ~by_autograd])
+        of_autograd, of_program = (f.size[made & rows] for rows in (by_autograd, ~by_autograd))
+        if sized.sum() <= 2:
+            had_none = among(f.size, np.intersect1d(of_autograd, of_program))
+            return sized & (by_model | unlike_weights | ~(among(f.size, self._trained_sizes) | had_none))
+        # Autograd's thread made one in the recording, and the program's thread none for all its products: it had one.
+        older = sized & among(f.size, of_autograd) & ~among(f.size, of_program) & ~by_model & self._multiplies
         last = np.zeros(len(sized), dtype=np.bool_)
         last[np.flatnonzero(older)[-1:]] = True
         return by_model | unlike_weights | last

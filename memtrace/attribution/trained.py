@@ -53,7 +53,7 @@ def find_trained(facts: Facts, by_autograd: Bool, step_leaves: Bool, others: Boo
         sizes = distinct(np.concatenate([sizes, sizes * 2, sizes // 2]))
         kept = _survivors(facts, by_autograd & ~others) & among(facts.size, sizes)
         return Trained(none, kept, none, none, is_sure)
-    gradients = _most_in_one_pass(facts, kept)
+    gradients = _most_at_once(facts, kept)
     weights = _made_before_training(facts) & ~others & ~facts.has(Tag.QUANTIZE)
     if facts.stacks.has(Tag.REDUCE).any():  # gradients of shards are reduced many at once: here, states tell
         for size, states in zip(*np.unique(facts.size[step_leaves], return_counts=True), strict=True):
@@ -218,15 +218,19 @@ def _kept_gradients(facts: Facts, by_autograd: Bool) -> tuple[Bool, bool]:
     return kept, is_sure
 
 
-def _most_in_one_pass(facts: Facts, rows: Bool) -> dict[int, int]:
-    """How many of each size the pass with most of them has."""
-    forward = facts.phases.start[:-1][facts.phases.phase == Phase.FORWARD]
+def _most_at_once(facts: Facts, rows: Bool) -> dict[int, int]:
+    """How many of each size the pass with most of them made, or were there when a step began: of a loss in pieces, each
+    piece's backward pass leaves its own."""
+    start, phase = facts.phases.start[:-1], facts.phases.phase
     index = np.flatnonzero(rows)
-    pairs = Counter(zip(np.searchsorted(forward, facts.born[index]).tolist(), facts.size[index].tolist(), strict=True))
-    most: dict[int, int] = {}
-    for (_, size), count in pairs.items():
-        most[size] = max(most.get(size, 0), count)
-    return most
+    passes = np.searchsorted(start[phase == Phase.FORWARD], facts.born[index])
+    groups = [index[passes == number] for number in distinct(passes)]
+    for step in start[phase == Phase.OPTIMIZER].tolist():
+        groups.append(index[(facts.born[index] < step) & (facts.ended[index] >= step)])
+    most: Counter[int] = Counter()
+    for group in groups:
+        most |= Counter(facts.size[group].tolist())
+    return dict(most)
 
 
 def _made_before_training(facts: Facts) -> Bool:

@@ -41,6 +41,22 @@ AT_PEAK = {
     "graph_late": 0.957,  # a data set that lies on the GPU from before, like weights: unattributed, all of it
     "penalty_late": 0.998,
     "lbfgs_late": 0.843,  # a data set again
+    "replay_late": 0.391,  # a store of samples: unattributed
+    "queue_late": 0.971,  # a queue of keys: unattributed
+    "queue_oom": 0.973,  # and made by the program in the recording, as data are
+    "sparse-codes_late": 0.995,
+    "sparse-codes_oom": 0.995,
+    "two-losses_late": 0.998,  # its truth calls saved inputs activations
+    "two-losses_oom": 0.998,
+    "ode_late": 0.946,  # a backward pass that runs forward passes and backward passes of its own
+    "ode_oom": 0.946,
+    "curved_late": 0.851,  # a backward pass of gradients within the forward pass
+    "curved_oom": 0.909,
+    # No modules: nothing tells a forward pass from what else the program does.
+    "functional-style_late": 0.937,
+    "functional-style_oom": 0.62,
+    "splats_late": 0.29,
+    "splats_oom": 0.82,
     "self-taught_oom": 0.936,  # which of two equal models is trained: the sums are right
 }
 OVERALL = {
@@ -50,6 +66,17 @@ OVERALL = {
     "deepspeed-3-offload_late": 0.72,
     "deepspeed-3-offload_oom": 0.76,
     "fsdp2-qlora-offload_oom": 0.99,
+    "sparse-codes_late": 0.994,
+    "sparse-codes_oom": 0.932,  # a pass that was cut short, of which one site keeps what it made
+    "queue_oom": 0.992,
+    "ode_late": 0.909,
+    "ode_oom": 0.916,
+    "curved_late": 0.971,
+    "curved_oom": 0.948,
+    "functional-style_late": 0.956,
+    "functional-style_oom": 0.761,
+    "splats_late": 0.777,
+    "splats_oom": 0.814,
     "meta_late": 0.97,  # what autograd makes within a forward pass counts as backward
     "meta_oom": 0.93,
     "self-taught_oom": 0.99,
@@ -70,13 +97,33 @@ OVERALL = {
 }
 PURPOSE_AT_PEAK = {
     "meta_late": 0.973,
+    "queue_late": 0.951,
+    "queue_oom": 0.952,
+    "ode_late": 0.892,
+    "ode_oom": 0.892,
+    "curved_late": 0.495,
+    "functional-style_late": 0.812,
     "llama_modules-to-save_late": 0.989,  # 16-bit weights are 4-bit ones' scales in number
     "own-adamw_oom": 0.995,
     "own-labels_own-adamw": 0.995,
 }
 PURPOSE_OVERALL = {
     "lookahead_late": 0.949,
-    "meta_late": 0.85,
+    "replay_late": 0.85,  # samples that are drawn within the pass
+    "replay_oom": 0.85,
+    "queue_oom": 0.958,
+    "sparse-codes_oom": 0.932,
+    "zeroth_late": 0.80,  # noise that moves the weights between passes
+    "zeroth_oom": 0.83,
+    "ode_late": 0.80,
+    "ode_oom": 0.81,
+    "curved_late": 0.66,
+    "curved_oom": 0.64,
+    "functional-style_late": 0.76,
+    "functional-style_oom": 0.58,
+    "splats_late": 0.69,
+    "splats_oom": 0.68,
+    "meta_late": 0.84,
     "meta_oom": 0.79,
     "fsdp2-offload_late": 0.73,  # as above
     "fsdp2-offload_oom": 0.72,

@@ -10,6 +10,7 @@ from memtrace.analysis import is_truncated
 from memtrace.answers.outside import OWNERS
 from memtrace.answers.outside import outside_allocator as outside_of
 from memtrace.attribution.categories import Category
+from memtrace.attribution.origin import is_cpp
 from memtrace.explain.advice import rule
 from memtrace.explain.case import Case
 from memtrace.explain.detectors.detector import Seen, detector
@@ -99,8 +100,9 @@ def settings_without_effect(case: Case) -> Seen | None:
 def cpp_only_stacks(case: Case) -> Seen | None:
     """Live bytes whose stack has frames, none of them Python's."""
     made = case.facts.born >= 0
-    frames, python = case.timeline.snapshot.stacks.frame_ids, case.attribution.facts.stacks.python.frame_ids
-    rows = case.with_stack(lambda stack: len(frames(stack)) > 0 and not len(python(stack))) & made
+    frames = case.timeline.snapshot.stacks.stack
+    rows = case.with_stack(lambda stack: bool(frames(stack)) and all(is_cpp(f.filename, f.name) for f in frames(stack)))
+    rows &= made
     traffic = case.total(rows) / max(case.total(made), 1)
     if traffic < _TRAFFIC_SHARE:
         return None
