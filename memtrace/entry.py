@@ -27,7 +27,8 @@ def main() -> int:
     """Run the command line; returns the exit code."""
     # What a command imports and reads stays until it ends: collecting in between takes a tenth of a short one.
     gc.set_threshold(_MANY_OBJECTS, *gc.get_threshold()[1:])
-    if not set(sys.argv[1:2]) & {*_RUN_PROGRAMS}:  # numpy's threads, which no answer needs, take as long as its import
+    runs_program = bool(set(sys.argv[1:2]) & {*_RUN_PROGRAMS})
+    if not runs_program:  # numpy's threads, which no answer needs, take as long as its import
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _leave_out_folder()
     for number in _ENDING:
@@ -40,6 +41,9 @@ def main() -> int:
     except KeyboardInterrupt:
         print("memtrace: interrupted", file=sys.stderr)
         return 130
+    finally:
+        if not runs_program:  # looking for cycles in what ends with the process takes a tenth of a short one
+            gc.freeze()
 
 
 def _leave_out_folder() -> None:

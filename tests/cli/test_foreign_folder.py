@@ -90,6 +90,15 @@ def test_numpys_threads_are_the_users_to_choose(planted: Path, tmp_path: Path) -
     assert "threads None" in run(tmp_path, WITHOUT_GPU + SCRIPT, "run", "train.py").stdout
 
 
+def test_a_users_program_ends_as_any_and_others_at_once(planted: Path, tmp_path: Path) -> None:
+    """What a program left in cycles is finalised when it ends; in memtrace's own objects none are looked for."""
+    cycle = "class Last:\n    def __del__(self): print('finalised')\nlast = Last()\nlast.itself = last\n"
+    (tmp_path / "train.py").write_text(cycle)
+    assert "finalised" in run(tmp_path, WITHOUT_GPU + SCRIPT, "run", "train.py").stdout
+    at_end = "import atexit, gc\natexit.register(lambda: print('frozen', gc.get_freeze_count() > 9000))\n" + SCRIPT
+    assert "frozen True" in run(planted, at_end, "info", "rank0.pickle.xz").stdout
+
+
 def test_the_users_own_program_still_finds_its_modules(tmp_path: Path) -> None:
     """``memtrace run`` is for running what lies there; its children are started as Python starts them."""
     (tmp_path / "helper.py").write_text("print('helped')\n")
