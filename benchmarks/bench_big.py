@@ -1,6 +1,6 @@
 """What memtrace's commands cost against a bare ``pickle.load`` of the same file: the tables of docs/big-files.md.
 
-    python benchmarks/bench_big.py [--runs 5] [--without-plain] [--folder DIR]      7 M events, 0.56 M, a tiny file
+    python benchmarks/bench_big.py [--runs 5] [--without-plain] [--forms] [--folder DIR]  7 M events, 0.56 M, a tiny one
     python benchmarks/bench_big.py RECORDING … [--runs 3] [--without-plain]         these, unpacked snapshots
     python benchmarks/bench_big.py --growth                                         from 0.6 to 16 million events
 
@@ -34,9 +34,17 @@ TINY = SAMPLES / "tiny-llama_3-steps.pickle.xz"
 LOAD = "import gc, pickle, sys; gc.disable(); pickle.load(open(sys.argv[1], 'rb'))"
 AGAIN = """import gc, pickle, sys
 gc.disable()
-with open(sys.argv[1], "rb") as source, open(sys.argv[2], "wb") as out:
-    pickle.dump(pickle.load(source), out, int(sys.argv[3]))
+path, other, form, target = sys.argv[1:]
+raw = pickle.load(open(path, "rb"))
+if form == "merged":
+    more = pickle.load(open(other, "rb"))
+    raw["segments"] += [{**segment, "device": 1} for segment in more["segments"]]
+    raw["device_traces"] = [raw["device_traces"][0], more["device_traces"][0]]
+elif form == "cut":
+    del raw["device_traces"][0][: len(raw["device_traces"][0]) // 10]
+pickle.dump(raw, open(target, "wb"), int(form[-1]) if form.startswith("protocol") else 4)
 """
+FORMS = ("protocol 2", "protocol 3", "protocol 4", "protocol 5", "merged", "cut", "zstd")
 COUNT = """import sys
 from memtrace.snapshot.load import load
 print(sum(len(device.trace) for device in load(sys.argv[1]).devices))
@@ -118,17 +126,39 @@ def compare(path: Path, runs: int, folder: Path, with_plain: bool) -> None:
     ]
     if not is_cached:
         jobs.append(Job("`simulate --search`", memtrace("simulate", path, "--search"), runs_once=True))
-        again, packed = folder / "again.pickle", folder / "packed.pickle.zst"
-        subprocess.run([sys.executable, "-c", AGAIN, str(path), str(again), "2"], check=True)
-        jobs.append(Job("`report`, pickled again, protocol 2", memtrace("report", again)))
-        if shutil.which("zstd") is not None:
-            subprocess.run(["zstd", "-qf", str(path), "-o", str(packed)], check=True)
-            jobs.append(Job("`report`, compressed with zstd", memtrace("report", packed)))
     if with_plain:
         jobs.append(
             Job("`report`, plain Python", memtrace("report", path, "--no-index"), is_plain=True, runs_once=True)
         )
     show(f"{events:,} events, {path.stat().st_size / 2**20:,.0f} MiB", jobs, runs, folder / "cache")
+
+
+def compare_forms(path: Path, other: Path, runs: int, folder: Path) -> None:
+    """First reports of the same events as a script may write them, each against ``pickle.load`` of that file (packed:
+    of the plain one). A merged file has the ``other`` one's events as its second device."""
+    print(f"\nThe same in other forms, medians of {runs}; load of the machine {os.getloadavg()[0]:.1f}\n")
+    print("| form | `pickle.load` | `report` | its memory |\n|---|---:|---:|---:|")
+    for form in FORMS if shutil.which("zstd") else FORMS[:-1]:
+        made = folder / "form.pickle"
+        if form == "zstd":
+            subprocess.run(["zstd", "-qf", str(path), "-o", str(made)], check=True)
+        else:
+            subprocess.run([sys.executable, "-c", AGAIN, str(path), str(other), form, str(made)], check=True)
+        costs: list[list[Cost]] = []
+        for _ in range(runs):
+            shutil.rmtree(folder / "cache", ignore_errors=True)
+            jobs = (
+                Job("", ["-c", LOAD, str(path if form == "zstd" else made)]),
+                Job("", memtrace("report", made, "--device", "0")),
+            )
+            costs.append([measure(job, folder / "cache") for job in jobs])
+        bare, cost = (Cost(*map(statistics.median, zip(*each, strict=True))) for each in zip(*costs, strict=True))
+        print(
+            f"| {form} | {bare.seconds:.2f} s | {cost.seconds:.2f} s ({cost.seconds / bare.seconds:.2f}) "
+            f"| {cost.memory_bytes / 2**20:,.0f} MiB ({cost.memory_bytes / bare.memory_bytes:.2f}) |",
+            flush=True,
+        )
+        made.unlink()
 
 
 def compare_start(runs: int, folder: Path) -> None:
@@ -159,6 +189,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--growth", action="store_true", help="needs 10 GB of memory and 4 GB of disk")
     parser.add_argument("--without-plain", action="store_true", help="leave out the runs without compiled parts")
+    parser.add_argument(
+        "--forms", action="store_true", help="other forms of the 7 million events, too (12 GB of memory)"
+    )
     parser.add_argument("--folder", type=Path, default=None, help="where recordings are made")
     args = parser.parse_args()
     compileall.compile_dir(ROOT / "memtrace", quiet=1)
@@ -172,8 +205,13 @@ def main() -> None:
             compare(make(folder / "big.pickle", events), args.runs, folder, with_plain=False)
         if not args.recordings and not args.growth:
             compare_start(4 * args.runs, folder)
-            compare(unpacked(DEFAULT, folder / "middle.pickle"), args.runs, folder, with_plain)
-            compare(make(folder / "big.pickle", 7_000_000), args.runs, folder, with_plain)
+            middle = unpacked(DEFAULT, folder / "middle.pickle")
+            compare(middle, args.runs, folder, with_plain)
+            compare_forms(middle, middle, args.runs, folder)
+            big = make(folder / "big.pickle", 7_000_000)
+            compare(big, args.runs, folder, with_plain)
+            if args.forms:
+                compare_forms(big, middle, args.runs, folder)
 
 
 if __name__ == "__main__":
