@@ -139,7 +139,7 @@ def report(analysis: Analysis, at: At | None = None, layout: Layout | None = Non
         allocated_bytes=allocated,
         reserved_bytes=reserved,
         categories=categories,
-        subcategories=dict(sorted(by_sub.items(), key=_definition_order)),
+        subcategories=dict(sorted(by_sub.items(), key=lambda item: list(Purpose).index(Purpose(item[0])))),
         lora={"meaning": attribution.lora_meaning},
         outside_allocator=outside_allocator(timeline),
         peaks={f"{peak_of}_bytes": peak.size_bytes for peak_of, peak in zip(LEVELS, timeline.peaks(), strict=True)},
@@ -150,10 +150,6 @@ def report(analysis: Analysis, at: At | None = None, layout: Layout | None = Non
         exact=timeline.replay.exact,
         warnings=analysis.caveats,
     )
-
-
-def _definition_order(item: tuple[str, int]) -> int:
-    return list(Purpose).index(Purpose(item[0]))
 
 
 def moment_of(analysis: Analysis, event: int) -> Moment:

@@ -90,7 +90,7 @@ def _run_script(args: argparse.Namespace, program: list[str]) -> int:
     steps = None if repeat else args.steps
     found = script.run_script(program, args.module is not None, options, device, steps, repeat)
     if args.json:
-        print_json(found.as_json())
+        print_json(found)
     from memtrace.estimate.dryrun.outcome import lines
 
     print(*lines(found, gpu.name), sep="\n", file=sys.stderr)

@@ -295,6 +295,7 @@ _OOM_KEYS = (
     "step", "phase", "micro_batch", "requested_bytes", "tensor_bytes", "allocated_bytes", "reserved_bytes",
     "largest_free_block_bytes",
 )  # fmt: skip
+_FOUND_KEYS = ("num_alloc_retries", "segment_allocs", "segment_frees", "managed_bytes", "steps")
 
 
 def as_json(
@@ -311,22 +312,16 @@ def as_json(
     oom = found.oom and {name: getattr(found.oom, name) for name in _OOM_KEYS} | {"verdict": verdict}
     return {
         "model": found.plan.source.model,
-        "options": asdict(found.plan.options),
+        "options": found.plan.options,
         "limit_bytes": found.config.limit_bytes,
         "fits": found.fits,
         "oom": oom,
-        "peak_requested_bytes": found.peaks.requested_bytes,
-        "peak_allocated_bytes": found.peaks.allocated_bytes,
-        "peak_reserved_bytes": found.peak_reserved_bytes,
-        "num_alloc_retries": found.num_alloc_retries,
-        "segment_allocs": found.segment_allocs,
-        "segment_frees": found.segment_frees,
-        "managed_bytes": found.managed_bytes,
-        "steps": [asdict(step) for step in found.steps],
+        **{f"peak_{level}": size for level, size in asdict(found.peaks).items()},
+        **{name: getattr(found, name) for name in _FOUND_KEYS},
         "needs_bytes": needs,
         "needs_is_least": is_least and needs is not None,
         "longest_tokens": longest_tokens,
-        "orders": [asdict(outcome) for outcome in outcomes],
+        "orders": outcomes,
         "basis": found.plan.source.basis,
-        "assumptions": list(assumptions),
+        "assumptions": assumptions,
     }

@@ -59,7 +59,8 @@ def term_name(label: str, op: str, site: str, layer: int, last_layer: int) -> st
         return fixed
     category, _, kind = label.partition("/")
     if label == Purpose.UNQUANTIZED:
-        return _unquantized(op, site)
+        kind = "norms" if "norm" in site else "weights" if op == "materialize_weight" else "biases"
+        return _TABLES.get(site, kind)
     if label == Purpose.LOADING:
         return "8-bit map" if op == "create_dynamic_map" else "loading copies"
     if category == Category.RUNTIME:
@@ -85,12 +86,6 @@ _BY_LABEL: dict[str, str] = {
     Purpose.OPTIMIZER: "optimizer temporaries",
     Purpose.CHECKPOINT_INPUT: "layer inputs",
 }
-
-
-def _unquantized(op: str, site: str) -> str:
-    if site in _TABLES:
-        return _TABLES[site]
-    return "norms" if "norm" in site else "weights" if op == "materialize_weight" else "biases"
 
 
 def _activation(op: str, site: str, layer: int, last_layer: int) -> str:

@@ -50,33 +50,17 @@ def _if_common(key: Callable[[CallPaths, Side], Hashable]) -> Key:
     return checked
 
 
-def _whole(paths: CallPaths, site: Side) -> Hashable | None:
-    return paths.whole(site.stack) or None
-
-
-def _node(paths: CallPaths, site: Side) -> Hashable | None:
-    return None if paths.has_landmarks(site.stack) else paths.node(site.stack) or None
-
-
-def _caller(paths: CallPaths, site: Side) -> Hashable | None:
-    return paths.functions(site.stack) or None
-
-
-def _stackless(paths: CallPaths, site: Side) -> Hashable | None:
-    return None if paths.has_landmarks(site.stack) else site.is_early
-
-
 LEVELS: tuple[tuple[str, Key], ...] = (
-    ("line", _whole),
+    ("line", lambda p, s: p.whole(s.stack) or None),
     ("line", _if_common(lambda p, s: p.places(s.stack))),
     ("line", _if_common(lambda p, s: p.places(s.stack, 5))),
     ("function", _if_common(lambda p, s: p.functions(s.stack))),
     ("function", _if_common(lambda p, s: p.functions(s.stack, 6))),
     ("function", _if_common(lambda p, s: (s.module, p.functions(s.stack, 3)))),
     ("function", _if_common(lambda p, s: (s.module, p.functions(s.stack, 1)))),
-    ("caller", _caller),
-    ("operator", _node),
-    ("no stack", _stackless),
+    ("caller", lambda p, s: p.functions(s.stack) or None),
+    ("operator", lambda p, s: None if p.has_landmarks(s.stack) else p.node(s.stack) or None),
+    ("no stack", lambda p, s: None if p.has_landmarks(s.stack) else s.is_early),
 )
 
 

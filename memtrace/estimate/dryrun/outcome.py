@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from memtrace.estimate.dryrun.assumed import Assumption
 from memtrace.estimate.dryrun.stacks import Frames
@@ -45,10 +44,6 @@ class DryScript:
     impossible: str | None
     assumptions: list[Assumption]
     file: str | None
-
-    def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
-        return asdict(self)
 
 
 def lines(found: DryScript, gpu: str) -> list[str]:
