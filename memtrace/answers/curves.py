@@ -56,7 +56,7 @@ def live_curve(analysis: Analysis) -> I8:
 def categories_at(analysis: Analysis, events: I8) -> I8:
     """As ``categories`` of the curves, at a few events in ascending order."""
     count, table = len(events), analysis.timeline.allocations
-    since, before = (np.searchsorted(events, each) for each in _held(analysis))
+    since, before = (np.searchsorted(events.astype(each.dtype), each) for each in _held(analysis))
     seen = np.flatnonzero(since != before)
     category, size = _category_of_rows(analysis, seen), table.requested_bytes[seen]
     changes = np.zeros((len(Category), count + 1), dtype=np.int64)

@@ -192,11 +192,16 @@ class BrowseApp(App[int]):
         if not isinstance(node, Drawn):
             await super().on_event(event)
             self._follow(node, number, node)
-        else:  # whose keys are all bindings: not through the queue of each widget between
-            if not await self._check_bindings(event.key, priority=True):
-                await self._check_bindings(event.key)
-            self._follow(node, number, None)
+        else:
+            self.screen.call_later(self._bound, event.key, node, number)
         self.set_timer(2, partial(self._done, number))  # should a widget go away with the key
+
+    async def _bound(self, key: str, node: MessagePump, number: int) -> None:
+        """Of a widget whose keys are all bindings: behind what the screen is doing, not through the queue of each
+        widget between."""
+        if not await self._check_bindings(key, priority=True):
+            await self._check_bindings(key)
+        self._follow(node, number, None)
 
     def _follow(self, node: MessagePump, number: int, again: MessagePump | None) -> None:
         """Behind what a key made a widget say, through the queue of each widget between; where the key itself goes from

@@ -105,6 +105,8 @@ class MainScreen(Awaited, Screen[None]):
             self.run_worker(self._explain, thread=True, exclusive=True, group="explain", exit_on_error=False)
 
     def _explain(self) -> None:
+        from memtrace_tui.widgets.chart import Chart
+
         provider = self.session.provider
         try:
             for entry in VIEWS.values():  # so that the first key to a screen need not import it
@@ -112,6 +114,9 @@ class MainScreen(Awaited, Screen[None]):
             provider.prepare()
             _ = self.session.log.row_of_event
             layer_of_rows(provider)  # for the details of an allocation
+            _ = provider.step_peaks
+            Chart.columns_of(self.session, provider.window, self.size.width)
+            self.session.table.sorted(None, "size", True)
             self.session.explain()
             gc.freeze()  # as after loading
         except Exception as error:

@@ -65,6 +65,11 @@ class Session:
         """The event log of the device looked at."""
         return _log(self.provider)
 
+    @property
+    def by_time(self) -> bool:
+        """Whether timelines have columns of equal stretches of time."""
+        return self.settings.axis == "time" and self.provider.timeline.trace.time_us is not None
+
     # -- the filter
 
     def filter_by(self, text: str) -> None:

@@ -49,6 +49,7 @@ class AllocationTable:
         self.facts = provider.analysis.attribution.facts
         self.rules = provider.analysis.attribution.rules
         self.rule = provider.analysis.attribution.rule
+        self._sorted: dict[tuple[str, bool], I8] = {}  # the last order of all rows
 
     # -- labels, once a rule or a stack
 
@@ -136,8 +137,12 @@ class AllocationTable:
 
     # -- sorting and grouping
 
-    def sorted(self, rows: I8, column: str, descending: bool) -> I8:
-        """Rows by a column; rows that are alike stay in order of birth."""
+    def sorted(self, rows: I8 | None, column: str, descending: bool) -> I8:
+        """Rows by a column; rows that are alike stay in order of birth. All of them (None) are sorted once."""
+        if rows is None:
+            if (column, descending) not in self._sorted:
+                self._sorted = {(column, descending): self.sorted(np.arange(len(self.table)), column, descending)}
+            return self._sorted[column, descending]
         key = self._key(column)[rows]
         if descending:
             return rows[::-1][np.argsort(key[::-1], kind="stable")][::-1]

@@ -93,13 +93,14 @@ class AllocationsView(TableView):
 
     def _choose(self) -> None:
         session, table, data = self.session, self.main(), self.session.table
+        every = self.everything and session.fitting is None
         if not self.everything:
             rows = session.live()
         else:
             rows = np.arange(len(data.table)) if session.fitting is None else np.flatnonzero(session.fitting)
         self._total = int(data.table.requested_bytes[rows].sum())
         if self.grouping == "none":
-            self.rows, self.groups = data.sorted(rows, self.sort, self.descending), ()
+            self.rows, self.groups = data.sorted(None if every else rows, self.sort, self.descending), ()
             table.sort, table.columns = (self.sort, self.descending), ROWS
             table.show(len(self.rows), lambda row, column: data.cell(int(self.rows[row]), column))
         else:

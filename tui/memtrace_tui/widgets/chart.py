@@ -83,11 +83,10 @@ class Chart(Cursored, can_focus=True):
 
     # -- geometry
 
-    @property
-    def by_time(self) -> bool:
-        """Whether columns are equal stretches of time."""
-        times = self.session.provider.timeline.trace.time_us
-        return self.session.settings.axis == "time" and times is not None
+    @staticmethod
+    def columns_of(session: Session, window: tuple[int, int], width: int) -> Columns:
+        """The columns of a chart of that width; the last few are kept."""
+        return columns(session.provider, *window, max(width - AXIS, 1), session.by_time)
 
     @property
     def chart_height(self) -> int:
@@ -103,7 +102,7 @@ class Chart(Cursored, can_focus=True):
 
     def _prepare(self) -> tuple[Columns, Raster]:
         session = self.session
-        data = columns(session.provider, self.start, self.stop, max(self.size.width - AXIS, 1), self.by_time)
+        data = self.columns_of(session, (self.start, self.stop), self.size.width)
         cells = raster(data, self.chart_height, self.top_bytes)
         key = (cells, self.look, session.other, session.swapped)
         if key != self._key:
@@ -257,11 +256,11 @@ class Chart(Cursored, can_focus=True):
         """First and last event (or time) of the window, and how many events it has."""
         provider, start, stop = self.session.provider, self.start, self.stop
         left, right = format_count(start), format_count(stop - 1)
-        if self.by_time:
+        if self.session.by_time:
             left, right = (f"+{provider.seconds(event) or 0:.3f} s" for event in (start, stop - 1))
         room = max(self.size.width - AXIS, 1)
         middle = f"{format_count(stop - start)} events"
-        axis, letters = f", {'time' if self.by_time else 'event'} axis", "  lower case: at times  ·: reserved"
+        axis, letters = f", {'time' if self.session.by_time else 'event'} axis", "  lower case: at times  ·: reserved"
         for more in (letters, axis) if self.look.plain else (axis,):  # without the letters it can't be read
             if len(left) + len(middle) + len(more) + len(right) + 4 <= room:
                 middle += more
