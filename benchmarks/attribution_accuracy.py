@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from scoring import score
 from support import FIELD, LABELLED, STACKS, labels, snapshot, trace_path
-from wrappers import WRAPPERS, cleaned_up, dumped_late, with_allocation_stacks, wrapped
+from wrappers import WRAPPERS, cleaned_up, dumped_late, ended, with_allocation_stacks, wrapped
 
 from memtrace.attribution.categories import Evidence
 from memtrace.attribution.classify import Attribution, attribute
@@ -80,7 +80,7 @@ def wrapped_rows(names: list[str]) -> Iterator[list[str]]:
         made = [(each, dataclasses.replace(plain, snapshot=wrapped(bare, fix))) for each, fix in WRAPPERS.items()]
         # A dump at the end of a program that handled its errors can't be made one that ends at the last of them.
         if plain.trace.action[-1] in (Action.OOM, Action.SNAPSHOT) and plain.oom_events:
-            for way in (dumped_late, cleaned_up):
+            for way in (dumped_late, cleaned_up, ended):
                 with open_stream(trace_path(name)) as opened:
                     raw = pickle.loads(opened.stream.read())
                 raw.pop("memtrace", None)

@@ -509,9 +509,18 @@ def dumped_late(raw: dict[str, Any], interrupted: bool = False) -> dict[str, Any
 def cleaned_up(raw: dict[str, Any]) -> dict[str, Any]:
     """The snapshot as dumped after ``del model, optimizer`` and ``gc.collect()``: the program frees all but workspaces
     behind the last event."""
+    return _freed_at_last(raw, all_of_it=False)
+
+
+def ended(raw: dict[str, Any]) -> dict[str, Any]:
+    """The snapshot as dumped when the program was over: everything is freed, by nobody's code."""
+    return _freed_at_last(raw, all_of_it=True)
+
+
+def _freed_at_last(raw: dict[str, Any], all_of_it: bool) -> dict[str, Any]:
     trace = raw["device_traces"][0]
     stacks = (event["frames"] for event in trace if event.get("frames"))
-    program = next(frames[-1:] for frames in stacks if frames[-1]["name"] == "<module>")
+    program = [] if all_of_it else next(frames[-1:] for frames in stacks if frames[-1]["name"] == "<module>")
     end = {"stream": 0, "time_us": trace[-1].get("time_us", 0) + 10}
     gone = {}
     for segment in raw["segments"]:
@@ -519,7 +528,8 @@ def cleaned_up(raw: dict[str, Any]) -> dict[str, Any]:
         for block in segment["blocks"]:
             at = block.get("address", address)
             address = at + block["size"]
-            if block["state"] == "active_allocated" and block["requested_size"] not in CUBLAS_WORKSPACE_BYTES:
+            is_kept = block["requested_size"] in CUBLAS_WORKSPACE_BYTES and not all_of_it
+            if block["state"] == "active_allocated" and not is_kept:
                 gone[at] = end | {"addr": at, "size": block["requested_size"], "frames": program}
     for event in gone.values():
         trace += [event | {"action": action} for action in ("free_requested", "free_completed")]

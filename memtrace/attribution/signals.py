@@ -479,8 +479,8 @@ class Signals:
         """A known workspace size that stays, from code that also allocates something else right beside it."""
         f = self.facts
         sized = among(f.size, CUBLAS_WORKSPACE_BYTES) & f.persistent & self.in_trace
-        # What gives up other things in the midst of the program gave this up, too.
-        rows = np.flatnonzero(sized & (f.free_stack >= 0))
+        # Code that gives up other things in the midst of the program gives up no workspace at its end.
+        rows = np.flatnonzero(sized & (f.free_stack >= 0) & (f.stacks.kind[f.free_stack] != Kind.NONE))
         if len(rows):
             sized[rows] = ~among(f.free_stack[rows], f.free_stack[f.ended < NEVER])
         stack = f.timeline.allocations.stack

@@ -18,6 +18,7 @@ from wrappers import (
     beside_fetching,
     cleaned_up,
     dumped_late,
+    ended,
     program_called,
     ring_of,
     with_allocation_stacks,
@@ -205,8 +206,9 @@ def test_a_dump_after_the_stack_has_unwound_changes_nothing(name: str, interrupt
 
 
 @pytest.mark.parametrize("name", ["flat_oom", "closure_oom", "lightning_oom", "dumped-in-except_late"])
-def test_a_dump_after_the_program_gave_up_its_model_changes_nothing(name: str) -> None:
-    snapshot = from_raw(cleaned_up(_raw(name)), name)
+@pytest.mark.parametrize("way", [cleaned_up, ended])
+def test_a_dump_after_the_program_gave_up_its_model_changes_nothing(name: str, way: Any) -> None:
+    snapshot = from_raw(way(_raw(name)), name)
     ours, theirs = attribute(build(snapshot, snapshot.devices[0])), attribute(_bare(name))
     assert np.array_equal(_purposes(ours), _purposes(theirs))
     assert np.array_equal(ours.facts.phases.phase, theirs.facts.phases.phase)
