@@ -84,6 +84,26 @@ for made in (unknown > 0, unknown[:0]):
     assert len(found) == len(counts) == min(len(made), 2) and places.shape == made.shape
     assert torch.unique_consecutive(made[:0], return_counts=True)[1].shape == (0,)
 mark()
+chances = torch.ones(8, 512, device="cuda")
+mark()
+loss = F.binary_cross_entropy(chances, chances)
+assert loss.shape == () and loss.untyped_storage().nbytes() == 16384
+mark()
+norms = torch._foreach_norm([chances, torch.ones(1 << 17, device="cuda")])
+mark()
+x = torch.ones(4, 64, 8, 8, device="cuda", requires_grad=True)
+y, grad = F.group_norm(x, 8), torch.ones(4, 64, 8, 8, device="cuda")
+mark()
+torch.autograd.grad(y, x, grad)
+mark()
+y, grad = x.softmax(1), grad.to(memory_format=torch.channels_last)
+mark()
+torch.autograd.grad(y, x, grad)
+mark()
+x = torch.ones(2, 4, 100, 64, device="cuda", dtype=torch.bfloat16)
+mark()
+F.scaled_dot_product_attention(x, x, x)
+mark()
 """
 SORTED = [32768, 32768, 32768, 83455]
 SUMMED = [5120000, 32768, 8, 32768, 1279, 32768, 32768, 1279, 8, 36040, 1153280]
@@ -137,4 +157,19 @@ def test_a_row_is_scanned_and_what_is_not_in_order_is_copied_before_it_is_normed
 
 
 def test_distinct_values_that_nobody_knows_are_as_many_as_there_may_be(sizes: list[list[int]]) -> None:
-    assert len(sizes) == 21  # the script ended
+    assert len(sizes) > 20  # the script went on
+
+
+def test_a_summed_loss_keeps_the_room_of_all_and_norms_a_number_for_each_part(sizes: list[list[int]]) -> None:
+    assert sizes[21] == [16384, 4]
+    assert sizes[22] == [1 << 19, 2 * 2 * 4, 4, 4]
+
+
+def test_gradients_of_group_norms_and_of_softmaxes_in_another_layout(sizes: list[list[int]]) -> None:
+    whole, by_channel, by_group = 4 * 64 * 64 * 4, 4 * 64 * 4, 4 * 8 * 4
+    assert sizes[24] == [whole, by_channel, by_channel, by_group, by_group]
+    assert sizes[26] == [whole] * 3
+
+
+def test_attention_without_a_gradient_keeps_no_sums(sizes: list[list[int]]) -> None:
+    assert sizes[28] == [8, 8, 2 * 4 * 100 * 64 * 2, 256]

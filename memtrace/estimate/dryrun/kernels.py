@@ -34,7 +34,10 @@ class Kernels:
 
     def __init__(self, helper: ctypes.CDLL, memory: DryMemory, assumed: Assumptions) -> None:
         self.helper, self.device, self.assumed = helper, memory.gpu.device, assumed
-        self._convolutions, self._recurrent = Convolutions(memory, assumed), Recurrent(assumed)
+        self._convolutions, self._recurrent = (
+            Convolutions(memory, assumed),
+            Recurrent(assumed, memory.gpu.device.multiprocessors),
+        )
         self._keys = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("VE"))
         self._libraries: list[Any] = [_shapes_from_cpp()]
         self.only_flash = False  # as a package of its own takes attention over
@@ -143,7 +146,8 @@ class Kernels:
             "aten::mse_loss": self._loss,
             "aten::huber_loss": self._loss,
             "aten::smooth_l1_loss": self._loss,
-            "aten::binary_cross_entropy": self._loss,
+            "aten::binary_cross_entropy": self._binary_loss,
+            "aten::_foreach_norm.Scalar": self._norms,
             "aten::_scaled_dot_product_efficient_attention": self._efficient,
             "aten::_scaled_dot_product_efficient_attention_backward": self._efficient_backward,
             "aten::_scaled_dot_product_cudnn_attention": self._cudnn,
@@ -209,6 +213,22 @@ class Kernels:
             torch.sum(each, list(range(each.dim())), out=result)
         return result
 
+    def _binary_loss(self, default: Handler, x: Any, y: Any, weight: Any = None, reduction: int = 1) -> Any:
+        """The sum keeps the storage of the losses that it sums up."""
+        each = torch.empty_like(x)
+        if reduction:
+            total = each.sum()
+            each.resize_(()).copy_(total)
+        return each
+
+    def _norms(self, default: Handler, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """One kernel for all of them keeps a number of 32 bits for each 65,536 elements (of the largest, for each)."""
+        most = max((-(-tensor.numel() // (1 << 16)) for tensor in tensors), default=0)
+        held = self._buffers(len(tensors) * most * 4 * (len({tensor.dtype for tensor in tensors}) == 1))
+        found = default(tensors, *args, **kwargs)
+        del held
+        return found
+
     def _own_ctc(self, default: Handler, log_probs: Any, targets: Any, *_: Any) -> bool:
         if targets.dim() == 1 and targets.dtype == torch.int32:
             self.assumed.note("ctc", "a CTC loss takes PyTorch's own kernel, which holds more than cuDNN's")
@@ -256,12 +276,10 @@ class Kernels:
         return out, log_sum, torch.zeros((), dtype=torch.long), torch.zeros((), dtype=torch.long)
 
     def _cudnn(self, default: Handler, *args: Any, **kwargs: Any) -> Any:
-        """A workspace of 256 bytes; no log-sum-exp unless a gradient is wanted."""
-        result = list(default(*args, **kwargs))
-        if not (args[4] if len(args) > 4 else kwargs.get("compute_log_sumexp", True)):
-            result[1] = result[1].new_empty((0,))
+        """A workspace of 256 bytes."""
+        result = default(*args, **kwargs)
         self._buffers(256)
-        return tuple(result)
+        return result
 
     def _efficient_backward(self, default: Handler, grad: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
         """An fp32 product, two vectors of one number a row, then the kernel's workspace of dQ tiles."""
@@ -613,8 +631,19 @@ def _shapes_from_cpp() -> Any:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
             packet, _, overload = name.partition(".")
             operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            library.impl(operator, operator.py_kernels[torch._C.DispatchKey.Meta])
+            kernel = operator.py_kernels[torch._C.DispatchKey.Meta]
+            library.impl(operator, _of_cudnn(kernel) if name == "_scaled_dot_product_cudnn_attention" else kernel)
     return library
+
+
+def _of_cudnn(shapes: Handler) -> Handler:
+    """Attention without log-sum-exp unless a gradient is wanted."""
+
+    def run(query: Any, key: Any, value: Any, bias: Any, wanted: bool, *args: Any, **kwargs: Any) -> Any:
+        out, sums, *rest = shapes(query, key, value, bias, wanted, *args, **kwargs)
+        return out, sums if wanted else sums.new_empty((0,)), *rest
+
+    return run
 
 
 def _positions(x: Any, indices: Any) -> Any:

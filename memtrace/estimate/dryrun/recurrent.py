@@ -18,13 +18,15 @@ from memtrace.estimate.dryrun.assumed import Assumptions
 
 _LSTM, _GRU = 2, 3  # cudnnRNNMode_t; 0 and 1 are plain layers
 _LAYER_BYTES = 8 << 20  # of each layer and direction, whatever its size
+_RANDOM_BYTES = 48 << 10  # of each multiprocessor, for dropout's random numbers
 
 
 class Recurrent:
     """Handlers of one process's recurrent layers."""
 
-    def __init__(self, assumed: Assumptions) -> None:
-        self._assumed = assumed
+    def __init__(self, assumed: Assumptions, multiprocessors: int) -> None:
+        self._assumed, self._random_bytes = assumed, multiprocessors * _RANDOM_BYTES
+        self._random: Any = None  # dropout's numbers, made once for the process
 
     def forward(
         self, _default: Callable[..., Any], x: Any, weights: Sequence[Any], stride: int, flat: Any, hidden: Any,
@@ -32,6 +34,9 @@ class Recurrent:
         both: bool, batches: Sequence[int], *_: Any,
     ) -> Any:  # fmt: skip
         """Output, last states, what is kept, and the weights in one piece (anew where they are not)."""
+        if train and dropout and self._random is None:
+            self._buffer(8)  # their seed
+            self._random = self._buffer(self._random_bytes)
         x = x.transpose(0, 1) if batch_first and not batches else x
         x = x.contiguous()
         out = x.new_empty((*x.shape[:-1], (projected or units) * (2 if both else 1)))
@@ -61,13 +66,16 @@ class Recurrent:
         states = torch.empty_like(hidden), None if cell is None else torch.empty_like(cell)
         sizes = _Sizes(given, hidden, mode, units, layers, dropout if train else 0.0, both, batches, weights)
         self._buffer(sizes.workspace_bytes())
-        del dense
+        del dense, given
         parts: list[Any] = []
         if wanted[3]:
+            given = x.transpose(0, 1).contiguous() if turned else x.contiguous()
             whole = torch.zeros_like(flat)
             self._buffer(sizes.workspace_bytes())
             parts = [*_parts(whole, weights)]
-        del zeros, given
+            del given
+        while zeros:
+            zeros.pop()
         return found.transpose(0, 1) if turned else found, *states, parts
 
     def flatten(self, _default: Callable[..., Any], weights: Sequence[Any], *_: Any) -> Any:
