@@ -19,8 +19,10 @@ _REMOTE = re.compile(r"^[a-z][a-z0-9+.-]+(::|://)", re.IGNORECASE)
 
 
 def is_remote(source: str) -> bool:
-    """Whether the source is an address (``s3://…``) rather than a path."""
-    return bool(_REMOTE.match(source))
+    """Whether the source is an address (``s3://…``) rather than a path. A file that is called like a chain of file
+    systems (``s3::x.pickle``), as one in a stranger's folder may be, is a file."""
+    found = _REMOTE.match(source)
+    return found is not None and (found[1] == "://" or not os.path.lexists(source))
 
 
 def natural(text: str) -> list[tuple[int, str]]:

@@ -5,15 +5,15 @@ Every worker holds one recording at a time and returns a small summary.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
 import signal
 import threading
-from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context, parent_process
@@ -196,6 +196,8 @@ def on_dask(
         raise MissingDependencyError.of_extra("--scheduler needs Dask", "cluster") from None
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what it has to say is told by what it raises
     try:
+        with ThreadPoolExecutor(1) as aside:  # a notebook's own loop runs in this thread
+            aside.submit(asyncio.run, asyncio.wait_for(_identity(scheduler), _CONNECT_S)).result()
         client = Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
     except Exception as refused:  # each kind of connection has errors of its own
         detail = " ".join(str(refused).split())[:120] or type(refused).__name__
@@ -209,9 +211,9 @@ def on_dask(
             source = futures[future]
             try:
                 answers[source] = future.result()  # waits where a worker was lost with its result, which is made again
-            except (Exception, CancelledError) as reason:
+            except (Exception, asyncio.CancelledError) as reason:
                 killed = type(reason).__name__ == "KilledWorker"
-                gone = isinstance(reason, CancelledError) or client.status != "running"
+                gone = isinstance(reason, asyncio.CancelledError) or client.status != "running"
                 text = f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
                 answers[source] = Failure(source, _KILLED if killed else _GONE if gone else text)
             future.release()
@@ -224,6 +226,19 @@ def on_dask(
         with suppress(Exception):
             client.close(timeout=_CLOSE_S)
     return [answers.get(source) or Failure(source, _GONE) for source in sources]
+
+
+async def _identity(scheduler: str) -> None:
+    """Have the scheduler say who it is. A client would wait without end for one that listens and says nothing, and for
+    20 s, with a traceback, at the end of the program."""
+    from distributed.comm.core import connect
+
+    comm = await connect(scheduler, timeout=_CONNECT_S)
+    try:
+        await comm.write({"op": "identity", "reply": True})
+        await comm.read()
+    finally:
+        comm.abort()
 
 
 def _named(task: Task, located: str, source: str, device: int | None) -> Answer:

@@ -9,7 +9,7 @@ import pytest
 from support import trace_path
 
 from memtrace.errors import MissingDependencyError, UsageError
-from memtrace.ranks.sources import expand, local_copy
+from memtrace.ranks.sources import expand, is_remote, local_copy
 from memtrace.ranks.summary import Failure, Rank, summarise
 
 SMALL = trace_path("llama2-7b_oom-at-load")
@@ -99,3 +99,21 @@ def test_an_unknown_protocol_and_a_missing_package() -> None:
         expand(["nosuchthing://bucket/run"])
     with pytest.raises(MissingDependencyError, match="install"):  # its own package is not among the test extra
         expand(["gdrive://folder"])
+
+
+def test_a_file_that_is_called_like_a_chain_of_file_systems_is_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's folder must not make memtrace connect to anything."""
+
+    def connect(*_: object, **__: object) -> None:
+        raise AssertionError("an address was opened")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", connect)
+    monkeypatch.chdir(tmp_path)
+    Path("s3::x.pickle").write_bytes(b"no snapshot")
+    for sources in (["."], ["*.pickle"], ["s3::x.pickle"]):
+        (found,) = expand(sources)
+        with local_copy(found) as path:
+            assert Path(path).read_bytes() == b"no snapshot"
+    assert is_remote("s3::gone.pickle") and is_remote("s3://bucket/x.pickle")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,33 @@ def test_no_scheduler_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memtrace.ranks.workers._CONNECT_S", 1)
     with pytest.raises(UsageError, match="no Dask scheduler answers"):
         on_dask(["x.pickle"], "tcp://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 20, (1 << 62).to_bytes(8, "little") * 10, b"\x01" + bytes(40)],
+    ids=["nothing", "http", "sizes", "frames"],
+)  # fmt: skip
+def test_what_listens_and_is_no_scheduler_is_one_line(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of Dask's would wait for it without end, or end in a traceback twenty seconds later."""
+    monkeypatch.setattr("memtrace.ranks.workers._CONNECT_S", 1)
+    kept = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    kept.append(listening.accept()[0])
+                    kept[-1].sendall(said)
+
+        threading.Thread(target=serve, daemon=True).start()
+        made: list[object] = []
+        monkeypatch.setattr("distributed.Client", lambda *_, **__: made.append(1))
+        with pytest.raises(UsageError, match="no Dask scheduler answers"):
+            on_dask(["x.pickle"], f"tcp://127.0.0.1:{listening.getsockname()[1]}")
+        assert not made  # nothing is left to be closed at the end
+        listening.shutdown(socket.SHUT_RDWR)
+    for each in kept:
+        each.close()
 
 
 @pytest.mark.parametrize(
