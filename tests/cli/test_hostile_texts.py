@@ -30,13 +30,24 @@ VERBS = [
     ["export", "-f", "chrome"], ["export", "-f", "speedscope"], ["export", "-f", "collapsed"],
     ["export", "-f", "perfetto", "-o", "{out}"], ["timeline", "--plot", "{out}.svg"], ["diff", "{file}"],
     ["diff", "{file}", "--json"], ["diff", "{file}", "--md"], ["diff", "{file}", "--fail-on-growth", "1%"], ["browse"],
+    ["allocations", "--all", "--format", "parquet", "-o", "{out}.parquet"],
 ]  # fmt: skip
+RAW = (b"\x1b]", b"\x1b[", "\x9b".encode(), "\u202e".encode())  # as they stand in the recording and its name
 LINES_ALLOWED = frozenset("\n")
 
 
 def obeyed(text: str) -> set[str]:
     """Characters that a terminal, an editor or a page might obey."""
     return {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")} - LINES_ALLOWED
+
+
+def written(file: Path) -> bytes:
+    """The texts of a file; of Parquet, whose pages are packed, those of its columns."""
+    if file.suffix != ".parquet":
+        return file.read_bytes()
+    table = pytest.importorskip("pyarrow.parquet").read_table(file)
+    texts = [str(value) for row in table.to_pylist() for value in row.values()]
+    return b"".join((table.schema.metadata or {}).values()) + "\n".join(texts).encode()
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +88,9 @@ def test_nothing_that_is_obeyed_gets_through(
     assert code in (0, 1, 2, 4), code
     assert obeyed(out) == set() and obeyed(err) == set()
     assert "Traceback" not in err
+    for file in tmp_path.iterdir():
+        data = written(file)
+        assert len(data) > 1000 and not [each for each in RAW if each in data]
     if "html" in verb or "svg" in verb:
         assert "<img src=x" not in out
     if code in (0, 1) and ("json" in verb or verb.endswith(("chrome", "speedscope"))):
