@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from memtrace.estimate.dryrun.assumed import Assumptions
 from memtrace.estimate.dryrun.convolutions import Convolutions
@@ -146,7 +147,12 @@ class Kernels:
             "aten::mse_loss": self._loss,
             "aten::huber_loss": self._loss,
             "aten::smooth_l1_loss": self._loss,
+            "aten::mse_loss_backward": self._loss_backward,
+            "aten::huber_loss_backward": self._loss_backward,
+            "aten::smooth_l1_loss_backward": self._loss_backward,
             "aten::binary_cross_entropy": self._binary_loss,
+            "aten::upsample_nearest2d_backward": self._upsample_backward,
+            "aten::_upsample_nearest_exact2d_backward": self._upsample_backward,
             "aten::_foreach_norm.Scalar": self._norms,
             "aten::_scaled_dot_product_efficient_attention": self._efficient,
             "aten::_scaled_dot_product_efficient_attention_backward": self._efficient_backward,
@@ -211,6 +217,16 @@ class Kernels:
         if not result.dim():
             each = torch.empty(torch.broadcast_shapes(x.shape, y.shape), dtype=x.dtype, device="cuda")
             torch.sum(each, list(range(each.dim())), out=result)
+        return result
+
+    def _loss_backward(self, default: Handler, grad: Any, x: Any, *_: Any) -> Any:
+        """Contiguous, whatever the layout of ``x``."""
+        return torch.zeros_like(x, memory_format=torch.contiguous_format)
+
+    def _upsample_backward(self, default: Handler, grad: Any, *args: Any) -> Any:
+        """A part of a larger tensor is copied."""
+        result = default(grad, *args)
+        grad.contiguous(memory_format=suggest_memory_format(grad))
         return result
 
     def _binary_loss(self, default: Handler, x: Any, y: Any, weight: Any = None, reduction: int = 1) -> Any:
@@ -632,18 +648,35 @@ def _shapes_from_cpp() -> Any:
             packet, _, overload = name.partition(".")
             operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
             kernel = operator.py_kernels[torch._C.DispatchKey.Meta]
-            library.impl(operator, _of_cudnn(kernel) if name == "_scaled_dot_product_cudnn_attention" else kernel)
+            library.impl(operator, _CORRECTED[name](kernel) if name in _CORRECTED else kernel)
     return library
 
 
-def _of_cudnn(shapes: Handler) -> Handler:
-    """Attention without log-sum-exp unless a gradient is wanted."""
+def _without_sums(shapes: Handler) -> Handler:
+    """cuDNN's attention has no log-sum-exp unless a gradient is wanted."""
 
     def run(query: Any, key: Any, value: Any, bias: Any, wanted: bool, *args: Any, **kwargs: Any) -> Any:
         out, sums, *rest = shapes(query, key, value, bias, wanted, *args, **kwargs)
         return out, sums if wanted else sums.new_empty((0,)), *rest
 
     return run
+
+
+def _without_seeds(shapes: Handler) -> Handler:
+    """The random-number state of efficient attention lies on the host."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        out, sums, *states = shapes(*args, **kwargs)
+        return out, sums, *(state.new_empty((0,)) for state in states)
+
+    return run
+
+
+#: Operators whose own shapes are not those of CUDA's kernels.
+_CORRECTED = {
+    "_scaled_dot_product_cudnn_attention": _without_sums,
+    "_scaled_dot_product_efficient_attention": _without_seeds,
+}
 
 
 def _positions(x: Any, indices: Any) -> Any:
