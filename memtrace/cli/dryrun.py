@@ -81,9 +81,11 @@ def _run_script(args: argparse.Namespace, program: list[str]) -> int:
         raise MissingDependencyError.of_extra(f"a dry run needs PyTorch ({error})", "capture") from None
     options = script.output_of(args.out or Path(f"{name}.predicted.pickle"), args.force)
     device = script.DryDevice(gpu, capacity, assumed)
-    if args.world_size is not None:
-        from memtrace.estimate.dryrun import ranks
+    from memtrace.estimate.dryrun import ranks
 
+    if args.world_size is None:
+        ranks.install_alone(assumed, device.kernels.forget)
+    else:
         ranks.install(args.world_size, assumed, device.kernels.forget)
     usual_signals(and_path=True)
     repeat = args.steps == "repeat"

@@ -113,3 +113,15 @@ def test_more_ranks_hold_smaller_shards(runs: Runs, tmp_path: Path) -> None:
     parameters = 4 * layer + 2 * 32000 * width + width
     smaller = two["requested_bytes.all.peak"] - eight
     assert smaller == pytest.approx(3 * 4 * parameters * (1 / 2 - 1 / 8), rel=0.02)
+
+
+def test_nccl_with_one_rank_runs_and_with_more_names_the_option(runs: Runs, tmp_path: Path) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(
+        "import sys, torch.distributed as d\nd.init_process_group('nccl', rank=0, world_size=int(sys.argv[1]))\n"
+        "d.barrier()\nprint('one', d.get_world_size())\n"
+    )
+    alone = runs("-o", str(tmp_path / "a.pickle"), str(train), "1")
+    assert alone.returncode == 0 and "one 1" in alone.stdout, alone.stderr
+    two = runs("-o", str(tmp_path / "b.pickle"), str(train), "2")
+    assert two.returncode == 1 and "--world-size 2" in two.stderr

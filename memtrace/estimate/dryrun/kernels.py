@@ -1,15 +1,15 @@
-"""What CUDA's own kernels do to memory beyond their results: buffers, workspaces, and shapes that depend on values.
+"""What CUDA's own kernels do to memory beyond their results: buffers and workspaces.
 
 Handlers stand in front of the general kernel of ``device.cpp``; ``Kernels.default`` calls it.
 Sources: bitsandbytes 0.50 ``backends/cuda/ops.py``; PyTorch 2.11 ``aten/src/ATen/native/cuda/SoftMax.cu``,
-``transformers/cuda/attention_backward.cu``, ``cuda/CUDABlas.cpp``, ``cuda/Nonzero.cu``, ``cuda/Embedding.cu``; CUB 3.
+``transformers/cuda/attention_backward.cu``, ``cuda/CUDABlas.cpp``.
 """
 
 from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from memtrace.estimate.dryrun.assumed import Assumptions
 from memtrace.estimate.dryrun.convolutions import Convolutions
 from memtrace.estimate.dryrun.machine import DryMemory
 from memtrace.estimate.dryrun.recurrent import Recurrent
+from memtrace.estimate.dryrun.selections import Handler, Selections, buffers
 from memtrace.estimate.engine.kernels import (
     efficient_backward_workspace,
     fused_4bit_product,
@@ -26,7 +27,6 @@ from memtrace.estimate.engine.kernels import (
 )
 from memtrace.estimate.engine.linears import BLOCK
 
-Handler = Callable[..., Any]
 _MATH, _FLASH, _EFFICIENT, _CUDNN = 0, 1, 2, 3  # at::SDPBackend
 
 
@@ -35,6 +35,7 @@ class Kernels:
 
     def __init__(self, helper: ctypes.CDLL, memory: DryMemory, assumed: Assumptions) -> None:
         self.helper, self.device, self.assumed = helper, memory.gpu.device, assumed
+        self._selections = Selections(helper, self.device, assumed)
         self._convolutions, self._recurrent = (
             Convolutions(memory, assumed),
             Recurrent(assumed, memory.gpu.device.multiprocessors),
@@ -62,7 +63,7 @@ class Kernels:
             fresh = set(torch._C._dispatch_get_all_op_names()) - seen
             seen.update(fresh)
             own = fresh & set(torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"))
-            self._own(sorted(own | fresh & self._packages().keys()), self._packages())
+            self._own(sorted(own | fresh & self._selections.of_packages().keys()), self._selections.of_packages())
 
         torch.ops.load_library = load_library
 
@@ -91,14 +92,6 @@ class Kernels:
             return handler(default, *args, **kwargs)
 
         return run
-
-    def _buffers(self, *sizes_bytes: int) -> list[Any]:
-        """A kernel's own buffers, alive as long as the list."""
-        return [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes_bytes if size]
-
-    def is_known(self, tensor: Any) -> bool:
-        """Whether a tensor's values are known."""
-        return not tensor.is_cuda or bool(self.helper.memtrace_known(tensor.untyped_storage()._cdata))
 
     def forget(self, value: Any) -> None:
         """A tensor was written by something that nobody sees: its values are no longer known."""
@@ -136,6 +129,7 @@ class Kernels:
     def _aten(self) -> dict[str, Handler]:
         fused, recurrent = self._fused_backward, self._recurrent
         return {
+            **self._selections.handlers(),
             "aten::convolution": self._convolutions.forward,
             "aten::convolution_backward": self._convolutions.backward,
             **dict(zip(_RECURRENT, (recurrent.forward, recurrent.backward, recurrent.flatten), strict=True)),
@@ -159,16 +153,6 @@ class Kernels:
             "aten::_scaled_dot_product_cudnn_attention": self._cudnn,
             "aten::_scaled_dot_product_cudnn_attention_backward": fused,
             "aten::_scaled_dot_product_flash_attention_backward": fused,
-            "aten::nonzero": self._nonzero,
-            "aten::masked_select": self._masked_select,
-            "aten::index.Tensor": self._index,
-            "aten::_unique2": self._unique,
-            "aten::unique_consecutive": self._runs,
-            "aten::unique_dim": self._unique_slices,
-            "aten::cumsum": self._scan,
-            "aten::cumprod": self._scan,
-            "aten::repeat_interleave.Tensor": self._repeat_interleave,
-            "aten::bincount": self._bincount,
             "aten::_grouped_mm": self._grouped_product,
             "aten::addmm.dtype_out": self._add_product,
             "aten::native_group_norm": self._group_norm,
@@ -176,17 +160,6 @@ class Kernels:
             "aten::native_batch_norm": self._batch_norm,
             "aten::native_batch_norm_backward": self._batch_norm_backward,
             "aten::log_sigmoid_forward": lambda _default, x: (torch.empty_like(x), x.new_empty(0)),
-            "aten::embedding_dense_backward": self._embedding_backward,
-            "aten::_embedding_bag_backward": self._embedding_bag_backward,
-            "aten::_use_miopen_ctc_loss": lambda *_: False,
-            "aten::_use_miopen_ctc_loss.Tensor": lambda *_: False,
-            "aten::_use_cudnn_ctc_loss": self._own_ctc,
-            "aten::_use_cudnn_ctc_loss.Tensor": self._own_ctc,
-            "aten::_ctc_loss": self._ctc,
-            "aten::_ctc_loss.Tensor": self._ctc,
-            "aten::_ctc_loss_backward": self._ctc_backward,
-            "aten::_ctc_loss_backward.Tensor": self._ctc_backward,
-            "aten::_index_put_impl_": self._index_put,
             "aten::_thnn_fused_lstm_cell": lambda _default, gates, _hidden, cell, *_: tuple(
                 reversed([torch.empty_like(made) for made in (gates, cell, cell)])
             ),
@@ -206,7 +179,7 @@ class Kernels:
 
     def _dense(self, default: Handler, x: Any, *args: Any) -> Any:
         """Operands that are not contiguous are copied."""
-        copy = None if x.is_contiguous() else self._buffers(x.numel() * x.element_size())
+        copy = None if x.is_contiguous() else buffers(x.numel() * x.element_size())
         result = default(x, *args)
         del copy
         return result
@@ -240,35 +213,9 @@ class Kernels:
     def _norms(self, default: Handler, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         """One kernel for all of them keeps a number of 32 bits for each 65,536 elements (of the largest, for each)."""
         most = max((-(-tensor.numel() // (1 << 16)) for tensor in tensors), default=0)
-        held = self._buffers(len(tensors) * most * 4 * (len({tensor.dtype for tensor in tensors}) == 1))
+        held = buffers(len(tensors) * most * 4 * (len({tensor.dtype for tensor in tensors}) == 1))
         found = default(tensors, *args, **kwargs)
         del held
-        return found
-
-    def _own_ctc(self, default: Handler, log_probs: Any, targets: Any, *_: Any) -> bool:
-        if targets.dim() == 1 and targets.dtype == torch.int32:
-            self.assumed.note("ctc", "a CTC loss takes PyTorch's own kernel, which holds more than cuDNN's")
-        return False
-
-    def _ctc(self, default: Handler, log_probs: Any, targets: Any, _inputs: Any, lengths: Any, *_: Any) -> Any:
-        """The loss of each sequence, and paths through it: a place between any two of the longest target's letters."""
-        steps, batch, _letters = log_probs.shape
-        if isinstance(lengths, torch.Tensor) and self.is_known(lengths):
-            lengths = lengths.tolist()
-        if isinstance(lengths, torch.Tensor):
-            self.assumed.note("ctc_lengths", "targets of a CTC loss are as long as they can be")
-            longest = targets.shape[1] if targets.dim() == 2 else -(-targets.numel() // batch)
-        else:
-            longest = max(lengths, default=0)
-        paths = log_probs.new_empty((batch, steps, 2 * longest + 1))
-        self._buffers(*[8 * batch] * 3)
-        return log_probs.new_empty((batch,)), paths
-
-    def _ctc_backward(self, default: Handler, grad: Any, log_probs: Any, *rest: Any, **_: Any) -> Any:
-        """A second set of paths, from the end."""
-        paths = torch.empty_like(rest[4])
-        found = torch.zeros_like(log_probs)
-        del paths
         return found
 
     def _softmax_backward(self, default: Handler, grad: Any, *args: Any) -> Any:
@@ -294,18 +241,18 @@ class Kernels:
     def _cudnn(self, default: Handler, *args: Any, **kwargs: Any) -> Any:
         """A workspace of 256 bytes."""
         result = default(*args, **kwargs)
-        self._buffers(256)
+        buffers(256)
         return result
 
     def _efficient_backward(self, default: Handler, grad: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
         """An fp32 product, two vectors of one number a row, then the kernel's workspace of dQ tiles."""
         batch, heads, sequence, head_dim = query.shape
-        copy = None if grad.transpose(1, 2).is_contiguous() else self._buffers(grad.numel() * grad.element_size())
+        copy = None if grad.transpose(1, 2).is_contiguous() else buffers(grad.numel() * grad.element_size())
         result = default(grad, query, *args, **kwargs)
         rows = batch * heads * sequence * 4
-        product, sums, delta = self._buffers(query.numel() * 4, rows, rows)
+        product, sums, delta = buffers(query.numel() * 4, rows, rows)
         del sums, product
-        workspace = self._buffers(efficient_backward_workspace(self.device, batch * heads, sequence, head_dim))
+        workspace = buffers(efficient_backward_workspace(self.device, batch * heads, sequence, head_dim))
         del delta
         del workspace
         del copy
@@ -315,7 +262,7 @@ class Kernels:
         """An fp32 gradient of q and one number a row; with shared heads also dK and dV at the full head count."""
         result = default(grad, query, key, *args, **kwargs)
         rows, shared = query.numel() // query.shape[-1], key.shape[1] != query.shape[1]
-        self._buffers(fused_backward_workspace(query.numel(), rows, query.element_size(), shared))
+        buffers(fused_backward_workspace(query.numel(), rows, query.element_size(), shared))
         return result
 
     # ---- products of groups, recurrent cells -------------------------------------------------------------------
@@ -349,7 +296,7 @@ class Kernels:
         result = default(x, weight, bias, *sizes)
         images, channels, pixels = sizes[:3]
         if pixels > 1 and (weight is not None or bias is not None):
-            held = self._buffers(images * channels * 4, images * channels * 4)
+            held = buffers(images * channels * 4, images * channels * 4)
             del held
         return result
 
@@ -361,9 +308,9 @@ class Kernels:
         images, channels, pixels, groups, wanted = rest[:5]
         by_channel, by_group = images * channels * 4, images * groups * 4
         if pixels > 1:
-            sums = self._buffers(by_channel, by_channel)
+            sums = buffers(by_channel, by_channel)
             if wanted[0]:
-                factors = self._buffers(by_group, by_group, by_channel * (weight is not None))
+                factors = buffers(by_group, by_group, by_channel * (weight is not None))
                 del factors[1], factors[0], factors
             del sums
         return result
@@ -390,202 +337,8 @@ class Kernels:
             across = min(_last_power(channels), 512 // down)
         sharing = min(-(-rows // (down * 16)), 128)
         if sharing >= 8:
-            held = self._buffers(numbers * channels * sharing * 4, 4 * -(-channels // across))
+            held = buffers(numbers * channels * sharing * 4, 4 * -(-channels // across))
             del held
-
-    # ---- embeddings --------------------------------------------------------------------------------------------
-    def _embedding_backward(
-        self, default: Handler, grad: Any, indices: Any, rows: int, padding: int, by_frequency: bool
-    ) -> Any:
-        """Few rows are added where they belong; many are sorted first."""
-        grad = grad.contiguous()
-        if indices.numel() <= 3072 and not by_frequency:
-            return grad.new_zeros((rows, grad.shape[-1]))
-        return self._sorted_sums(grad, indices, rows)
-
-    def _embedding_bag_backward(self, default: Handler, grad: Any, indices: Any, *rest: Any) -> Any:
-        """Sums and means as an embedding's; a maximum is added where it belongs."""
-        *_, rows, _, mode, sparse = rest[:8]
-        if mode == 2 or sparse:
-            return default(grad, indices, *rest)
-        return self._sorted_sums(grad.contiguous(), indices, rows)
-
-    def _sorted_sums(self, grad: Any, indices: Any, rows: int) -> Any:
-        """``EmbeddingBackwardKernel.cu``: indices sorted by CUB, then partial sums of ten rows each in 32 bits."""
-        count, width, place = indices.numel(), grad.shape[-1], indices.element_size()
-        held = self._sorted(count, place)
-        found = grad.new_zeros((rows, width))
-        segments = min(count, rows)
-        held += self._buffers(count * place, 8)
-        keys = self._buffers(count * place)
-        self._buffers(_SCAN)
-        del keys
-        held += self._buffers(segments * place, segments * place)
-        self._buffers(_SCAN)
-        partial = count // 10 + segments
-        held += self._buffers(8, partial * place)
-        self._buffers(partial * 32 * -(-width // 32) * 4)
-        while held:
-            held.pop()
-        return found
-
-    def _sorted(self, count: int, place: int) -> list[Any]:
-        """Indices and where they came from, sorted by CUB: one block of threads, or digit by digit."""
-        held, sources = self._buffers(count * place, count * place), self._buffers(count * place)
-        self._buffers(_digits(count, place, place))
-        del sources
-        return held
-
-    # ---- shapes that depend on values ----------------------------------------------------------------------------
-    def _taken(self, elements: int, mask: Any = None) -> int:
-        """How many elements a mask takes. One that picks one of n kinds takes an even share of them."""
-        even = 1.0 if mask is None else self.helper.memtrace_share(mask.untyped_storage()._cdata)
-        if even < 1:
-            self.assumed.note("even", "what chooses among kinds (experts, classes) takes them equally often")
-            return max(1, round(elements * even))
-        return min(elements, round(elements * self.assumed.value("share")))
-
-    def _nonzero(self, default: Handler, x: Any) -> Any:
-        """A count on the device, which blocks of threads sum up, then the places."""
-        count = self._buffers(4)
-        single = x.numel() <= 4096
-        self._buffers(1 if single else _aligned(4 * 5 * 8 * self.device.multiprocessors) + 255)
-        if self.is_known(x):
-            found = default(x)
-        else:
-            found = x.new_empty((max(x.dim(), 1), self._taken(x.numel(), x)), dtype=torch.long).t()
-        self._buffers(_SELECTION)
-        del count
-        return found
-
-    def _masked_select(self, default: Handler, x: Any, mask: Any) -> Any:
-        """As the device does it: an index."""
-        wide, chosen = torch.broadcast_tensors(x, mask)
-        return torch.ops.aten.index.Tensor(wide, [chosen])
-
-    def _index(self, default: Handler, x: Any, indices: Any) -> Any:
-        """Selection by masks goes through the positions of what is true, as on the device."""
-        return default(x, _positions(x, indices))
-
-    def _index_put(
-        self, default: Handler, x: Any, indices: Any, values: Any, accumulate: bool = False, unsafe: bool = False
-    ) -> Any:
-        """Where values are added they are sorted by their place first (``index_put_with_sort_kernel``)."""
-        if not accumulate and len(indices) == values.numel() == 1:
-            return default(x, indices, values, accumulate, unsafe)  # fills
-        indices = _positions(x, indices)
-        result = default(x, indices, values, accumulate, unsafe)
-        sizes = [i.numel() * 8 for i in indices if i is not None and i.numel()]
-        if not accumulate or not sizes:
-            return result
-        size = max(sizes)
-        linear: list[Any] = []
-        for _ in sizes:
-            wrapped = self._buffers(size)
-            scaled = self._buffers(size)
-            del wrapped
-            linear = linear or scaled
-            del scaled
-        del indices
-        self._sorted(size // 8, 8)
-        return result
-
-    def _unique(
-        self, default: Handler, x: Any, _sorted: bool = True, inverse: bool = False, counts: bool = False
-    ) -> Any:
-        """``UniqueCub.cu``: a sorted copy, and where its elements came from if that is asked for."""
-        if x.dtype == torch.bool or not x.numel():
-            return default(x, _sorted, inverse, counts) if self.is_known(x) else _two_values(x, inverse, counts)
-        sorted_copy = self._buffers(x.numel() * x.element_size())
-        if inverse:
-            places, sources = self._buffers(x.numel() * 8), self._buffers(x.numel() * 8)
-            self._buffers(_digits(x.numel(), x.element_size(), 8))
-            del places
-        else:
-            sources = []
-            self._buffers(_digits(x.numel(), x.element_size()))
-        found = self._distinct(lambda host: torch._unique2(host, True, inverse, counts), x, inverse, counts)
-        del sources, sorted_copy
-        return found
-
-    def _runs(self, default: Handler, x: Any, inverse: bool = False, counts: bool = False, dim: Any = None) -> Any:
-        """``unique_consecutive``, whose elements lie in order."""
-        if dim is not None:
-            return self._unique_slices(default, x, inverse, counts, dim)
-        if not x.numel():
-            return default(x, inverse, counts) if self.is_known(x) else _two_values(x, inverse, counts)
-        return self._distinct(lambda host: torch.ops.aten.unique_consecutive(host, inverse, counts), x, inverse, counts)
-
-    def _distinct(self, on_host: Handler, x: Any, inverse: bool, counts: bool) -> Any:
-        """Results keep the storage that they had before it was known how many elements differ."""
-        most = x.numel()
-        places = x.new_zeros(x.shape if inverse else (0,), dtype=torch.long)
-        if inverse:
-            held = self._buffers(most * 8)
-            self._buffers(_SCAN)
-            del held
-        found = x.new_zeros((most,))
-        length = self._buffers(8)
-        each = x.new_zeros((most if counts else 0,), dtype=torch.long)
-        self._buffers(_SELECTION)
-        del length
-        if self.is_known(x):
-            values, where, numbers = on_host(x.cpu())
-            found.resize_(values.shape).copy_(values)
-            if inverse:
-                places.copy_(where)
-            if counts:
-                each.resize_(numbers.shape).copy_(numbers)
-        else:
-            number = self._taken(most)
-            found.resize_(number)
-            if counts:
-                each.resize_(number)
-        return found, places, each
-
-    def _unique_slices(self, default: Handler, x: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.is_known(x):
-            return default(x, *args, **kwargs)
-        dim = next(value for value in (*reversed(args), kwargs.get("dim")) if isinstance(value, int))
-        longs = {"dtype": torch.long}
-        shape = list(x.shape)
-        count = shape[dim] = self._taken(x.shape[dim])
-        return x.new_empty(shape), x.new_empty((x.shape[dim],), **longs), x.new_empty((count,), **longs)
-
-    def _scan(self, default: Handler, x: Any, dim: int, **kwargs: Any) -> Any:
-        """A single row is scanned by CUB."""
-        result = default(x, dim, **kwargs)
-        if x.numel() > 1 and x.numel() == x.shape[dim]:
-            self._buffers(_SCAN if result.element_size() == 8 else _SELECTION)
-        return result
-
-    def _repeat_interleave(self, default: Handler, repeats: Any, *, output_size: int | None = None) -> Any:
-        if self.is_known(repeats) and output_size is None:
-            return default(repeats)
-        total = output_size
-        if total is None:
-            total = int(repeats.numel() * self.assumed.value("integer"))
-        return repeats.new_empty((total,), dtype=torch.long)
-
-    def _bincount(self, default: Handler, x: Any, weights: Any = None, minlength: int = 0) -> Any:
-        if self.is_known(x):
-            return default(x, weights, minlength)
-        return x.new_empty((max(minlength, int(self.assumed.value("integer")) + 1),), dtype=torch.long)
-
-    # ---- packages ------------------------------------------------------------------------------------------------
-    def _packages(self) -> dict[str, Handler]:
-        return {"torchvision::nms": self._suppressed}
-
-    def _suppressed(self, default: Handler, boxes: Any, scores: Any, _overlap: float) -> Any:
-        """``nms_kernel.cu``: boxes by their scores, which of them overlap, and as many as a mask takes."""
-        if not len(boxes):
-            return boxes.new_empty((0,), dtype=torch.long)
-        order = scores.sort(0, descending=True)[1]
-        held = [boxes.index_select(0, order), *self._buffers(len(boxes) * -(-len(boxes) // 64) * 8)]
-        kept = boxes.new_empty((len(boxes),), dtype=torch.bool)
-        found = order.masked_select(kept)
-        del held
-        return found
 
     # ---- bitsandbytes --------------------------------------------------------------------------------------------
     def _bitsandbytes(self) -> dict[str, Handler]:
@@ -610,7 +363,7 @@ class Kernels:
         names = [argument.name for argument in torch.ops.bitsandbytes.gemm_4bit.default._schema.arguments]
         named = dict(zip(names, (x, weight, shape, *args), strict=False)) | kwargs
         scales = [blocks, blocks] if named.get("absmax_8bit") is not None else []
-        held = self._buffers(*scales, outputs * inputs * x.element_size())
+        held = buffers(*scales, outputs * inputs * x.element_size())
         result = default(x, weight, shape, *args, **kwargs)
         self.helper.memtrace_product(int(named.get("bias") is not None))
         del held
@@ -622,7 +375,7 @@ class Kernels:
         if not threshold:
             return result
         self.assumed.note("outliers", "8-bit products split off no columns with large values")
-        self._buffers(x.numel() * x.element_size(), x.numel())
+        buffers(x.numel() * x.element_size(), x.numel())
         return result[0], result[1], x.new_empty((0,), dtype=torch.int64)
 
     def _int8_product(
@@ -630,7 +383,7 @@ class Kernels:
     ) -> Any:
         """The int32 product lives until it is scaled to 16 bits."""
         rows = quantized.numel() // quantized.shape[-1]
-        held = self._buffers(rows * weight.shape[0] * 4)
+        held = buffers(rows * weight.shape[0] * 4)
         out = quantized.new_empty((*quantized.shape[:-1], weight.shape[0]), dtype=dtype or torch.float16)
         del held
         return out
@@ -679,43 +432,11 @@ _CORRECTED = {
 }
 
 
-def _positions(x: Any, indices: Any) -> Any:
-    if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
-        return indices
-    positions: list[Any] = []
-    for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            positions += index.to(x.device).nonzero().unbind(1)
-        else:
-            positions.append(index)
-    return positions
-
-
 def _last_power(number: int) -> int:
     return 1 << (max(1, number).bit_length() - 1)
 
 
-def _two_values(x: Any, inverse: bool, counts: bool) -> Any:
-    """What ``unique`` has for booleans that nobody knows, both of them, or for an empty tensor."""
-    count = min(x.numel(), 2)
-    places, each = x.shape if inverse else (0,), (count if counts else 0,)
-    return x.new_empty((count,)), x.new_empty(places, dtype=torch.long), x.new_empty(each, dtype=torch.long)
-
-
-def _digits(count: int, *bytes_each: int) -> int:
-    """Bytes that CUB takes to sort ``count`` elements digit by digit: copies and counts; few need none."""
-    if count <= 2304:
-        return 1
-    return sum(_aligned(count * each) for each in bytes_each) + (16 << 10) + 1024 * -(-count // 4608) + 256 + 255
-
-
-def _aligned(size: int) -> int:
-    return -(-size // 256) * 256
-
-
 _RECURRENT = ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward", "aten::_cudnn_rnn_flatten_weight")
-#: Bytes that CUB takes for itself to select and to scan; for each 4,000 elements 8 or 16 more.
-_SELECTION, _SCAN = 1023, 1279
 #: Operators with a kernel of their own in ``device.cpp``.
 _EXPLICIT = frozenset(
     (

@@ -45,7 +45,8 @@ def install(ranks: int, assumed: Assumptions, forget: Callable[[Any], None]) -> 
 
     def init_process_group(*_args: Any, **_options: Any) -> None:
         others = f"{ranks - 1} other rank{'s' * (ranks != 2)} doing the same"
-        assumed.note("ranks", f"{others}; what NCCL itself takes is not counted")
+        if ranks > 1:
+            assumed.note("ranks", f"{others}; what NCCL itself takes is not counted")
         begin("dry", store=distributed.HashStore(), rank=rank, world_size=ranks)
 
     def new_group(*args: Any, **options: Any) -> Any:
@@ -58,6 +59,27 @@ def install(ranks: int, assumed: Assumptions, forget: Callable[[Any], None]) -> 
     distributed.recv_object_list = c10d.recv_object_list = _receive_object
     distributed.is_nccl_available = lambda: True
     distributed.Logger.set_runtime_stats_and_log = lambda _logger: None  # asks a clock of the card
+
+
+def install_alone(assumed: Assumptions, forget: Callable[[Any], None]) -> None:
+    """Have a program that starts NCCL with one rank be that rank; one with more ends and names ``--world-size``."""
+    from torch import distributed
+    from torch.distributed import distributed_c10d as c10d
+
+    begin = c10d.init_process_group
+
+    def init_process_group(backend: Any = None, *args: Any, **options: Any) -> None:
+        size = options.get("world_size", -1)
+        size = int(os.environ.get("WORLD_SIZE", "1")) if size < 1 else size
+        if backend is not None and "nccl" not in str(backend):
+            return begin(backend, *args, **options)
+        if size > 1:
+            raise RuntimeError(f"NCCL with {size} ranks in a dry run: memtrace dryrun --world-size {size} SCRIPT")
+        install(1, assumed, forget)
+        return distributed.init_process_group()
+
+    distributed.init_process_group = c10d.init_process_group = init_process_group
+    distributed.is_nccl_available = lambda: True
 
 
 def _receive_object(*_: Any, **__: Any) -> None:
