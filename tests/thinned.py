@@ -78,23 +78,23 @@ def stacks_missing(share: float) -> Way:
     return way
 
 
-def frames_cut(count: int, innermost: bool) -> Way:
-    """Only so many frames of each stack."""
+def frames_cut(count: int) -> Way:
+    """Only so many frames of each stack, the innermost."""
 
     def way(timeline: Timeline) -> Thinned:
         table = timeline.snapshot.stacks
         place = np.arange(len(table.frame)) - np.repeat(table.start[:-1], np.diff(table.start))
-        if not innermost:
-            place = np.repeat(np.diff(table.start), np.diff(table.start)) - 1 - place
         return _as_it_is(_with(timeline, stacks=_kept(table, place < count)))
 
     return way
 
 
-def without_modules(timeline: Timeline) -> Thinned:
+def without_modules(timeline: Timeline) -> Thinned | None:
     """As if the model were functions on plain tensors: no module is called, nothing is called ``forward``, and the
     libraries that hold weights and models are the program's own files."""
     table = timeline.snapshot.stacks
+    if any("/fsdp/" in f.filename or "/deepspeed/" in f.filename for f in table.frames):  # which shard modules
+        return None
     named = [
         Frame(f"/home/me/{f.filename.rpartition('/')[2]}" if _of_model(f) else f.filename, f.line,
               "apply" if f.name == "forward" and not _of_autograd(f) else f.name)
@@ -244,9 +244,8 @@ WAYS: dict[str, Way] = {
     "ring, 85 % lost": ring(0.85),
     "10 % of the stacks missing": stacks_missing(0.1),
     "30 % of the stacks missing": stacks_missing(0.3),
-    "innermost 4 frames": frames_cut(4, innermost=True),
-    "innermost 8 frames": frames_cut(8, innermost=True),
-    "outermost 8 frames": frames_cut(8, innermost=False),
+    "innermost 4 frames": frames_cut(4),
+    "innermost 8 frames": frames_cut(8),
     "no modules": without_modules,
     "no stacks": no_stacks,
     "no stacks, no step marks": no_stacks_no_marks,

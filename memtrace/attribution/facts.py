@@ -151,6 +151,20 @@ def _stacks_of(timeline: Timeline) -> StackFacts:
     return replace(stacks, tags=np.where(ours, stacks.tags, 0))
 
 
+def _with_functions(stacks: StackFacts, timeline: Timeline, shared: bool) -> StackFacts:
+    """In a program that calls no modules, code of which autograd gives up most of what is given up is its forward."""
+    trace, table = timeline.trace, timeline.allocations
+    if shared or stacks.has(Tag.CALL).any():
+        return stacks
+    died = _died(table)
+    rows = np.flatnonzero((died >= 0) & (died < NEVER) & (stacks.kind[table.stack] == Kind.OTHER))
+    by_autograd = among(stacks.kind[trace.stack[died[rows]]], [Kind.NONE, Kind.BACKWARD])
+    ended, saved = (
+        np.bincount(of, minlength=len(stacks.kind)) for of in (table.stack[rows], table.stack[rows][by_autograd])
+    )
+    return replace(stacks, kind=np.where(saved * 2 > ended, np.uint8(Kind.FORWARD), stacks.kind))
+
+
 def _died(table: Allocations) -> I4:
     died = np.where(table.free_requested_event >= 0, table.free_requested_event, table.free_completed_event)
     died[died < 0] = NEVER
@@ -168,7 +182,8 @@ def _step_of(phases: Phases, span: I4 | I8) -> I8:
 def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     """Collect the facts. Linear in allocations (sorting small tables aside). ``phases`` may be known already."""
     trace, table = timeline.trace, timeline.allocations
-    stacks = _stacks_of(timeline)
+    shared = frees_share_stacks(trace, trace.stack[table.alloc_event[place_of(table.alloc_event, 0) :]])
+    stacks = _with_functions(_stacks_of(timeline), timeline, shared)
     born = table.alloc_event
     died = _died(table)
     kind = stacks.kind[table.stack]
@@ -177,7 +192,6 @@ def gather(timeline: Timeline, phases: Phases | None = None) -> Facts:
     strays = stray(stacks, table.stack[older:], lives)
     kind[older:][strays] = Kind.STRAY
     strange = lives.born[strays]
-    shared = frees_share_stacks(trace, trace.stack[lives.born])
     if phases is None:
         phases = infer_phases(trace, stacks, timeline.snapshot.annotations, lives, strays, kind[:older], shared)
         phases = with_recorded_steps(phases, trace, timeline.snapshot.memtrace.get("phases"))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace.attribution.facts import Facts
+from memtrace.attribution.phases import Phase
 from memtrace.attribution.rules import Rule
 from memtrace.attribution.stack_facts import Kind
 from memtrace.history.timeline import NEVER
@@ -43,6 +44,10 @@ def unattributed_reason(facts: Facts, row: int) -> str:
         return "made without a stack while the program's own code ran: by another thread, or its stack is missing"
     if stackless and facts.blind:
         return "recorded without a stack; lifetimes alone don't tell what it was for"
+    if stackless and facts.phase[row] == Phase.BACKWARD:
+        return "recorded without a stack, where stacks are missing or threads take turns: by autograd or not"
     if stackless:
         return "recorded without a stack, outside any recognised phase"
+    if facts.kind[row] == Kind.FORWARD:
+        return "made by the model, where stacks are missing or not recorded: what was to become of it is not known"
     return "its stack is not code that memtrace knows, outside any recognised phase"

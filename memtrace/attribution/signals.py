@@ -26,6 +26,7 @@ from memtrace.attribution.shapes import (
     split_scales,
 )
 from memtrace.attribution.stack_facts import Kind
+from memtrace.attribution.strays import threads_by_stack, threads_of
 from memtrace.attribution.trained import Trained, find_trained
 from memtrace.attribution.unfinished import would_be_held
 from memtrace.history.timeline import NEVER
@@ -125,6 +126,8 @@ class Signals:
         """Made by autograd, and given up by autograd after the program had gone on and called it again: gradients of
         gradients need it."""
         f = self.facts
+        if self._takes_turns:
+            return np.zeros(len(f.size), dtype=np.bool_)
         outermost, stack = f.stacks.ends()[1], f.timeline.allocations.stack
         # Hooks that run on autograd's thread are not called by the program.
         callers = outermost[stack[f.is_kind(Kind.FORWARD) & (stack >= 0)]]
@@ -235,7 +238,7 @@ class Signals:
         states = self.step_leaves | self.trained.states | self.masters | self.early_other_states
         if not states.any():  # where are they?
             return f.before_trace & (f.size >= _LARGE_BYTES)
-        return none
+        return among(f.size, self._trained_sizes) if self._takes_turns or self._torn else none
 
     @property
     def kept_like_weights(self) -> Bool:
@@ -260,7 +263,8 @@ class Signals:
         """Made by the program, and there when an error ended a pass, in a recording without any backward pass."""
         f = self.facts
         made = self.in_trace & f.is_kind(Kind.OTHER) & self.persistent & (f.size >= _LARGE_BYTES)
-        return made & self._may_keep_a_graph & (not (f.phases.phase == Phase.BACKWARD).any())
+        ahead = made & (f.born < self._first_pass) & self._trains & (not self.trains_whole)
+        return ahead | (made & self._may_keep_a_graph & (not (f.phases.phase == Phase.BACKWARD).any()))
 
     # -- forward passes -------------------------------------------------------------------------------------------
 
@@ -431,7 +435,7 @@ class Signals:
         by_model = (f.stacks.kind[f.free_stack[rows]] == Kind.FORWARD) & (f.free_stack[rows] >= 0)
         replaced = rows[by_model & (f.kind[rows] == Kind.FORWARD) & ~f.persistent[rows]]
         result = np.zeros(len(kept), dtype=np.bool_)
-        if len(replaced):
+        if len(replaced) and not self._takes_turns:
             site = f.stacks.site[stack]
             gone = np.bincount(site[self.in_trace & ~f.persistent] + 1, minlength=site.max(initial=0) + 2)
             by_cache |= (np.bincount(site[replaced] + 1, minlength=len(gone)) * 2 > gone)[site[rows] + 1]
@@ -496,10 +500,15 @@ class Signals:
         result[rows] = is_first & (kept == 1) & (made > 2)
         # Compiled code has its products write where it wants them; what outlives the next pass is no activation.
         result |= sized & f.has(Tag.COMPILED) & f.is_kind(Kind.FORWARD) & (f.pass_end < NEVER) & f.followed
-        sized &= f.is_kind(Kind.FORWARD, Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
+        calls = [Kind.FORWARD, *([] if f.stacks.has(Tag.CALL).any() else [Kind.OTHER])]  # functions on plain tensors
+        sized &= f.is_kind(*calls, Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
         # Rings that lost their beginning: of what is older and still there, the final state has the stack.
         older = self.early_persistent & among(f.size, CUBLAS_WORKSPACE_BYTES) & f.is_kind(Kind.FORWARD, Kind.BACKWARD)
-        seen = {(int(f.size[row]), f.kind[row] != Kind.FORWARD) for row in np.flatnonzero(older).tolist()}
+        own = threads_by_stack(f.stacks)
+        seen = {
+            (int(f.size[row]), int(own[stack[row]]) if f.kind[row] == Kind.FORWARD else 0)
+            for row in np.flatnonzero(older).tolist()
+        }
         for row in np.flatnonzero(sized).tolist():
             by_autograd = f.kind[row] == Kind.BACKWARD or (
                 f.kind[row] == Kind.NONE and f.phase[row] in (Phase.BACKWARD, Phase.UNKNOWN)
@@ -509,7 +518,7 @@ class Signals:
             # product, before anything else of that size stays.
             near = [other for other in (row - 1, row + 1) if 0 <= other < len(f.size)]
             beside = any(stack[other] == stack[row] and f.size[other] != f.size[row] for other in near)
-            thread = (int(f.size[row]), by_autograd or f.kind[row] == Kind.RECOMPUTE)
+            thread = (int(f.size[row]), 0 if by_autograd or f.kind[row] == Kind.RECOMPUTE else int(own[stack[row]]))
             if (beside or by_autograd) and thread not in seen:
                 seen.add(thread)
                 result[row] = True
@@ -655,7 +664,8 @@ class Signals:
 
     @property
     def early_held(self) -> Bool:
-        return self.early & ~self.persistent & among(self.facts.death_phase, [Phase.BETWEEN, Phase.FORWARD])
+        after = among(self.facts.death_phase, [Phase.BETWEEN, Phase.FORWARD])
+        return self.early & ~self.persistent & after & (not self._torn)
 
     @cached_property
     def early_persistent(self) -> Bool:
@@ -767,7 +777,7 @@ class Signals:
         """Freed again, and outside the phases, which lifetimes alone don't tell for sure; a missing stack says so only
         where some pass is known."""
         seen = self.in_trace & (~self.facts.is_kind(Kind.STRAY) | self._by_helpers)
-        seen &= self._trains | ~self._frameless
+        seen &= (self._trains | ~self._frameless) & ~self.unsure_backward
         return seen & ~self.persistent & (not self.facts.blind)
 
     @cached_property
@@ -780,6 +790,30 @@ class Signals:
         """Where neither stacks nor recorded steps confirm phases, they are as often wrong as right about long lives;
         and what never ends tells nothing there."""
         return ~self.unended & (not self.facts.guessed)
+
+    @cached_property
+    def unsure_backward(self) -> Bool:
+        """Without a stack, and not gone with the backward pass, where stacks are missing or threads take turns."""
+        f = self.facts
+        kept = self.persistent | f.outlives_span
+        return self._frameless & kept & (self._torn or self._takes_turns)
+
+    @cached_property
+    def _torn(self) -> bool:
+        """Stacks are missing."""
+        return bool((self.facts.is_kind(Kind.STRAY) & ~self._by_helpers).any())
+
+    @property
+    def unsure_forward(self) -> Bool:
+        """Where stacks are missing, a pass is not known to have ended, nor what never ends to be short-lived; and what
+        the model itself gave up was not kept for a backward pass."""
+        f = self.facts
+        by_model = (f.free_stack >= 0) & (f.stacks.kind[f.free_stack] == Kind.FORWARD)
+        return self.unended | ((self.persistent & ~f.held | by_model & f.held) & self._torn)
+
+    @cached_property
+    def _takes_turns(self) -> bool:
+        return len(threads_of(self.facts.stacks, Kind.FORWARD)) > 1
 
     @property
     def unended(self) -> Bool:

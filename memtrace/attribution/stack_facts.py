@@ -185,13 +185,18 @@ def stack_facts(table: StackTable) -> StackFacts:
     sharding = frame_bits[table.frame] & int(Tag.GATHER | Tag.REDUCE | Tag.SHARDS | Tag.MASTERS)
     tags |= _reduce(np.bitwise_or, np.where(own, 0, sharding), table, count, 0)
 
+    own_forward = _own_forward(table, bits, position, call)
+    if not is_call.any():  # functions on plain tensors: the loss may call the model
+        own_forward = programs
+    is_loss = loss <= np.minimum(own_forward, first(Tag.COMPILED))
+
     def padded(column: NDArray[np.generic], last: int) -> NDArray[np.generic]:
         return np.append(column, np.array([last], dtype=column.dtype))
 
     return StackFacts(
         tags=padded(tags, 0),  # type: ignore[arg-type]
         kind=padded(kind, Kind.NONE),  # type: ignore[arg-type]
-        is_loss=padded(loss <= np.minimum(_own_forward(table, bits, position, call), first(Tag.COMPILED)), 0),  # type: ignore[arg-type]
+        is_loss=padded(is_loss, 0),  # type: ignore[arg-type]
         is_bucket=padded(first(Tag.BUCKET) < call, 0),  # type: ignore[arg-type]
         site=padded(_sites(table, last_call), -1),  # type: ignore[arg-type]
         depth=padded(calls, 0),  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from memtrace.snapshot.stacks import StackTable
 I8 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 _CALLS = (Kind.FORWARD, Kind.RECOMPUTE)
+_AT_LEAST = 4  # stretches without stacks behind which nothing is gone, and a quarter of all
 _OFTEN = 32  # one in so many steps inside calls; a model that calls autograd in its forward does so once a pass
 
 
@@ -40,8 +41,6 @@ def stray(stacks: StackFacts, stack: NDArray[np.int32], lives: Lives) -> Bool:
     inside = gaps[in_call[gaps]]
     pairs, place = np.unique(stack[[before[inside], after[inside]]], axis=1, return_inverse=True)
     goes_on[inside] = np.array(_go_on(stacks.python, pairs.T.tolist()), dtype=np.bool_)[place.ravel()]
-    if not goes_on.any():
-        return result
     # What forward code had made and was still there when each allocation was made.
     made = kind == Kind.FORWARD
     died, size = lives.died[made], lives.size[made]
@@ -50,8 +49,12 @@ def stray(stacks: StackFacts, stack: NDArray[np.int32], lives: Lives) -> Bool:
     level = np.cumsum(np.where(made, lives.size, 0)) - gone
     there = level[after] - np.where(made[after], lives.size[after], 0)
     by_program = among(kind, [Kind.FORWARD, Kind.OTHER])
-    goes_on |= by_program[before] & by_program[after] & ((there > level[before] // 2) | (level[before] == 0))
-    if (goes_on & in_call)[gaps].sum() * _OFTEN > in_call.sum():
+    between = by_program[before] & by_program[after]
+    frees_nothing = between & (there > level[before] // 32 * 31) & (level[before] > 0)
+    is_torn = frees_nothing[gaps].sum() >= max(_AT_LEAST, len(gaps) // 4)
+    if goes_on.any() or is_torn:
+        goes_on |= between & ((there > level[before] // 2) | (level[before] == 0))
+    if is_torn or (goes_on & in_call)[gaps].sum() * _OFTEN > in_call.sum():
         for gap in gaps[goes_on[gaps]].tolist():
             result[before[gap] + 1 : after[gap]] = True
     return result
@@ -59,17 +62,33 @@ def stray(stacks: StackFacts, stack: NDArray[np.int32], lives: Lives) -> Bool:
 
 def _of_helpers(stacks: StackFacts) -> Bool:
     """Per stack (and "none"): threads of the program's own in which neither the model nor an optimizer runs."""
-    table = stacks.python
-    result = np.zeros(len(stacks.kind), dtype=np.bool_)
-    threads: dict[int, tuple[str, str]] = {}  # what their own code begins with
+    own = threads_by_stack(stacks)
+    working = own[~among(stacks.kind, [Kind.OTHER, Kind.NONE])]
+    return (own > _MAIN) & ~among(own, working)
+
+
+_MAIN = 1
+
+
+def threads_by_stack(stacks: StackFacts) -> I8:
+    """Per stack (and "none", which has 0), a number for the thread: 1 for the program's main one, and one for each
+    function that threads of its own begin with."""
+    table, result = stacks.python, np.zeros(len(stacks.kind), dtype=np.int64)
+    numbers: dict[tuple[str, str], int] = {}
     for number in range(len(table)):
         frames = table.frame_ids(number)[::-1].tolist()
         if frames and table.frames[frames[0]][::2] == ("python3/threading.py", "_bootstrap"):
             own = (table.frames[frame][::2] for frame in frames)
-            threads[number] = next((each for each in own if not each[0].startswith("python3/")), ("", ""))
-    working = {threads[number] for number in threads if stacks.kind[number] not in (Kind.OTHER, Kind.NONE)}
-    result[[number for number, thread in threads.items() if thread not in working]] = True
+            begins = next((each for each in own if not each[0].startswith("python3/")), ("", ""))
+            result[number] = _MAIN + 1 + numbers.setdefault(begins, len(numbers))
+        elif frames:
+            result[number] = _MAIN
     return result
+
+
+def threads_of(stacks: StackFacts, kind: Kind) -> set[int]:
+    """The threads whose stacks, of those that the device has, are of the kind."""
+    return {*threads_by_stack(stacks)[(stacks.kind == kind) & (stacks.tags != 0)].tolist()}
 
 
 def _go_on(table: StackTable, pairs: list[list[int]]) -> list[bool]:
