@@ -104,6 +104,14 @@ x = torch.ones(2, 4, 100, 64, device="cuda", dtype=torch.bfloat16)
 mark()
 F.scaled_dot_product_attention(x, x, x)
 mark()
+import bitsandbytes
+weight, code = torch.ones(256, 128, device="cuda", dtype=torch.bfloat16), torch.ones(256, device="cuda")
+mark()
+four, _ = torch.ops.bitsandbytes.quantize_4bit(weight, 64, "nf4", torch.bfloat16)
+assert four.shape == (256 * 128 // 4, 1)
+mark()
+torch.ops.bitsandbytes.quantize_blockwise(weight, code, 256)
+mark()
 """
 SORTED = [32768, 32768, 32768, 83455]
 SUMMED = [5120000, 32768, 8, 32768, 1279, 32768, 32768, 1279, 8, 36040, 1153280]
@@ -173,3 +181,8 @@ def test_gradients_of_group_norms_and_of_softmaxes_in_another_layout(sizes: list
 
 def test_attention_without_a_gradient_keeps_no_sums(sizes: list[list[int]]) -> None:
     assert sizes[28] == [8, 8, 2 * 4 * 100 * 64 * 2, 256]
+
+
+def test_scales_are_asked_for_before_what_is_quantised(sizes: list[list[int]]) -> None:
+    assert sizes[-3] == [512 * 4, 256 * 128 // 2]
+    assert sizes[-2] == [128 * 4, 256 * 128]

@@ -345,6 +345,12 @@ class Kernels:
         product = self._int8_product
         return {
             "bitsandbytes::gemm_4bit": self._gemm_4bit,
+            "bitsandbytes::quantize_4bit": lambda _, weight, block, kind, storage: self._quantized(
+                weight, block, ((weight.numel() + 1) // (storage.itemsize * 2), 1), storage
+            ),
+            "bitsandbytes::quantize_blockwise": lambda _, values, code, block: self._quantized(
+                values, block, values.shape, torch.uint8
+            ),
             "bitsandbytes::int8_vectorwise_quant": self._int8_quant,
             "bitsandbytes::int8_scaled_mm": product,
             "bitsandbytes::int8_mixed_scaled_mm": lambda default, a, *args, **kwargs: (
@@ -352,6 +358,13 @@ class Kernels:
                 None,
             ),
         }
+
+    @staticmethod
+    def _quantized(values: Any, block: int, shape: Any, storage: Any) -> tuple[Any, Any]:
+        """The second result, the scales, is asked for first."""
+        values = values.contiguous()
+        scales = values.new_empty((-(-values.numel() // block),), dtype=torch.float32)
+        return values.new_empty(shape, dtype=storage), scales
 
     def _gemm_4bit(self, default: Handler, x: Any, weight: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
         """The fused kernel, or dequantise (two scale vectors under double quantisation) and multiply."""
