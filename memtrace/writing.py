@@ -158,6 +158,21 @@ def is_mine(found: os.stat_result) -> bool:
     return not hasattr(os, "getuid") or found.st_uid == os.getuid()
 
 
+def check_place(folder: Path) -> Path:
+    """The folder by its real path, for what will be executed from there. Raises PermissionError if somebody else could
+    put another in its place: a folder above it is theirs, or open to them and not like ``/tmp``."""
+    real = folder.resolve()
+    if not hasattr(os, "getuid"):
+        return real
+    trusted = {os.getuid(), 0, Path("/").stat().st_uid}  # the last is root's number in a container of the user's own
+    for each in (real, *real.parents):
+        found = each.stat()
+        others = 0o002 if found.st_gid == os.getuid() else 0o022  # a group of that number is the user's alone
+        if found.st_uid not in trusted or (found.st_mode & others and not found.st_mode & stat.S_ISVTX):
+            raise PermissionError(f"{each}: others could put something else in its place")
+    return real
+
+
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)

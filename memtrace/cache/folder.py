@@ -20,7 +20,7 @@ from pathlib import Path
 from memtrace._version import __version__
 from memtrace.errors import UsageError
 from memtrace.frozen import dataclass
-from memtrace.writing import Draft, draft, is_mine
+from memtrace.writing import Draft, check_place, draft, is_mine
 
 OFF = "MEMTRACE_NO_INDEX"
 FOLDER = "MEMTRACE_CACHE"
@@ -107,9 +107,10 @@ def keep(made: Draft, name: str) -> None:
 
 
 def kept_file(name: str, make: Callable[[Path], None]) -> Path:
-    """A file that ``make`` writes where it is not there yet. Raises UsageError where it can't be kept or believed."""
+    """A program's file that ``make`` writes where it is not there yet. Raises UsageError where it can't be kept, or
+    others could change what will be loaded."""
     try:
-        folder = _folder(make=True)
+        folder = check_place(_folder(make=True))
         path = folder / name
         if not path.exists():
             with draft(folder, 0o700) as made:

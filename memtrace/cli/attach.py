@@ -19,6 +19,7 @@ from pathlib import Path
 from memtrace.cli.common import option, whole_number
 from memtrace.errors import MissingDependencyError, NoAnswerError
 from memtrace.units import printable
+from memtrace.writing import check_place
 
 _PATIENCE_S = 20.0
 _HOW = "start it with memtrace run --live, or with memtrace.record(…, live=True)"
@@ -39,10 +40,11 @@ def run(args: argparse.Namespace) -> int:
     pid = args.pid
     try:
         sockets = protocol.folder(make=True)
+        scripts = check_place(sockets)
         owner = Path(f"/proc/{pid}").stat().st_uid if Path("/proc/self").exists() else os.getuid()
         os.kill(pid, 0)
     except (OSError, OverflowError) as error:
-        raise NoAnswerError(f"process {pid}: {getattr(error, 'strerror', None) or error}") from None
+        raise NoAnswerError(f"process {pid}: {getattr(error, 'strerror', None) or printable(str(error))}") from None
     if owner != os.getuid():
         raise NoAnswerError(f"process {pid} belongs to another user")
     place = sockets / f"{pid}.sock"
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise NoAnswerError(f"process {pid} can be watched already: memtrace live {pid}")
     from memtrace.record.attach import SCRIPT
 
-    script, failed = sockets / f"{pid}.py", sockets / f"{pid}.failed"
+    script, failed = scripts / f"{pid}.py", scripts / f"{pid}.failed"
     try:
         failed.unlink(missing_ok=True)
         script.write_text(
@@ -66,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
         while time.monotonic() < end:
             if failed.exists():
                 time.sleep(0.1)  # it is being written
-                raise NoAnswerError(f"process {pid} can't be recorded: {printable(failed.read_text()[:500])}")
+                raise NoAnswerError(
+                    f"process {pid} can't be recorded: {printable(failed.read_text(errors='replace')[:500])}"
+                )
             if place.exists():
                 print(f"attached to {pid} {how}; next: memtrace live {pid}, at last memtrace attach {pid} --detach")
                 return 0

@@ -12,9 +12,10 @@ from memtrace_tui.settings import Settings
 from support import trace_path
 
 from memtrace import writing
+from memtrace.cache.folder import kept_file
 from memtrace.cli import main
 from memtrace.errors import UsageError
-from memtrace.writing import check_target, draft, whole_file
+from memtrace.writing import check_place, check_target, draft, whole_file
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
@@ -181,3 +182,34 @@ def test_an_input_survives_force(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert main([*command, "--force"]) == 2
         assert "never overwritten" in capsys.readouterr().err
     assert run.read_bytes() == before
+
+
+def test_what_is_executed_lies_where_nobody_else_can_put_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the folder itself nor any above it: a helper is loaded, and a script run, by path."""
+    own = tmp_path / "shared" / "mine"
+    own.mkdir(parents=True, mode=0o700)
+    own.chmod(0o700)
+    monkeypatch.setenv("MEMTRACE_CACHE", str(own))
+    link = tmp_path / "link"
+    link.symlink_to(own)
+    assert check_place(link) == own.resolve()
+    made = kept_file("helper.so", lambda file: None)
+    assert made.parent == own.resolve()
+    own.parent.chmod(0o777)
+    with pytest.raises(PermissionError, match="shared: others could"):
+        check_place(own)
+    with pytest.raises(UsageError, match="others could put something else in its place"):
+        kept_file("helper.so", lambda file: None)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own.parent))
+    assert main(["attach", str(os.getpid())]) == 4
+    own.parent.chmod(0o1777)  # like /tmp
+    assert check_place(own) == own.resolve()
+    own.parent.chmod(0o700)
+    real = own.parent.stat()
+    theirs = os.stat_result((*real[:4], 4242, *real[5:]))
+    stat_of = Path.stat
+    monkeypatch.setattr(Path, "stat", lambda path, **how: theirs if path == own.parent else stat_of(path, **how))
+    with pytest.raises(PermissionError):
+        check_place(own)
