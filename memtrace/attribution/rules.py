@@ -151,6 +151,8 @@ RULES: tuple[Rule, ...] = (
          "made by autograd, and given up by it in a later call: kept for gradients of gradients"),
     Rule("loss-gradient", P.LOSS, E.SHAPE, lambda s: s.loss_gradients,
          "made in the backward pass, and of the size of the logits or of the loss's own tensors"),
+    Rule("later-gradient", P.GRADS, E.SHAPE, lambda s: s.put_in_place[1],
+         "made in the backward pass, kept, and of a size of which the program had put weights in the place of others"),
     Rule("backward", P.BACKWARD, E.LIFETIME, lambda s: s.in_backward & s.in_known_pass & ~s.unsure_backward,
          "made in the backward pass, and no gradient of a parameter"),
     # What was there before the recording began
@@ -205,6 +207,8 @@ RULES: tuple[Rule, ...] = (
          "made and freed while the model was loaded"),
     Rule("input-untold", P.UNATTRIBUTED, E.NONE, lambda s: s.inputs_untold,
          "made by the program, and no backward pass in this recording tells whether autograd keeps it"),
+    Rule("later-weight", P.PARAMS, E.SHAPE, lambda s: s.put_in_place[0],
+         "made by the program between steps and kept, and of a size of which gradients are left from then on: a weight in the place of another, or a state of it"),
     Rule("other", P.OTHER, E.LIFETIME, lambda s: s.short_lived,
          "made outside the phases and freed again"),
     Rule("other-frames", P.OTHER, E.FRAME, lambda s: s.other_frames,

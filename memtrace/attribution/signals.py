@@ -83,6 +83,19 @@ class Signals(EarlySignals):
         phases = self.facts.phases
         return places(phases.start[:-1][phases.phase == Phase.FORWARD], self.facts.born, side="right")
 
+    @cached_property
+    def put_in_place(self) -> tuple[Bool, Bool]:
+        """(made by the program behind a step, and kept; gradients), of large sizes of which later backward passes leave
+        gradients and which no older weight has: weights of other sizes than those before, and states."""
+        f = self.facts
+        large = (f.size >= LARGE_BYTES) & ~among(f.size, self._trained_sizes)
+        made = large & f.is_kind(Kind.OTHER) & f.in_phase(Phase.BETWEEN, Phase.BACKWARD) & f.stays & self.in_trace
+        zeroed = (f.free_stack >= 0) & f.stacks.has(Tag.ZERO_GRAD)[f.free_stack]
+        left = large & self.in_backward & f.is_kind(Kind.NONE) & (f.outlives_span | zeroed | f.persistent)
+        put = made & among(f.size, f.size[left & zeroed])
+        stack = f.timeline.allocations.stack  # behind the last step, what the same code put there before tells
+        return put | (made & f.persistent & among(stack, stack[put])), left & among(f.size, f.size[put])
+
     # -- loading -------------------------------------------------------------------------------------------------------
 
     @property

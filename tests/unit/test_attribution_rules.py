@@ -65,6 +65,8 @@ DECIDES = {
     "backward": "tiny-llama_3-steps",
     "early-scales": "llama2-7b_recorded-after-load",
     "early-trainable": "tinyllama_full-late",
+    "later-gradient": "splats_late",
+    "later-weight": "splats_late",
     "early-flat-gradients": "deepspeed-3_late",
     "early-follower": "lookahead_late",
     "early-adapter": "mistral-7b_oom-late-cpp",
