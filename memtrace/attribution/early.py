@@ -151,7 +151,8 @@ class EarlySignals(Basics):
     @property
     def early_followers(self) -> Bool:
         """Copies of weights that no pass runs: a teacher's or a reference's runs in each step, without gradients."""
-        return self._early_copies & self.trains_whole & (not runs_without_gradients(self.facts))
+        copies = self._early_copies & self.trains_whole
+        return copies & (not copies.any() or not runs_without_gradients(self.facts))
 
     def _few_untrained(self, rest: Bool, at_most: int = 0) -> Bool:
         """The large ones of ``rest``, where whole models are trained and most else that stays gets gradients."""
