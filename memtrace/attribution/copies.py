@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrace.arrays import among
+from memtrace.arrays import among, distinct
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.stack_facts import Kind
@@ -32,6 +32,13 @@ def runs_without_gradients(facts: Facts) -> bool:
     stack = facts.timeline.allocations.stack
     passes = facts.in_phase(Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION)
     rows = np.flatnonzero(facts.is_kind(Kind.FORWARD) & passes & (facts.stacks.depth[stack] > 0))
-    _, key = np.unique(np.stack([facts.stacks.site[stack[rows]], facts.size[rows]]), axis=1, return_inverse=True)
-    kept, gone = (np.bincount(key.ravel(), facts.size[rows] * held) for held in (facts.held[rows], ~facts.held[rows]))
-    return bool(np.minimum(kept, gone).sum() * _AGAIN > kept.sum())
+    site, size, held = facts.stacks.site[stack[rows]], facts.size[rows], facts.held[rows]
+    kept_bytes = int(size[held].sum())
+    # Only call sites that did both tell: sorting pairs of all rows of millions took longer than all else here.
+    keeps, lets_go = (np.bincount(site[which] + 1, minlength=site.max(initial=-1) + 2) > 0 for which in (held, ~held))
+    both = (keeps & lets_go)[site + 1]
+    site, size, held = site[both], size[both], held[both]
+    sizes = distinct(size)
+    _, key = np.unique(site * len(sizes) + np.searchsorted(sizes, size), return_inverse=True)
+    kept, gone = (np.bincount(key, size * which) for which in (held, ~held))
+    return bool(np.minimum(kept, gone).sum() * _AGAIN > kept_bytes)
