@@ -15,7 +15,7 @@ from memtrace.snapshot.stacks import Frame, StackTable
 _PLUMBING = re.compile(
     r"torch/(nn/modules/module|_ops|library|_compile|utils/_contextlib|utils/checkpoint|_tensor|overrides|_jit_internal)\.py$"
     r"|torch/(_dynamo|_inductor/runtime|autograd)/|torch/nn/(functional|modules/\w+)\.py$|contextlib\.py$|functools\.py$"
-    r"|transformers/utils/(generic|output_capturing)\.py$|bitsandbytes/(backends|_ops|functional|nn)|^<frozen"
+    r"|transformers/utils/(generic|output_capturing)\.py$|bitsandbytes/(backends|_ops|functional|nn)|memtrace/record/|^<frozen"
     r"|^\?\?$|\.(cpp|cc|c|h|hpp|cu|cuh)$|^$"
 )
 _CPP_NAME = re.compile(r"::|^_*Py|^unwind|^<unknown")

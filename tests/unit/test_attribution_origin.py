@@ -7,6 +7,7 @@ from support import snapshot
 from wrappers import WRAPPERS, wrapped
 
 from memtrace.attribution.origin import with_origins
+from memtrace.attribution.sites import is_plumbing
 from memtrace.snapshot.stacks import Frame
 
 
@@ -69,3 +70,10 @@ def test_the_wrappers_of_these_tests_wrap() -> None:
             if any(before.stack(number) != after.stack(number) for number in range(len(before))):
                 idle.discard(wrapper)
     assert not idle
+
+
+@pytest.mark.parametrize("folder", ["/home/u/memtrace", "/env/lib/python3.12/site-packages"])
+def test_the_recorder_s_own_call_is_no_place_that_asks(folder: str) -> None:
+    """A model that is a library's class is called by the recorder: the program below it asked."""
+    assert is_plumbing(Frame(f"{folder}/memtrace/record/hooks.py", 148, "plain_call"))
+    assert not is_plumbing(Frame("/home/u/record/hooks.py", 1, "train"))
