@@ -111,8 +111,11 @@ def from_snapshot_key(steps: Any) -> StepSeries:
     """The series in a snapshot's extra key (``{"columns": […], "rows": [[…]…]}``). Raises NoAnswerError."""
     if not isinstance(steps, Mapping) or not isinstance(steps.get("rows"), Sequence) or not steps["rows"]:
         raise NoAnswerError("the recording carries no per-step log; memtrace run --step-log keeps one")
-    names = list(steps.get("columns") or [])
-    return read_series([dict(zip(names, row, strict=False)) for row in steps["rows"]])
+    try:
+        rows = [dict(zip(steps.get("columns") or (), row, strict=False)) for row in steps["rows"]]
+    except TypeError as error:
+        raise NoAnswerError(f"not a per-step log: {error}") from None
+    return read_series(rows)
 
 
 def from_recording(analysis: Analysis) -> StepSeries:

@@ -26,6 +26,7 @@ I8 = NDArray[np.int64]
 U1 = NDArray[np.uint8]
 Bool = NDArray[np.bool_]
 _PART = 1 << 18  # events
+_MARKED = ("time_us", "step")
 _SMALLEST_BYTES = 64  # scalars that outlive a backward pass are losses and norms
 
 
@@ -387,7 +388,7 @@ def with_recorded_steps(phases: Phases, trace: DeviceTrace, marks: object) -> Ph
     known = sorted(
         (mark["time_us"], mark["step"])
         for mark in marks
-        if isinstance(mark, dict) and isinstance(mark.get("time_us"), int) and isinstance(mark.get("step"), int)
+        if isinstance(mark, dict) and all(type(mark.get(key)) is int and abs(mark[key]) < 1 << 62 for key in _MARKED)
     )
     if not known:
         return phases

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import pickle
 import signal
@@ -9,19 +10,23 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from strategies import event, modern
+from strategies import BASE, event, modern
 
+from memtrace.analysis import analyse
+from memtrace.answers.report import report
+from memtrace.answers.steps import from_snapshot_key
 from memtrace.cli import main
-from memtrace.errors import SnapshotError
+from memtrace.errors import MemtraceError, SnapshotError
+from memtrace.history.timeline import build
 from memtrace.snapshot.bounds import CutShort, Damaged, Foreign, Hostile
 from memtrace.snapshot.decoder import decode
 from memtrace.snapshot.decoder.machine import Machine
-from memtrace.snapshot.load import load
+from memtrace.snapshot.load import from_raw, load
 from memtrace.snapshot.plain import Look, look
 
 
@@ -230,6 +235,38 @@ def test_nor_does_a_block_take_it(key: str, value: Any, tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(raw, 4))
     with pytest.raises(SnapshotError):
         load(path)
+
+
+SAID_BY_US: dict[str, Any] = {
+    "phases": [{"time_us": 1, "name": "forward", "step": 0}], "pid": 4, "gpu": "H200", "torch": "2.11", "reason": "oom",
+    "labels": [{"address": BASE, "bytes": 512, "category": "lora", "subcategory": "params", "name": "l"}],
+    "problems": ["x"], "packages": {"torch": "2.11"}, "config": {"models": [{"class": "M"}], "batch": 4},
+    "steps": {"columns": ["step", "allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "tokens"],
+              "rows": [[i, 100, 200, 150, 5] for i in range(20)]},
+    "stats": {"allocated_bytes.all.peak": 5}, "rank": 0, "world_size": 2, "outside": [{"time_us": 1, "bytes": 5}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", SAID_BY_US)
+def test_one_odd_value_in_any_place_of_our_own_key(key: str) -> None:
+    def places(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+        yield path
+        for name in value if isinstance(value, dict) else range(min(len(value), 1)) if isinstance(value, list) else ():
+            yield from places(value[name], (*path, name))
+
+    odd = (None, True, -1, 512.5, "512", 2**62, 2**200, float("nan"), "\ud800", [], {}, [[]], {"a": [{}]}, (1, 2))
+    for path in places(SAID_BY_US[key], (key,)):
+        for value in odd:
+            said: Any = copy.deepcopy(SAID_BY_US)
+            inside = said
+            for name in path[:-1]:
+                inside = inside[name]
+            inside[path[-1]] = value
+            with suppress(MemtraceError):
+                snapshot = from_raw(modern() | {"memtrace": said}, "x")
+                report(analyse(build(snapshot, snapshot.devices[0])))
+            with suppress(MemtraceError):
+                from_snapshot_key(said.get("steps"))
 
 
 OURS = ("device_total_bytes", "device_free_bytes", "limit_bytes", "rank", "world_size", "version", "pid")
