@@ -217,7 +217,8 @@ def _speaks(table: StackTable, own: Bool, position: I8, last_call: I8, bits: I8)
     call their training loop; and what they call their program's file says nothing about what is in it."""
     last_call = np.repeat(last_call, np.diff(table.start))
     callers = [table.frames[frame] for frame in distinct(table.frame[own & (last_call >= 0) & (position > last_call)])]
-    functions, files = {(f.filename, f.name) for f in callers}, {f.filename for f in callers}
+    functions = {(f.filename, f.name) for f in callers}
+    files = {f.filename for f in callers} | {f.filename for f in table.frames if f.name == "<module>"}
     runs_model = np.array([(f.filename, f.name) in functions for f in table.frames] or [False], dtype=np.bool_)
     of_program = {i: int(frame_tags("own/", f.name)) for i, f in enumerate(table.frames) if f.filename in files}
     by_name = np.full(len(table.frames) or 1, -1, dtype=np.int64)

@@ -79,6 +79,11 @@ def test_a_library_around_a_function_that_calls_several_modules_hides_no_head() 
     assert not _change("scan_oom", WRAPPERS["converted-outputs"])
 
 
+@pytest.mark.parametrize("wrapper", ["program-named-loss", "program-named-cache"])
+def test_what_a_script_without_modules_is_called_changes_nothing(wrapper: str) -> None:
+    assert not _change("splats_oom", WRAPPERS[wrapper])
+
+
 def test_a_last_gradient_of_a_workspaces_size_is_one_whatever_the_function_that_gives_it_up_is_called() -> None:
     name = {"zero_grad": "clear"}
     assert not _change(
