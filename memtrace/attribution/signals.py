@@ -440,7 +440,7 @@ class Signals(EarlySignals):
         f = self.facts
         left = f.is_kind(Kind.FORWARD) & self.persistent & self.in_trace
         asked = f.timeline.trace.action[among(f.timeline.trace.action, [Action.ALLOC, Action.OOM])]
-        ran_out = f.blind and asked[-1:] == Action.OOM and not f.stacks.has(Tag.GENERATE).any()
+        ran_out = f.blind and bool((asked[-1:] == Action.OOM).any()) and not f.stacks.has(Tag.GENERATE).any()
         site = f.stacks.site[f.timeline.allocations.stack]
         return left & (np.bincount(site[left] + 1, minlength=site.max(initial=0) + 2)[site + 1] > 1) & ran_out
 
