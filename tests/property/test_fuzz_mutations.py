@@ -38,6 +38,13 @@ def test_what_long_runs_found(file: Path) -> None:
     check(lzma.decompress(file.read_bytes()))
 
 
+def test_a_seed_that_once_failed() -> None:
+    """A trace in which nothing was allocated or refused, with phases told by lifetimes."""
+    from run import tried
+
+    assert tried(range(300_002_079, 300_002_080))[2] == []
+
+
 def test_a_failure_is_told_with_its_seed_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
