@@ -117,6 +117,35 @@ def test_when_it_ends_is_said_and_soon_is_an_alarm_of_its_own() -> None:
     assert judge(series(slow, slow), 80 * GIB) == ()
 
 
+@pytest.mark.parametrize(("steps", "is_told"), [(21, False), (22, True)])
+def test_growth_counts_once_twenty_steps_follow_the_first_two(steps: int, is_told: bool) -> None:
+    assert (steady_rise(series(np.arange(float(steps)) * MIB, steps=steps), None) is not None) == is_told
+
+
+@pytest.mark.parametrize(("left_steps", "is_told"), [(395, True), (405, False)])
+def test_growth_counts_if_it_ends_within_twenty_windows(left_steps: int, is_told: bool) -> None:
+    rising = np.arange(22.0) * MIB
+    found = steady_rise(series(rising, steps=22), 10 * GIB + left_steps * MIB)
+    assert (found is not None) == is_told
+
+
+@pytest.mark.parametrize(("mib", "is_told"), [(3.5, False), (4.5, True)])
+def test_growth_counts_from_four_mebibytes_on(mib: float, is_told: bool) -> None:
+    assert (steady_rise(series(np.linspace(0, mib * MIB, 22), steps=22), None) is not None) == is_told
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(0.1, False), (0.2, True)])
+def test_each_quarter_of_a_window_has_to_bring_a_part_of_the_rise(share: float, is_told: bool) -> None:
+    rising = np.interp(np.arange(22), [4, 9, 14, 19], np.array([0, share, (3 + share) / 2, 3]) * 100 * MIB)
+    assert (steady_rise(series(rising, steps=22), None) is not None) == is_told
+
+
+@pytest.mark.parametrize(("ago", "counts"), [(20, True), (21, False)])
+def test_the_headroom_is_that_of_the_last_twenty_steps(ago: int, counts: bool) -> None:
+    peak = np.where(np.arange(60) == 60 - ago, 3.0 * GIB, 1.0 * GIB)
+    assert headroom_bytes(series(0, peak), 20 * GIB) == (7 if counts else 9) * GIB
+
+
 @pytest.mark.parametrize(("step", "alarms"), [(59 + SOON_STEPS, ["forecast"]), (60 + SOON_STEPS, []), (58, [])])
 def test_a_forecast_of_known_lengths(step: int, alarms: list[str]) -> None:
     assert [alarm.id for alarm in judge(series(), None, None, step)] == alarms
