@@ -64,7 +64,7 @@ class PlayedRun:
     def _hello(self, extra: dict[str, Any]) -> Message:
         kept = {key: extra.get(key) for key in ("torch", "gpu", "device", "pid", "rank", "world_size")}
         return (
-            {"type": "hello", "version": VERSION, "columns": _COLUMNS, "peaks_are_of_steps": True}
+            {"type": "hello", "version": VERSION, "columns": [*_COLUMNS], "peaks_are_of_steps": True}
             | kept
             | ({} if self._capacity is None else {"capacity_is": self._capacity_is})
         )
