@@ -170,7 +170,8 @@ class Signals(EarlySignals):
         left = made & f.persistent & ~f.has(Tag.KV_CACHE) & ~f.is_loss
         times, of_all = (np.bincount(site[rows], minlength=1).max() for rows in (left, made))
         kept = left.sum() * _KEPT_SHARE > made.sum() or (times > 1 and times * _RESULTS_SHARE > of_all)
-        return bool(kept or made.sum() < _HARDLY_BEGUN)
+        began = f.blind or (f.phases.phase == Phase.FORWARD).any()  # else it died loading
+        return bool(kept or (began and made.sum() < _HARDLY_BEGUN))
 
     @property
     def inputs_untold(self) -> Bool:
