@@ -2,6 +2,7 @@
 
     python benchmarks/attribution_accuracy.py [NAME …]              # prints a Markdown table
     python benchmarks/attribution_accuracy.py --wrapped [NAME …]    # each inside every wrapper, and dumped late
+    python benchmarks/attribution_accuracy.py --thin [NAME …]       # with evidence taken away
 
 Columns are shares of the peak's bytes (and of all allocated bytes) in the right category; with ``--wrapped`` also of
 the peak's bytes with the right purpose, the lowest of all ways; how many allocations came out otherwise than plain, and
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from scoring import score
 from support import FIELD, LABELLED, STACKS, labels, snapshot, trace_path
+from thinned import WAYS, Shares, bare, shares
 from wrappers import WRAPPERS, cleaned_up, dumped_late, ended, with_allocation_stacks, wrapped
 
 from memtrace.attribution.categories import Evidence
@@ -107,8 +109,29 @@ def wrapped_rows(names: list[str]) -> Iterator[list[str]]:
         ]
 
 
+def thin_rows(names: list[str]) -> Iterator[list[str]]:
+    """Per way of taking evidence away: mean shares of the peaks' bytes, and the recording with most that is wrong."""
+    found: dict[str, dict[str, Shares]] = {way: {} for way in WAYS}
+    for name in names:
+        whole, truth = bare(build(snapshot(name), snapshot(name).devices[0])), labels(name)
+        for way, thin in WAYS.items():
+            if (thinned := thin(whole)) is not None:
+                found[way][name] = shares(thinned, attribute(thinned.timeline), whole, truth)
+    for way, by_name in found.items():
+        if by_name:
+            means = np.mean(list(by_name.values()), axis=0)
+            worst = max(by_name, key=lambda name: by_name[name].wrong)
+            yield [way, str(len(by_name)), *(f"{m:.1%}" for m in means), f"{by_name[worst].wrong:.0%} ({worst})"]
+
+
 def main() -> None:
     names = [name for name in sys.argv[1:] if not name.startswith("--")] or [*LABELLED, *FIELD, *STACKS]
+    if "--thin" in sys.argv:
+        print("| what is taken away | recordings | right | unattributed | wrong | wrong at worst |")
+        print("|---|---|---|---|---|---|")
+        for cells in thin_rows(names):
+            print("| " + " | ".join(cells) + " |", flush=True)
+        return
     if "--wrapped" in sys.argv:
         print("| recording | ways | at the peak | of all bytes | purpose at the peak | changed | other phases |")
         print("|---|---|---|---|---|---|---|")

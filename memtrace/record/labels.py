@@ -103,7 +103,7 @@ def storage_of(tensor: Any, device_type: str) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def without_collecting() -> Iterator[None]:
-    """Half of a look's time would go into Python's collections: thousands of labels come to be, and none is garbage."""
+    """Where many objects live, half of a look's time goes into Python's collections, though no label is garbage."""
     collects = gc.isenabled()
     gc.disable()
     try:
