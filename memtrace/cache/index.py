@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -96,7 +96,8 @@ class OpenRecording:
         known = self.replayed.get(device.device)
         if known is not None:
             return Timeline(self.snapshot, device, known.replay, known.levels)
-        timeline = build(self.snapshot, device, on_progress)
+        with self._or_nothing():
+            timeline = build(self.snapshot, device, on_progress)
         replayed = self.replayed[device.device] = self._laid(Replayed(timeline.replay, timeline.levels))
         timeline = Timeline(self.snapshot, device, *replayed)
         if self.begun is not None:
@@ -115,7 +116,8 @@ class OpenRecording:
         if known is not None:
             attribution = as_known(timeline, known.rule, known.labelled, known.phases)
             return Analysis(timeline, attribution, known.caveats)
-        analysis = analyse(timeline)
+        with self._or_nothing():
+            analysis = analyse(timeline)
         attribution = analysis.attribution
         labelled = tuple(str(r.purpose) for r in attribution.rules if r.evidence is Evidence.LABEL)
         self.known[device.device] = Known(attribution.rule, labelled, attribution.facts.phases, analysis.caveats)
@@ -144,14 +146,27 @@ class OpenRecording:
         weakref.finalize(shelf, closing.close)  # where nothing more is asked of the recording
         return _Begun(shelf, made, closing)
 
+    @contextlib.contextmanager
+    def _or_nothing(self) -> Iterator[None]:
+        """Whoever gives up leaves nothing of what was to be kept."""
+        try:
+            yield
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        if self.begun is not None:
+            self.begun.closing.close()
+            self.begun = None
+
     def _laid(self, value: Value) -> Value:
         """The same, its arrays mapped from what is to be kept, if that was begun and can hold it."""
         if self.begun is not None:
             try:
                 return self.begun.shelf.laid(value, partial(folder.mapped, self.begun.made))
             except _IN_VAIN:
-                self.begun.closing.close()
-                self.begun = None
+                self._give_up()
         return value
 
     def _write(self) -> None:

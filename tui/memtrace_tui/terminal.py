@@ -46,7 +46,7 @@ class Pen(NamedTuple):
     front: str
 
 
-class Run(NamedTuple):
+class PenRun(NamedTuple):
     """Cells of a row that are written with one pen."""
 
     pen: Pen
@@ -132,7 +132,7 @@ def _both(one: Pen, other: Pen) -> Pen | None:
     return None
 
 
-def _runs(y: int, before: list[Cell], row: list[Cell]) -> list[Run]:
+def _runs(y: int, before: list[Cell], row: list[Cell]) -> list[PenRun]:
     """The cells that differ, and unchanged ones between them where the gap is short and the pen the same."""
     found: list[tuple[int, int, Pen]] = []
     first = stop = 0
@@ -151,10 +151,10 @@ def _runs(y: int, before: list[Cell], row: list[Cell]) -> list[Run]:
         pen, stop = both, x + 1
     if pen is not None:
         found.append((first, stop, pen))
-    return [Run(pen, y, first, stop, "".join(map(itemgetter(0), row[first:stop]))) for first, stop, pen in found]
+    return [PenRun(pen, y, first, stop, "".join(map(itemgetter(0), row[first:stop]))) for first, stop, pen in found]
 
 
-def _written(runs: list[Run]) -> Iterator[str]:
+def _written(runs: list[PenRun]) -> Iterator[str]:
     """Pen by pen, not row by row: another colour takes three times as many bytes as a move of the cursor."""
     now, at = _PLAIN, (-1, -1)
     for pen, y, first, stop, text in runs:
