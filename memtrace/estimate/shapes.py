@@ -29,6 +29,7 @@ LARGEST = {  # also of what other architectures call the same, and what they hav
     )
     for key in keys.split()
 }
+_NEVER_NONE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
 _DEEPEST_CONFIG = 8
 _LARGEST_CONFIG_BYTES = 16 << 20
 _MOE_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
@@ -187,19 +188,30 @@ def _positive(config: Mapping[str, Any], key: str, where: str, default: int | No
     value = config.get(key)
     if value is None and default is not None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        what = f"{value!r:.60} is not a whole number above 0" if key in config else "missing"
-        raise UsageError(f"{where}: no usable {key!r} in the config: {what}")
+    if value is None:
+        raise UsageError(
+            f"{where}: no usable {key!r} in the config: {'None is no number' if key in config else 'missing'}"
+        )
     refuse_absurd({key: value}, where)
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise _no_count(where, key, value)
     return value
 
 
+def _no_count(where: str, key: str, value: object) -> UsageError:
+    return UsageError(f"{where}: no usable {key!r} in the config: {value!r:.60} is not a whole number above 0")
+
+
 def refuse_absurd(config: Mapping[str, Any], where: str, depth: int = 0) -> None:
-    """Raise UsageError for a count that no real model of any architecture reaches, also in the parts of a config."""
+    """Raise UsageError for a count that is no number of things, or that no real model of any architecture reaches, also
+    in the parts of a config. None, lists and 0 (experts) are left to the architecture, but for 0 of what all have."""
     for key, value in config.items():
         most = LARGEST.get(key)
         if most is not None and isinstance(value, (int, float)) and value > most:
             raise UsageError(f"{where}: {key!r} {value:,} is out of range: no real model has more than {most:,}")
+        scalar = most is not None and isinstance(value, (bool, int, float, str))
+        if scalar and (type(value) is not int or value < 0 or (value == 0 and key in _NEVER_NONE)):
+            raise _no_count(where, key, value)
         if isinstance(value, dict) and depth < _DEEPEST_CONFIG:
             refuse_absurd(value, where, depth + 1)
 

@@ -233,3 +233,22 @@ def test_estimate_and_dryrun_refuse_the_same_absurd_numbers(key: str, nested: bo
         assert main([verb, "--model", str(file), "--seq-len", "64", "--batch", "1"]) == 2
     with pytest.raises(UsageError, match=f"{key}.*out of range"):
         refuse_absurd(json.loads(file.read_text()), str(file))
+
+
+@pytest.mark.parametrize("value", [-64, "512", 512.5, True, 0])
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_is_no_count_is_refused_by_both_before_any_work(value: object, nested: bool, tmp_path: Path) -> None:
+    change = {"hidden_size": value}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA | ({"text_config": change} if nested else change)))
+    with pytest.raises(UsageError, match="not a whole number above 0"):
+        refuse_absurd(json.loads(file.read_text()), str(file))
+    if not nested:
+        assert main(["estimate", "--model", str(file), "--seq-len", "64", "--batch", "1"]) == 2
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    assert main(["dryrun", "--model", str(file), "--seq-len", "64", "--batch", "1"]) == 2
+
+
+def test_counts_that_some_architectures_leave_open_are_left_to_them() -> None:
+    refuse_absurd({"num_experts": 0, "intermediate_size": [64, 128], "num_key_value_heads": None, "n_layer": 1}, "here")
