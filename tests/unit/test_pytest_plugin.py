@@ -251,7 +251,7 @@ def test_a_dry_run_checks_limits_without_a_gpu(pytester: pytest.Pytester, monkey
         [
             "peak of GPU memory 1*.? MiB on GPU 0; the limit is 10.0 MiB. *",
             "*OutOfMemoryError: CUDA out of memory. Tried to allocate 25.00 GiB. *",
-            "memtrace: assumed: a number is 1 (a loss, a norm, a metric) (1 time, first at *",
+            "memtrace: assumed: a number is 1 (a loss, a norm, a metric) at first, and *1 time, first at *",
             "*test_large  (trained 128.0 MiB)",
         ]
     )

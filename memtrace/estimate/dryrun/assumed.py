@@ -7,6 +7,7 @@ listed once, with how often it was asked for and where first.
 from __future__ import annotations
 
 import contextlib
+import linecache
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from memtrace.errors import UsageError
 from memtrace.estimate.dryrun.stacks import caller, followed
 
 KINDS = ("float", "integer", "boolean", "share")
-_DEFAULTS = {"float": 1.0, "integer": 1.0, "boolean": 1.0, "share": 1.0}
+_FALL = 1e-3
 _SAID = {
     "float": "a number is {value:g} (a loss, a norm, a metric)",
     "integer": "an integer is {value:g}",
@@ -50,12 +51,18 @@ class Assumptions:
         known = _library_answer()
         if known is not None:
             return known
-        value = next((v for key, v in self.given.items() if ":" in key and place.endswith(key)), None)
-        if value is None:
-            value = self.given.get(name, _DEFAULTS[name])
+        given = next((v for key, v in self.given.items() if ":" in key and place.endswith(key)), self.given.get(name))
+        value = 1.0 if given is None else given
         said = _SAID[name].format(value=value, answer="true" if value else "false")
+        if given is None and name == "float":
+            value, said = self._falling(), f"{said} at first, and less each time: nothing has converged"
         self.note(name if place not in self.given else place, said, place)
         return value
+
+    def _falling(self) -> float:
+        """From 1 towards a half, so that what stops once its loss stands still goes on."""
+        asked = self.listed["float"].count if "float" in self.listed else 0
+        return 0.5 + 0.5 / (1 + _FALL * asked)
 
     def note(self, name: str, said: str, place: str | None = None) -> None:
         """Something else that was taken for granted."""
@@ -89,13 +96,23 @@ def _longer_than_original(frame: FrameType) -> bool:
     return limit is not None and bool(positions.shape[-1] > limit)
 
 
+def _slope_of_descent(frame: FrameType) -> float:
+    """What ``torch.optim.LBFGS`` is told of the slope along its own direction: negative until it has converged."""
+    if not frame.f_code.co_filename.endswith("torch/optim/lbfgs.py"):
+        raise KeyError("another step")
+    if "gtd >" not in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+        raise KeyError("another question")
+    return -1.0
+
+
 #: Functions of libraries whose question has one answer in training on whole sequences.
-_ANSWERS: dict[str, Callable[[FrameType], bool]] = {
+_ANSWERS: dict[str, Callable[[FrameType], float]] = {
     "find_packed_sequence_indices": lambda _frame: True,  # "all positions follow on": one sequence a row
     "longrope_frequency_update": _longer_than_original,
     "dynamic_frequency_update": _longer_than_original,
     "has_overflow": lambda _frame: False,  # of gradients: DeepSpeed would skip the step
     "is_invalid_grad_norm": lambda _frame: False,
+    "step": _slope_of_descent,
 }
 
 
