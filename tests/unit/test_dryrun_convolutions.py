@@ -64,7 +64,11 @@ kind = torch.nn.ConvTranspose2d if "transposed" in sys.argv else torch.nn.Conv2d
 model = kind(8, 16, 3, padding=1).cuda()
 x = torch.ones(4, 8, 32, 32, device="cuda").to(memory_format=layout).requires_grad_()
 for _ in range(2):
-    model(x).sum().backward()
+    if "part" in sys.argv:
+        whole = torch.cat([model(x), x], 1)
+        whole.backward(torch.ones_like(whole))
+    else:
+        model(x).sum().backward()
 sys.exit(3 * ("dies" in sys.argv))
 """
 
@@ -138,6 +142,16 @@ def test_images_of_another_layout_are_copied_weights_too(runs: Runs, tmp_path: P
     weight = 16 * 8 * 3 * 3 * 4
     copies = [event for event in events if event["action"] == "alloc" and event["size"] == weight]
     assert len(copies) == 1 + 2 * 3 + 1  # weights, two copies and a gradient a step, the first as weights lie
+
+
+@pytest.mark.parametrize(("words", "copies"), [([], 2), (["last"], 2), (["transposed"], 1)])
+def test_a_gradient_that_is_part_of_a_tensor_is_copied_by_each_pass(
+    words: list[str], copies: int, runs: Runs, tmp_path: Path
+) -> None:
+    asked(runs, tmp_path, "part", *words)
+    events = pickle.loads((tmp_path / "run.pickle").read_bytes())["device_traces"][0]
+    results = 4 * 16 * 32 * 32 * 4
+    assert sum(event["action"] == "alloc" and event["size"] == results for event in events) == 2 * (1 + copies)
 
 
 def test_what_cudnn_finds_in_place_of_cublaslt_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,6 +188,22 @@ def test_kernels_that_a_package_brings_are_told_by_their_shapes(runs: Runs, tmp_
     assert [one["name"] for one in mine["assumptions"]] == ["share"]
 
 
+def test_two_results_into_given_tensors(runs: Runs, tmp_path: Path) -> None:
+    train = script(
+        tmp_path,
+        "x = torch.arange(60.0).cuda().view(6, 10)\n"
+        "for find in (torch.min, lambda x, dim, out: torch.kthvalue(x, 1, dim, out=out)):\n"
+        "    values, places = torch.empty(0).cuda(), torch.empty(0, dtype=torch.long).cuda()\n"
+        "    find(x, 1, out=(values, places))\n"
+        "    print(values.tolist(), places.tolist())\n"
+        "print(torch.kthvalue(x, 3).values.tolist())\n",
+    )
+    mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train)
+    assert mine["exit_code"] == 0, done.stderr[-2000:]
+    each = [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]
+    assert done.stdout.splitlines()[:3] == [f"{each} {[0] * 6}"] * 2 + [str([value + 2 for value in each])]
+
+
 def test_steps_end_the_run_and_what_can_not_be_done_is_named(runs: Runs, tmp_path: Path) -> None:
     train = script(
         tmp_path,

@@ -46,19 +46,24 @@ class Convolutions:
         if torch._C._select_conv_backend(x, w, None, *ways, sizes) not in _BACKENDS:
             return default(grad, x, w, sizes, *rest)
         x, layout = _prepared(x, w, copy_x=wanted[1])
-        whole, grad = grad, grad.contiguous(memory_format=layout)
-        given, is_transposed = (grad, x, w, sizes, *ways), ways[3]
+        is_transposed = ways[3]
+        is_laid = suggest_memory_format(grad) is layout and not is_transposed
+        laid = grad if is_laid else grad.contiguous(memory_format=layout)
+        given = laid, x, w, sizes, *ways
         found = [None, None, None]
         if wanted[0]:
             found[0] = _laid(default(*given, [True, False, False])[0], layout)
-            copy = w.contiguous(memory_format=layout)
-            self._run("forward" if is_transposed else "data", layout, x, copy, grad, ways)
-            del copy
+            copies = [each.contiguous(memory_format=layout) for each in (w, laid)]  # a part of a tensor is no run
+            self._run("forward" if is_transposed else "data", layout, x, w, laid, ways)
+            del copies
         if wanted[1]:
+            copy = laid.contiguous(memory_format=layout)
             found[1] = _laid(default(*given, [False, True, False])[1], layout)
-            self._run("filter", layout, x, w, grad, ways)
+            self._run("filter", layout, x, w, laid, ways)
+            del copy
+        del laid, given, x
         if wanted[2]:
-            found[2] = whole.sum([dim for dim in range(whole.dim()) if dim != 1])
+            found[2] = grad.sum([dim for dim in range(grad.dim()) if dim != 1])
         return tuple(found)
 
     def _run(self, kind: str, layout: Any, x: Any, w: Any, y: Any, ways: Sequence[Any]) -> None:

@@ -542,6 +542,7 @@ bool run_on_host(const c10::OperatorHandle& op, const std::vector<IValue>& argum
     const auto& names = op.schema().arguments();
     for (size_t i = 0; i < names.size(); i++)
       if (names[i].name() == "generator") host[i] = generator;
+    const Stack held = host;  // a kernel of two results gives its arguments back by reference, after they left the stack
     Alone alone;
     op.callBoxed(&host);
     return true;
