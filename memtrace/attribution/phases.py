@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from memtrace.arrays import among, distinct, place_of
 from memtrace.attribution.blind_phases import Cycle, Lives, training_cycles
 from memtrace.attribution.frame_tags import Tag
-from memtrace.attribution.stack_facts import Kind, StackFacts
+from memtrace.attribution.inner_calls import without_inner_calls
+from memtrace.attribution.stack_facts import AUTOGRAD, Kind, Mark, StackFacts
 from memtrace.frozen import dataclass
 from memtrace.history.timeline import NEVER
 from memtrace.snapshot.model import Action, Annotation, DeviceTrace
@@ -70,9 +71,7 @@ class Phases:
 
 
 _KIND_OF = {int(kind): kind for kind in Kind}
-_AUTOGRAD = (Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
 _ERROR = -1
-Mark = tuple[int, Kind | None]  # from that event on, this kind of code allocates; None: an error ended the pass
 
 
 class _Cutter:
@@ -132,7 +131,7 @@ def _marks(events: I8, kinds: NDArray[np.int8]) -> list[Mark]:
     order = np.lexsort((kinds, events))
     events, kinds = events[order], kinds[order]
     place = np.arange(len(kinds))
-    is_autograd = among(kinds, _AUTOGRAD)
+    is_autograd = among(kinds, AUTOGRAD)
     last_other = np.maximum.accumulate(np.where(is_autograd, -1, place))
     last_told = np.maximum.accumulate(np.where(is_autograd & (kinds != Kind.NONE), place, -1))
     known = is_autograd & (np.append(-1, last_told[:-1]) > last_other)
@@ -185,7 +184,9 @@ def infer_phases(
     cutter = _Cutter(starts_late)
     # What is freed behind the last request of all, an error or the program's end took away.
     died = np.where(lives.died > allocs[-1], NEVER, lives.died)
-    for event, kind in _updates(_whole_backward(marks), trace, stacks, Lives(lives.born, died, lives.size)):
+    lives = Lives(lives.born, died, lives.size)
+    marks = without_inner_calls(marks, trace, stacks, lives, shared)
+    for event, kind in _updates(_whole_backward(marks), trace, stacks, lives):
         cutter.allocated_by(kind, event)
     spans = cutter.spans if shared else _backdated(trace, stacks, cutter.spans, lives.born)
     if not spans or spans[0][0] > 0:
@@ -255,7 +256,7 @@ def _whole_backward(marks: list[Mark]) -> list[Mark]:
 
 
 def _one_backward(stretch: list[Mark]) -> list[Mark]:
-    autograd = [i for i, (_, kind) in enumerate(stretch) if kind in _AUTOGRAD]
+    autograd = [i for i, (_, kind) in enumerate(stretch) if kind in AUTOGRAD]
     optimizer = [i for i, (_, kind) in enumerate(stretch) if kind is Kind.OPTIMIZER]
     if not autograd or not optimizer or not (autograd[0] < optimizer[0] < autograd[-1] < optimizer[-1]):
         return stretch
@@ -270,7 +271,7 @@ def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: L
     begun, is_behind = -1, False
     left, seen = np.zeros(0, np.int64), 0  # what autograd made of the lives up to there and is still alive
     for i, (event, kind) in enumerate(marks):
-        if kind in _AUTOGRAD:
+        if kind in AUTOGRAD:
             if begun < 0:
                 begun, left, seen = event, left[:0], place_of(lives.born, event)
             is_behind = True
@@ -284,7 +285,7 @@ def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: L
             )
             mid, high = (place_of(lives.born, edge) for edge in (event, end))
             new = np.arange(seen, mid)
-            new = new[among(stacks.kind[trace.stack[lives.born[new]]], _AUTOGRAD)]
+            new = new[among(stacks.kind[trace.stack[lives.born[new]]], AUTOGRAD)]
             left, seen = np.concatenate([left, new[lives.size[new] >= _SMALLEST_BYTES]]), mid
             left = left[lives.died[left] > event]
             freed = left[lives.died[left] < NEVER]
@@ -345,7 +346,7 @@ def _backdated(
     The first nodes of a backward pass free saved tensors before they allocate; behind a step, gradients are given up.
     Frees carry their own stacks under the default ``context="all"``.
     """
-    frees_first = {(Phase.FORWARD, Phase.BACKWARD): _AUTOGRAD, (Phase.OPTIMIZER, Phase.BETWEEN): (Kind.OTHER,)}
+    frees_first = {(Phase.FORWARD, Phase.BACKWARD): AUTOGRAD, (Phase.OPTIMIZER, Phase.BETWEEN): (Kind.OTHER,)}
     if not len(allocs):  # nothing but refused requests
         return spans
     moved = spans[:1]

@@ -147,8 +147,6 @@ RULES: tuple[Rule, ...] = (
          "made by the model's forward pass, once a layer, and still there when the program ran out of memory"),
     Rule("forward-temporary", P.FORWARD, E.LIFETIME, lambda s: s.in_forward & ~s.held & ~s.unsure_forward,
          "made in the forward pass and {ended}"),
-    Rule("differentiated", P.SAVED, E.LIFETIME, lambda s: s.differentiated,
-         "made by autograd, and given up by it in a later call: kept for gradients of gradients"),
     Rule("loss-gradient", P.LOSS, E.SHAPE, lambda s: s.loss_gradients,
          "made in the backward pass, and of the size of the logits or of the loss's own tensors"),
     Rule("later-gradient", P.GRADS, E.SHAPE, lambda s: s.put_in_place[1],

@@ -40,25 +40,6 @@ class Signals(EarlySignals):
     # -- the optimizer and gradients -----------------------------------------------------------------------------------
 
     @property
-    def differentiated(self) -> Bool:
-        """Made by autograd, and given up by autograd after the program had gone on and called it again: gradients of
-        gradients need it."""
-        f = self.facts
-        if self._takes_turns:
-            return np.zeros(len(f.size), dtype=np.bool_)
-        outermost, stack = f.stacks.ends()[1], f.timeline.allocations.stack
-        # Hooks that run on autograd's thread are not called by the program.
-        callers = outermost[stack[f.is_kind(Kind.FORWARD) & (stack >= 0)]]
-        by_program = among(f.stacks.kind, [int(Kind.OTHER), int(Kind.FORWARD), int(Kind.OPTIMIZER)])
-        by_program &= among(outermost, callers)
-        calls = f.born[by_program[stack] & self.in_trace]
-        ended = self.in_backward & (f.death_phase == Phase.BACKWARD) & ~f.freed_by_program
-        rows = np.flatnonzero(ended)
-        went_on = np.append(calls, NEVER)[np.searchsorted(calls, f.born[rows])]
-        ended[rows] = (f.ended[rows] > went_on) & ~among(f.size[rows], self._trained_sizes)
-        return ended
-
-    @property
     def bucket_frames(self) -> Bool:
         f = self.facts
         return f.stacks.is_bucket[f.timeline.allocations.stack] & f.stays & (f.size >= LARGE_BYTES)
@@ -255,7 +236,8 @@ class Signals(EarlySignals):
         made = f.is_kind(Kind.FORWARD) & ~self.cublas_once & ~self.cublas_frames
         of_head, of_small_head = head_stacks(f.stacks)
         head = of_head[stack] & made
-        for linear in (of_small_head[stack], f.has(Tag.LINEAR)):  # the latter outside any
+        with_loss = among(self._passes, distinct(self._passes[self.loss_frames]))
+        for linear in (of_small_head[stack], f.has(Tag.LINEAR) & with_loss):  # the latter outside any
             head |= linear & made & self._as_large_as_loss & ~among(self._passes, self._passes[head])
         followed = np.append(head[1:] & (stack[1:] == stack[:-1]), False)
         return head & ~followed

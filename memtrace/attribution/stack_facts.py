@@ -38,6 +38,10 @@ class Kind(IntEnum):
     STRAY = 7
 
 
+AUTOGRAD = (Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
+Mark = tuple[int, Kind | None]  # from that event on, this kind of code allocates; None: an error ended the pass
+
+
 @dataclass(frozen=True, slots=True)
 class StackFacts:
     """Per stack, plus one last entry for "no stack recorded", so that index -1 is valid.

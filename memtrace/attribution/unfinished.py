@@ -56,8 +56,9 @@ def _as_others(facts: Facts, site: I8, call: I8, others: list[I8], kept: Bool) -
         at = order[np.minimum(np.searchsorted(theirs, keys, sorter=order), len(other) - 1)]
         paired = theirs[at] == keys
         reached = int(at[paired].max(initial=0))
-        so_far = kept[other] if reached == len(other) - 1 else facts.ended[other] > facts.born[other[reached]]
-        score = int((paired & (so_far[at] == alive)).sum())
+        # Ours was cut short where that one had come so far, or, behind its last allocation, later.
+        states = [facts.ended[other] > facts.born[other[reached]], kept[other]][: 1 + (reached == len(other) - 1)]
+        score = max(int((paired & (state[at] == alive)).sum()) for state in states)
         if score >= max(best, _ALIKE * len(call)):
             best, twins, found = score, np.where(paired, other[at], -1), True
     if found:

@@ -28,7 +28,6 @@ DECIDES = {
     "early-other-state": "shampoo_late",
     "early-part": "recurrent_late",
     "saved-input": "contrast_late",
-    "differentiated": "penalty_late",
     "optimizer-temporary": "tiny-llama_3-steps",
     "gathered-trained": "fsdp1_late",
     "sharded-weight": "deepspeed-3_oom",

@@ -50,8 +50,6 @@ AT_PEAK = {
     "two-losses_oom": 0.998,
     "ode_late": 0.946,  # a backward pass that runs forward passes and backward passes of its own
     "ode_oom": 0.946,
-    "curved_late": 0.851,  # a backward pass of gradients within the forward pass
-    "curved_oom": 0.909,
     # No modules, nor functions: nothing tells a forward pass from what else the program does.
     "functional-style_late": 0.937,
     "functional-style_oom": 0.62,
@@ -66,18 +64,15 @@ OVERALL = {
     "deepspeed-3-offload_oom": 0.76,
     "fsdp2-qlora-offload_oom": 0.99,
     "sparse-codes_late": 0.994,
-    "sparse-codes_oom": 0.932,  # a pass that was cut short, of which one site keeps what it made
+    "sparse-codes_oom": 0.991,
     "queue_oom": 0.992,
     "ode_late": 0.909,
     "ode_oom": 0.916,
-    "curved_late": 0.971,
-    "curved_oom": 0.948,
     "functional-style_late": 0.956,
     "functional-style_oom": 0.761,
     "splats_late": 0.989,
     "splats_oom": 0.987,
-    "meta_late": 0.97,  # what autograd makes within a forward pass counts as backward
-    "meta_oom": 0.93,
+    "meta_oom": 0.986,  # its truth mixes up weights that the program adapts and its products, in the pass that died
     "self-taught_oom": 0.99,
     "graph_oom": 0.985,  # the pass that died began outside any module
     "translation_late": 0.994,
@@ -95,12 +90,11 @@ OVERALL = {
     "compiled-graphs_oom": 0.97,
 }
 PURPOSE_AT_PEAK = {
-    "meta_late": 0.973,
+    "curved_late": 0.973,  # gradients of the loss within a forward pass
     "queue_late": 0.951,
     "queue_oom": 0.952,
     "ode_late": 0.892,
     "ode_oom": 0.892,
-    "curved_late": 0.495,
     "splats_late": 0.863,  # of what the program puts in the place of weights and their states, which is which
     "splats_oom": 0.903,
     "functional-style_late": 0.812,
@@ -109,30 +103,26 @@ PURPOSE_AT_PEAK = {
     "own-labels_own-adamw": 0.995,
 }
 PURPOSE_OVERALL = {
+    "curved_late": 0.925,
+    "curved_oom": 0.94,
     "lookahead_late": 0.949,
     "replay_late": 0.85,  # samples that are drawn within the pass
     "replay_oom": 0.85,
     "queue_oom": 0.958,
-    "sparse-codes_oom": 0.932,
     "zeroth_late": 0.80,  # noise that moves the weights between passes
     "zeroth_oom": 0.83,
     "ode_late": 0.80,
     "ode_oom": 0.81,
-    "curved_late": 0.66,
-    "curved_oom": 0.64,
     "functional-style_late": 0.76,
     "functional-style_oom": 0.58,
     "splats_late": 0.93,
     "splats_oom": 0.94,
-    "meta_late": 0.84,
-    "meta_oom": 0.79,
     "fsdp2-offload_late": 0.73,  # as above
     "fsdp2-offload_oom": 0.72,
     "deepspeed-3-offload_late": 0.62,
     "deepspeed-3-offload_oom": 0.69,
     "graph_late": 0.91,  # what is computed ahead of a pass's first module counts as "other"
     "graph_oom": 0.78,
-    "penalty_late": 0.93,  # what autograd makes within a forward pass counts as backward
     "prompts_late": 0.965,
     "prompts_oom": 0.93,
     "translation_late": 0.92,
