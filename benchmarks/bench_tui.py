@@ -2,7 +2,8 @@
 
 The browser runs as a user runs it, in a terminal of its own; this script presses keys and watches the output. From a
 key to the first byte of output is the reaction; to the last byte before the terminal falls silent is the repaint.
-``memtrace report`` on the same file, timed in the same run, is the reference for start-up and memory. ``--link`` reads
+``memtrace report`` on the same file, timed in the same run, is the reference for start-up and memory: of a file that
+was never opened before, with an empty cache on both sides, and of one that was. ``--link`` reads
 no faster than so many bytes a second, as over a slow connection, whose delay is not in the figures.
 
     python benchmarks/bench_tui.py FILE [--size 160x48] [--rounds 2] [--link 1000000] [--json]
@@ -17,6 +18,7 @@ import os
 import pty
 import resource
 import select
+import shutil
 import signal
 import statistics
 import struct
@@ -156,6 +158,16 @@ def main() -> None:
     args = parser.parse_args()
     columns, rows = map(int, args.size.split("x"))
 
+    new_reports, pictures, new_screens = [], [], []
+    for _ in range(3):
+        ENVIRONMENT["MEMTRACE_CACHE"] = tempfile.mkdtemp(dir=_SCRATCH)
+        new_reports.append(report_reference(args.file)[0])
+        ENVIRONMENT["MEMTRACE_CACHE"] = tempfile.mkdtemp(dir=_SCRATCH)
+        terminal = Terminal([sys.executable, "-m", "memtrace", "browse", args.file], columns, rows, args.link)
+        pictures.append(terminal.wait_for(b"the file ends with"))
+        new_screens.append(terminal.wait_for(b"base weights"))
+        terminal.drain(0.5)
+        terminal.close()
     references = [report_reference(args.file) for _ in range(3)]
     report_s, report_bytes = min(r[0] for r in references), min(r[1] for r in references)
     starts, start_cpu, report_cpu = [], [], min(r[2] for r in references)
@@ -184,11 +196,16 @@ def main() -> None:
                 slowest.append((round(times[1] * 1e3), f"{screen} {key}"))
     memory, cpu = terminal.memory_bytes(), terminal.cpu_s() - cpu_before
     terminal.close()
+    shutil.rmtree(_SCRATCH, ignore_errors=True)
     result = {
         "file": args.file,
         "size": args.size,
         "link_bytes_s": args.link,
         "load_average": [round(part, 1) for part in os.getloadavg()],
+        "new_file_report_s": round(statistics.median(new_reports), 3),
+        "new_file_picture_s": round(statistics.median(pictures), 3),
+        "new_file_picture_per_report": round(statistics.median(pictures) / statistics.median(new_reports), 3),
+        "new_file_overview_per_report": round(statistics.median(new_screens) / statistics.median(new_reports), 3),
         "first_screen_s": round(min(starts), 3),
         "report_s": round(report_s, 3),
         "first_screen_per_report": round(min(starts) / report_s, 3),

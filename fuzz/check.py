@@ -85,7 +85,9 @@ def check(data: bytes, window_bytes: int = 4096) -> bool:
     if not data:
         return False
     fast = load_fast(
-        Source(io.BytesIO(data), data[:4096], "x", len(data), False, lambda: io.BytesIO(data)), window_bytes
+        Source(io.BytesIO(data), data[:4096], "x", len(data), False, lambda: io.BytesIO(data)),
+        window_bytes,
+        on_state=lambda state: [len(device.blocks) for device in state.devices],
     )
     try:
         snapshot = from_raw(decode(io.BytesIO(data), data[:4096], "x"), "x")

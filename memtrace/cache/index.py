@@ -181,12 +181,15 @@ class OpenRecording:
 
 
 def open_recording(
-    source: str | os.PathLike[str], on_progress: Progress | None = None, use_index: bool = True
+    source: str | os.PathLike[str],
+    on_progress: Progress | None = None,
+    use_index: bool = True,
+    on_state: Callable[[Snapshot], object] | None = None,
 ) -> OpenRecording:
-    """Read a snapshot, from the cache if it is there. Raises SnapshotError like :func:`load`."""
+    """Read a snapshot, from the cache if it is there. Arguments and errors are those of :func:`load`."""
     path, name = identified(source) if use_index else (None, "")
     kept = find(name) if path is not None else None
-    snapshot = load(source, on_progress) if kept is None else replace(kept.snapshot, source=str(path))
+    snapshot = load(source, on_progress, on_state) if kept is None else replace(kept.snapshot, source=str(path))
     if kept is not None:
         return OpenRecording(snapshot, path, name, kept.replayed, kept.known)
     recording = OpenRecording(snapshot, path, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from memtrace.errors import SnapshotError
@@ -30,10 +30,16 @@ _MAX_WARNINGS = 100
 Warn = Callable[[str], None]
 
 
-def load(source: str | os.PathLike[str], on_progress: Callable[[float], None] | None = None) -> Snapshot:
+def load(
+    source: str | os.PathLike[str],
+    on_progress: Callable[[float], None] | None = None,
+    on_state: Callable[[Snapshot], object] | None = None,
+) -> Snapshot:
     """Read a snapshot: pickle (protocols 0 to 5) or JSON, plain or ``.gz``/``.xz``/``.zst``; ``-`` is stdin.
 
-    ``on_progress`` is called with the share of the work done, 0 to 1. Nothing in the file is ever executed.
+    ``on_progress`` is called with the share of the work done, 0 to 1; ``on_state``, where the compiled decoder reads
+    the file, with its segments and no trace as soon as they are known, which is long before the events are. Nothing in
+    the file is ever executed.
     Raises SnapshotError (exit code 3) with one clear line for anything that is not a snapshot.
     """
     # While decoding, only the stream knows how far it is. Columns from objects take about as long as decoding does.
@@ -44,7 +50,7 @@ def load(source: str | os.PathLike[str], on_progress: Callable[[float], None] | 
             on_progress(scale * share)
 
     with decoding(source, reading if on_progress else None) as opened:
-        fast = load_fast(opened)
+        fast = load_fast(opened, on_state=on_state)
         if fast is not None:
             return fast
         scale = 0.5
@@ -76,11 +82,19 @@ def _named(name: str, error: SnapshotError) -> str:
     return text if text.startswith(f"{name}: ") else f"{name}: {text}"
 
 
-def load_fast(opened: Source, window_bytes: int = WINDOW_BYTES) -> Snapshot | None:
+def load_fast(
+    opened: Source, window_bytes: int = WINDOW_BYTES, on_state: Callable[[Snapshot], object] | None = None
+) -> Snapshot | None:
     """By the compiled decoder; None where there is none, or where only the plain one can say what the file is."""
     if COMPILED is None or opened.head[:1] != b"\x80":
         return None
-    decoder = ColumnDecoder(opened.stream, window_bytes)
+
+    def begun(raw: dict[Any, Any]) -> None:
+        if on_state is not None:
+            with suppress(Unsupported, SnapshotError, MemoryError):  # which reading the rest will meet again
+                on_state(from_raw(raw, opened.name))
+
+    decoder = ColumnDecoder(opened.stream, window_bytes, begun)
     try:
         snapshot = from_raw(decoder.load(), opened.name, stacks=decoder.stacks)
     except (Unsupported, UnicodeDecodeError, SnapshotError):

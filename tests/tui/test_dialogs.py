@@ -23,12 +23,14 @@ from memtrace_tui.provider import BrowsedRecording
 from memtrace_tui.settings import Settings, config_path
 from memtrace_tui.views import VIEWS, help_lines
 from support import trace_path
+from textual import events
 from textual.binding import Binding
 
 from memtrace.cli import main
 from memtrace.cli.browse import run as run_browse
 from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.render.words import MARKS
+from memtrace.snapshot.decoder.columns import TraceColumns
 
 SHOWN = [view for view in VIEWS if view != "diff"]
 
@@ -41,6 +43,29 @@ async def test_loading_shows_progress_then_the_overview() -> None:
         await settle(pilot)
         assert "base weights" in text_of(pilot)
     assert app.error is None
+
+
+async def test_what_the_file_ends_with_is_shown_before_its_events_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, was_shown = threading.Event(), threading.Event()
+    begin = TraceColumns.__init__
+
+    def slow(self: TraceColumns, *args: object) -> None:
+        was_shown.set()
+        go_on.wait(10)
+        begin(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TraceColumns, "__init__", slow)
+    app = BrowseApp(str(trace_path(TINY)), remember=False)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(was_shown.is_set)
+        await settle(pilot)
+        shown = text_of(pilot)
+        for key in ("colon", "3", "0", "0", "enter"):  # typed ahead
+            app.post_message(events.Key(key, {"colon": ":", "enter": "\r"}.get(key, key)))
+        go_on.set()
+        await until(lambda: isinstance(app.screen, MainScreen))
+        await until(lambda: main_screen(pilot).session.event == 300)
+    assert "reading" in shown and "the file ends with" in shown and "reserved in" in shown and " events" not in shown
 
 
 async def test_loading_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

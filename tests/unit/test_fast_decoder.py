@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from snapshot_equal import assert_same
 from strategies import BASE, FRAME, MIB, event, legacy_20, modern, without
@@ -19,7 +20,7 @@ from support import TRACES, TRUTH, trace_path
 from memtrace.errors import SnapshotError
 from memtrace.snapshot.container import Source, open_stream
 from memtrace.snapshot.decoder.decode import decode
-from memtrace.snapshot.load import from_raw, load_fast
+from memtrace.snapshot.load import from_raw, load, load_fast
 from memtrace.snapshot.model import Snapshot
 
 if os.environ.get("MEMTRACE_COMPILE") != "1":
@@ -75,6 +76,26 @@ def test_stacks_that_pickle_writes_in_parts(longer: int, is_longer_first: bool) 
 @pytest.mark.parametrize("name", _KINDS)
 def test_recordings(name: str) -> None:
     check(unpacked(trace_path(name)), 4 << 20)
+
+
+@pytest.mark.parametrize("name", _KINDS)
+def test_the_state_is_told_before_the_events_are_read(name: str) -> None:
+    states: list[Snapshot] = []
+    snapshot = load(trace_path(name), on_state=states.append)
+    (state,) = states
+    for mine, whole in zip(state.devices, snapshot.devices, strict=True):
+        assert mine.device == whole.device and not len(mine.trace)
+        for column in ("address", "total_size", "first_block"):
+            assert np.array_equal(getattr(mine.segments, column), getattr(whole.segments, column))
+        for column in ("address", "size", "requested_size", "state"):
+            assert np.array_equal(getattr(mine.blocks, column), getattr(whole.blocks, column))
+
+
+@pytest.mark.parametrize("segments", [7, None, [7], [{"total_size": "x"}], [{}, None], [{"device": 0, "blocks": 3}]])
+def test_segments_that_are_none_are_no_state(segments: Any) -> None:
+    states: list[Snapshot] = []
+    data = pickle.dumps(long(modern()) | {"segments": segments}, 4)
+    assert load_fast(source(data), on_state=states.append) is None and not states
 
 
 @pytest.mark.parametrize("path", _FUZZ, ids=[path.name.split(".")[0] for path in _FUZZ])

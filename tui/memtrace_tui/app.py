@@ -146,8 +146,7 @@ class BrowseApp(App[int]):
 
     def _read(self, device: Device) -> None:
         if isinstance(self.screen, LoadingScreen):
-            self.screen.device = device
-            self.screen.show(0.7)
+            self.screen.show(self.screen.share, device)
 
     def action_cancel_loading(self) -> None:
         """The thread stops at its next report of progress; the application leaves at once."""
@@ -156,6 +155,7 @@ class BrowseApp(App[int]):
 
     def _loading_failed(self, error: Exception) -> None:
         self.error = error
+        self._waiting.clear()
         code = error.exit_code if isinstance(error, MemtraceError) else 1
         if isinstance(self.screen, LoadingScreen):
             self.screen.query_one(Lines).display = False  # nothing is under way any more
@@ -166,6 +166,7 @@ class BrowseApp(App[int]):
         main = MainScreen(session, "diff" if other is not None else "overview")
         if isinstance(self.screen, LoadingScreen):
             self.switch_screen(main)
+            self.call_after_refresh(self._next_key)  # what was typed ahead
         else:
             self.push_screen(main)
         if recording.why_device:
@@ -174,10 +175,15 @@ class BrowseApp(App[int]):
     # -- keys and the terminal
 
     async def on_event(self, event: events.Event) -> None:
-        """One key after the other: what a key opens must be there before the next one, typed ahead, is handed on."""
+        """One key after the other: what a key opens must be there before the next one, typed ahead, is handed on. While
+        a file is read, keys wait for it."""
         if isinstance(event, events.Key) and not event.is_forwarded:
+            loads = isinstance(self.screen, LoadingScreen)
+            if loads and event.key in LoadingScreen.ENDS:
+                self._waiting.clear()
+                loads = False
             self._waiting.append(event)
-            if not self._under_way:
+            if not self._under_way and not loads:
                 await self._next_key()
         else:
             await super().on_event(event)

@@ -139,12 +139,14 @@ class Ask(Dialog):
 class LoadingScreen(Screen[None]):
     """How far loading is, and a way out of it; shown while a worker thread loads."""
 
-    BINDINGS = keys("escape,q,ctrl+c  app.cancel_loading  Cancel")
+    ENDS = ("escape", "q", "ctrl+c", "ctrl+q")
+    BINDINGS = keys(f"{','.join(ENDS)}  app.cancel_loading  Cancel")
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self._file = printable(name)
-        self.device: Device | None = None  # what the file holds, once it is read
+        self.share = 0.0  # of the work done
+        self._device: Device | None = None  # what the file holds of it, as soon as that is known
 
     def compose(self) -> ComposeResult:
         yield Lines(id="loading")
@@ -152,13 +154,14 @@ class LoadingScreen(Screen[None]):
     def on_mount(self) -> None:
         self.show(0.0)
 
-    def show(self, share: float) -> None:
+    def show(self, share: float, device: Device | None = None) -> None:
         """File name, bar, what is being done; and what the file itself says."""
+        self.share, self._device = share, device or self._device
         width = min(self.app.size.width * 96 // 100, 64)
         what = "reading" if share < 0.7 else "replaying the allocator, attributing allocations"
         self.query_one(Lines).show([
             line(("memtrace", "title"), "  " + clip(self._file, width - 12, True)), BLANK,
             line((f"{bar(share, width - 6):<{width - 6}}", "accent"), (f"{share:>6.0%}", "strong")), BLANK,
             line((what, "dim"), ("   esc cancels", "dim")),
-            *([BLANK, *file_lines(self.device, width)] if self.device is not None else ()),
+            *([BLANK, *file_lines(self._device, width)] if self._device is not None else ()),
         ])  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -21,6 +22,7 @@ from memtrace.attribution.categories import category_name
 from memtrace.attribution.phases import Phase
 from memtrace.attribution.user_rules import UserRule
 from memtrace.cache.index import OpenRecording, open_recording
+from memtrace.errors import MemtraceError
 from memtrace.history.layout import Layout, layout_at
 from memtrace.history.timeline import At, Peak, Window
 from memtrace.ranges import peak_within
@@ -230,7 +232,8 @@ class BrowsedRecording:
         on_read: Callable[[Device], object] = lambda device: None,
     ) -> BrowsedRecording:
         """Load and analyse a file. ``on_progress`` gets shares 0 to 1 and may raise to cancel; ``on_read`` gets what
-        the file holds of the device, before anything is worked out. Raises MemtraceError."""
+        the file holds of the device: without its trace while that is read, then whole, before anything is worked out.
+        Raises MemtraceError."""
         done = 0.0
 
         def tell(share: float) -> None:  # never back, though the loader may begin again in another way
@@ -239,7 +242,13 @@ class BrowsedRecording:
             if on_progress is not None:
                 on_progress(done)
 
-        recording = cls(open_recording(source, lambda share: tell(share * 0.7), use_index), view, rules)
+        def state(snapshot: Snapshot) -> None:
+            wanted = view.device if view is not None else None
+            if wanted is not None or len(snapshot.devices) == 1:  # else the traces say which it will be
+                with suppress(MemtraceError):  # of a device that has nothing but a trace
+                    on_read(choose_device(snapshot, wanted)[0])
+
+        recording = cls(open_recording(source, lambda share: tell(share * 0.7), use_index, state), view, rules)
         on_read(recording.snapshot.device(recording.device))
         recording.provider(on_progress=lambda share: tell(0.7 + share / 4))
         tell(1.0)

@@ -8,6 +8,7 @@ file: both give the same snapshot.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from operator import or_
 from typing import Any, BinaryIO
@@ -139,9 +140,17 @@ def _code(codes: dict[Any, int], value: Any) -> int:
 
 
 class ColumnDecoder:
-    """Reads one file. In the result, a :class:`TraceColumns` stands for each trace that was read by column."""
+    """Reads one file. In the result, a :class:`TraceColumns` stands for each trace that was read by column.
 
-    def __init__(self, stream: BinaryIO, window_bytes: int = WINDOW_BYTES) -> None:
+    ``on_traces`` is called where the first trace begins, with what the outer dictionary holds so far.
+    """
+
+    def __init__(
+        self,
+        stream: BinaryIO,
+        window_bytes: int = WINDOW_BYTES,
+        on_traces: Callable[[dict[Any, Any]], object] | None = None,
+    ) -> None:
         self.stacks = StackInterner()
         self.pairs: list[PoolId] = []  # pool ids that are stored
         self._pair_numbers: dict[PoolId, int] = {}
@@ -149,6 +158,7 @@ class ColumnDecoder:
         self.of_list: dict[int, tuple[int, int]] = {}  # by id of a list of frames: number and stack
         self.settled: set[int] = set()  # ids of lists and frames that were read and must not change any more
         self._traces: list[TraceColumns] = []
+        self._on_traces = on_traces
         self._reader = COMPILED.Reader(self, stream, window_bytes)
 
     def load(self) -> Any:
@@ -208,8 +218,7 @@ class ColumnDecoder:
         self._traces.append(TraceColumns(self, stand_in))
         return self._traces[-1]
 
-    @staticmethod
-    def is_trace(stack: list[Any], marks: list[int]) -> bool:
+    def is_trace(self, stack: list[Any], marks: list[int]) -> bool:
         """Whether the list on top is an inner list of ``device_traces``."""
         if len(marks) == 1:
             outer = len(stack) - 2
@@ -217,9 +226,14 @@ class ColumnDecoder:
             outer = marks[1] - 1
         else:
             return False
-        return (
+        found = (
             outer > marks[0]
             and type(stack[outer]) is list
             and stack[outer - 1] == "device_traces"
             and type(stack[0]) is dict
         )
+        if found and self._on_traces is not None:
+            tell, self._on_traces = self._on_traces, None
+            items = stack[marks[0] : outer - 1]
+            tell({key: value for key, value in zip(items[::2], items[1::2], strict=False) if type(key) is str})
+        return found

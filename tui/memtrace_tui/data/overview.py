@@ -21,9 +21,15 @@ def file_lines(device: Device, width: int) -> list[Line]:
     """What the file itself says, before the allocator is replayed: what was refused, and the state it ends with."""
     segments, blocks, trace = device.segments, device.blocks, device.trace
     reserved, live = int(segments.total_size.sum()), int(blocks.size[blocks.state == BlockState.ALLOCATED].sum())
-    lines = [line((format_count(len(trace)), "strong"), (" events; the file ends with", "dim"))]
+    free = blocks.size[blocks.state == BlockState.INACTIVE]
+    lines = [line((format_count(len(trace)), "strong"), (" events; the file ends with", "dim"))
+             if len(trace) else line(("the file ends with", "dim"))]  # fmt: skip
     lines += wrap([(format_bytes(reserved), "strong"), (f" reserved in {counted(len(segments), 'segment')}, ", "dim"),
                    (format_bytes(live), "strong"), (" of it allocated", "dim")], width)  # fmt: skip
+    if len(free):
+        pieces = f" free in {counted(len(free), 'piece')}, the largest "
+        lines += wrap([(format_bytes(int(free.sum())), "strong"), (pieces, "dim"),
+                       (format_bytes(int(free.max())), "strong")], width)  # fmt: skip
     lines.append(Line(tuple(stacked([(live, "accent"), (reserved - live, "hole")], reserved, width))))
     for event in np.flatnonzero(trace.action == Action.OOM)[-1:].tolist():
         refused = f"  {format_bytes(int(trace.size[event]))} refused at event {format_count(event)}"
