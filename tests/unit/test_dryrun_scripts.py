@@ -188,6 +188,59 @@ def test_kernels_that_a_package_brings_are_told_by_their_shapes(runs: Runs, tmp_
     assert [one["name"] for one in mine["assumptions"]] == ["share"]
 
 
+def test_a_mask_that_began_as_zeros_has_what_was_set_in_it(runs: Runs, tmp_path: Path) -> None:
+    train = script(
+        tmp_path,
+        "picked = torch.randn(3000, 1000, device='cuda').sum(1).topk(100).indices\n"
+        "mask = torch.zeros(3000, dtype=torch.uint8, device='cuda')\n"
+        "mask[picked] = 1\n"
+        "other = torch.zeros_like(mask, dtype=torch.bool)\n"
+        "other[picked[:50]] = True\n"
+        "masks = torch.zeros(64, 50000, dtype=torch.bool, device='cuda')\n"
+        "masks[3, picked] = True\n"
+        "masks[7, picked] = True\n"
+        "wide = torch.zeros(64, 3000, device='cuda').scatter_(1, picked.expand(64, 100), 1)\n"
+        "for each in (mask, mask | other, mask.bool() & other, mask > 0, mask == 0, masks.clone(), wide.bool()):\n"
+        "    print(len(each.nonzero()))\n"
+        "masks[0] = torch.randn(50000, device='cuda') > 0\n"
+        "print(len(masks.nonzero()))\n",
+    )
+    mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train)
+    assert mine["exit_code"] == 0, done.stderr[-2000:]
+    expected = [100, 150, 50, 100, 3000, 200, 6400, 64 * 50000]
+    assert [int(line) for line in done.stdout.splitlines()[: len(expected)]] == expected
+    assert {one["name"] for one in mine["assumptions"]} == {"set", "share"}
+
+
+def test_what_is_chosen_among_kinds_is_one_of_many(runs: Runs, tmp_path: Path) -> None:
+    train = script(
+        tmp_path,
+        "words = torch.randn(512, 4000, device='cuda').argmax(-1)\n"
+        "ended = words == 2\n"
+        "print(bool(ended.all()), bool(ended.any()), len((~ended).nonzero()))\n"
+        "chosen = torch.randn(4096, 64, 8, device='cuda').sum(1).topk(2).indices\n"
+        "mine = chosen == 3\n"
+        "print(len(mine.nonzero()), len(mine.any(-1).nonzero()), bool(mine.any()))\n"
+        "print(len(torch.nn.functional.one_hot(chosen, 8).sum((0, 1)).nonzero()))\n",
+    )
+    mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train)
+    assert mine["exit_code"] == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[:3] == ["False False 512", "1024 1024 True", "8"]
+
+
+def test_a_permutation_is_turned_round(runs: Runs, tmp_path: Path) -> None:
+    train = script(
+        tmp_path,
+        "from torch.nn.utils import rnn\n"
+        "lengths = torch.tensor([3, 9, 5])\n"
+        "data = torch.randn(3, 9, 4, device='cuda')\n"
+        "packed = rnn.pack_padded_sequence(data, lengths, batch_first=True, enforce_sorted=False)\n"
+        "print(packed.unsorted_indices.tolist(), rnn.pad_packed_sequence(packed, batch_first=True)[1].tolist())\n",
+    )
+    mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train)
+    assert done.stdout.splitlines()[0] == "[2, 0, 1] [3, 9, 5]" and not mine["assumptions"]
+
+
 def test_two_results_into_given_tensors(runs: Runs, tmp_path: Path) -> None:
     train = script(
         tmp_path,

@@ -13,6 +13,7 @@
 #include <ATen/native/RNN.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_cudnn_rnn.h>
+#include <ATen/ops/_unique.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
@@ -66,6 +67,7 @@ struct Block {
   int holds = -1;          // how one number that nobody knows compares with a known one; -1: not such a result
   int64_t kinds = 0;       // its elements are places among so many: what topk, sort or argmax chose
   double share = 1;        // how many of its elements are true, where a choice among `kinds` says so
+  int64_t set = -1;        // elements that are not zero, at most; -1: all
   const char* maker = "";
 };
 
@@ -263,9 +265,22 @@ Tensor host_of(const Tensor& t) {
 void forget(const Tensor& t) {
   if (auto* block = block_of(t)) {
     block->known = false;
+    block->set = -1;
     block->holds = -1;
     block->host = Storage();
   }
+}
+
+// How many elements of the storage of `t` are not zero, at most: of what began as zeros those that were set. -1: all.
+int64_t most_set(const Tensor& t) {
+  if (!t.is_cuda()) return t.count_nonzero().item<int64_t>();
+  auto* block = block_of(t);
+  if (!block || !block->known) return block ? block->set : 0;
+  return at::empty({0}, t.options().device(at::kCPU)).set_(block->host).count_nonzero().item<int64_t>();
+}
+
+bool is_whole(const Tensor& t) {
+  return t.numel() * t.element_size() == static_cast<int64_t>(t.storage().nbytes());
 }
 
 bool fits(const Tensor& t) {
@@ -376,6 +391,7 @@ struct Kind {  // what is known of an operator
   bool chooses = false;   // its last result holds places along a dimension
   bool compares = false;  // with one of the kinds: true for so many
   const char* relation = nullptr;  // to a plain number
+  char sets = 0;  // how it changes the number of elements that are not zero
   int product = -1;       // 1: may have a bias
   int accumulator = 0;    // bytes in which a reduction sums an element; 0: no reduction
   int most_per_load = 4;  // elements that a thread of the reduction loads at a time
@@ -418,6 +434,12 @@ const Kind& kind_of(const c10::OperatorHandle& op) {
   kind.chooses = name == "aten::topk" || name == "aten::sort" || name == "aten::argmax" || name == "aten::argsort" ||
       name == "aten::multinomial";
   kind.compares = name == "aten::eq" || name == "aten::scatter_" || name == "aten::scatter";
+  static const std::unordered_map<std::string, char> setters{
+      {"aten::zero_", '0'}, {"aten::_index_put_impl_", 'i'}, {"aten::scatter_", 's'}, {"aten::scatter", 's'},
+      {"aten::bitwise_or", '+'}, {"aten::bitwise_or_", '+'}, {"aten::logical_or", '+'},
+      {"aten::bitwise_and", '<'}, {"aten::bitwise_and_", '<'}, {"aten::logical_and", '<'}, {"aten::gt", '='},
+      {"aten::ne", '='}};
+  if (auto found = setters.find(name); found != setters.end()) kind.sets = found->second;
   for (const auto& argument : schema.arguments()) {
     bool writes = argument.alias_info() && argument.alias_info()->isWrite();
     kind.writes.push_back(writes);
@@ -557,6 +579,37 @@ void only_dense(const Tensor& t, const char* name) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, name, " makes a sparse tensor, whose size depends on data");
 }
 
+// The same of what an operator writes to or makes.
+int64_t most_set_by(char way, const std::vector<IValue>& arguments) {
+  const auto& self = arguments[0].toTensor();
+  const int64_t before = most_set(self);
+  if (way == '0') return is_whole(self) ? 0 : before;
+  if (way == '=') return arguments[1].isScalar() && arguments[1].toScalar().toDouble() == 0 ? before : -1;
+  int64_t more = 0;
+  if (way == 'i') {  // as many places as the longest index has, each of all dimensions that have no index
+    int64_t size = self.numel(), dim = 0;
+    for (const std::optional<Tensor>& index : arguments[1].toOptionalTensorVector()) {
+      if (index && index->defined()) {
+        more = std::max(more, index->numel());
+        size /= std::max<int64_t>(1, self.size(dim));
+      }
+      dim++;
+    }
+    more *= size;
+  } else {
+    const auto& other = arguments[way == 's' ? 2 : 1];
+    more = other.isTensor() ? (way == 's' ? other.toTensor().numel() : most_set(other.toTensor())) : -1;
+  }
+  if (way == '<') return before < 0 || (more >= 0 && more < before) ? more : before;
+  return before < 0 || more < 0 ? -1 : before + more;
+}
+
+// Whether `scatter` writes each element: a permutation is turned round so.
+bool scatters_to_all(const Tensor& self, const Tensor& index) {
+  return self.dim() == 1 && index.numel() == self.numel() && is_whole(self) && fits(self) && index.is_cuda() &&
+      is_known(index) && std::get<0>(at::_unique(host_of(index))).numel() == index.numel();
+}
+
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const auto& kind = kind_of(op);
   const auto count = op.schema().arguments().size();
@@ -570,7 +623,8 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   for (size_t i = 0; i < count; i++)
     each_tensor(arguments[i], [&](const Tensor& t) {
       if (!t.is_cuda()) return;
-      known = known && (kind.only_writes[i] ? completes(t) : fits(t) && is_known(t));
+      const bool is_made = kind.only_writes[i] || (kind.sets == 's' && !i && scatters_to_all(t, arguments[2].toTensor()));
+      known = known && (is_made ? completes(t) : fits(t) && is_known(t));
       if (auto* block = block_of(t)) {
         tests_nan |= block->tests_nan;
         kinds = std::max(kinds, block->kinds);
@@ -585,6 +639,10 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     share = 1.0 / kinds;
     kinds = 0;
   }
+  if (share < 1 && (op.schema().name() == "aten::bitwise_not" || op.schema().name() == "aten::logical_not")) share = 1 - share;
+  if (kind.sets) kinds = 0;  // places to write to are no values
+
+  const int64_t set = kind.sets && !known ? most_set_by(kind.sets, arguments) : -1;
 
   Call call;
   Stack results, host;
@@ -624,6 +682,14 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
         if (auto* block = block_of(real)) {
           if (at::isIntegralType(real.scalar_type(), false)) block->kinds = kinds;
           block->share = share;
+          if (kind.accumulator && share < 1 && op.schema().name() == "aten::all") {
+            if (!real.dim()) block->holds = 0;
+          } else if (kind.accumulator && share < 1) {  // one of many is true more often
+            const double number = share * arguments[0].toTensor().numel() / std::max<int64_t>(1, real.numel());
+            block->share = std::min(1.0, number);
+            if (!real.dim() && real.scalar_type() == at::kBool) block->holds = number >= 1;
+          }
+          block->set = set;
         }
       }
       return real;
@@ -657,7 +723,10 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     if (kind.writes[i]) each_tensor(arguments[i], [&](const Tensor& t) {
       if (!t.is_cuda()) return;
       if (!known) forget(t);
-      else if (auto* block = block_of(t)) block->known = true;
+      if (auto* block = block_of(t)) {
+        if (known) block->known = true;
+        else block->set = set;
+      }
     });
 }
 
@@ -719,11 +788,14 @@ Tensor& copy(Tensor& self, const Tensor& source, bool is_async) {
     } else {
       forget(self);
       if (auto* block = block_of(self)) {
-        block->maker = from.is_cuda() && block_of(from) ? block_of(from)->maker : "copy";
-        block->tests_nan = from.is_cuda() && block_of(from) && block_of(from)->tests_nan;
-        block->holds = from.is_cuda() && block_of(from) && !from.dim() && !self.dim() ? block_of(from)->holds : -1;
-        block->kinds = from.is_cuda() && block_of(from) ? block_of(from)->kinds : 0;
-        block->share = from.is_cuda() && block_of(from) ? block_of(from)->share : 1;
+        const Block nothing, *origin = from.is_cuda() ? block_of(from) : nullptr;
+        block->maker = origin ? origin->maker : "copy";
+        if (!origin) origin = &nothing;
+        block->tests_nan = origin->tests_nan;
+        block->holds = from.dim() || self.dim() ? -1 : origin->holds;
+        block->kinds = origin->kinds;
+        block->share = origin->share;
+        block->set = is_whole(self) ? origin->set : -1;
       }
     }
   } else if (is_known(from)) {
@@ -931,6 +1003,11 @@ void memtrace_forget(void* storage) {
 double memtrace_share(void* storage) {
   auto* block = block_of(static_cast<c10::StorageImpl*>(storage));
   return block ? block->share : 1;
+}
+
+int64_t memtrace_set(void* storage) {
+  auto* block = block_of(static_cast<c10::StorageImpl*>(storage));
+  return block ? block->set : -1;
 }
 
 int memtrace_known(void* storage) {

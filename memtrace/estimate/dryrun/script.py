@@ -49,9 +49,9 @@ class DryDevice:
         self.failed: str | None = None
         self._refusal = ctypes.create_string_buffer(2048)
         self.helper = library = helper.load()
-        for function in (library.memtrace_known, library.memtrace_forget, library.memtrace_share):
+        for function in (library.memtrace_known, library.memtrace_forget, library.memtrace_share, library.memtrace_set):
             function.argtypes = [ctypes.c_void_p]
-        library.memtrace_share.restype = ctypes.c_double
+        library.memtrace_share.restype, library.memtrace_set.restype = ctypes.c_double, ctypes.c_int64
         os.environ |= {"TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
         import torch
 

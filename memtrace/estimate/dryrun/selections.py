@@ -137,7 +137,12 @@ class Selections:
     # ---- shapes that depend on values ----------------------------------------------------------------------------
     def _taken(self, elements: int, mask: Any = None) -> int:
         """How many elements a mask takes. One that picks one of n kinds takes an even share of them."""
-        even = 1.0 if mask is None else self._helper.memtrace_share(mask.untyped_storage()._cdata)
+        storage = None if mask is None else mask.untyped_storage()._cdata
+        even = 1.0 if storage is None else self._helper.memtrace_share(storage)
+        chosen = -1 if storage is None else self._helper.memtrace_set(storage)
+        if 0 <= chosen < elements:
+            self._assumed.note("set", "of a mask that began as zeros what was set in it is true: the most")
+            return chosen
         if even < 1:
             self._assumed.note("even", "what chooses among kinds (experts, classes) takes them equally often")
             return max(1, round(elements * even))

@@ -8,6 +8,7 @@ from collections import deque
 import torch
 import torch.nn as nn
 
+torch.manual_seed(4)
 U, N, D = (20000, 5000, 64)
 u, it = (nn.Embedding(U, D, device="cuda"), nn.Embedding(N, D, sparse=False, device="cuda"))
 gru = nn.GRU(D, 128, batch_first=True, bidirectional=True).cuda()
