@@ -137,10 +137,12 @@ class Basics:
         if len(rows):
             sized[rows] = ~among(f.free_stack[rows], f.free_stack[f.ended < NEVER])
         stack = f.timeline.allocations.stack
-        # Outside passes (an adapter's first product, say): what a line leaves once, the first time, of all it makes.
-        rows = np.flatnonzero(sized & f.is_kind(Kind.LOAD, Kind.OTHER))
+        # Outside modules (an adapter's first product, say): what a line leaves once, the first time, of all it makes.
+        functions = [] if f.stacks.has(Tag.CALL).any() else [Kind.FORWARD, Kind.OTHER]  # on plain tensors
+        rows = np.flatnonzero(sized & f.is_kind(Kind.LOAD, Kind.OTHER, *functions))
         alike = np.flatnonzero(among(stack, stack[rows]))
-        kept = np.bincount(stack[alike[f.persistent[alike]]] + 1, minlength=len(f.stacks.kind))[stack[rows] + 1]
+        stays = alike[f.persistent[alike] & (f.pass_end[alike] != NEVER)]  # in a pass that is cut short, anything does
+        kept = np.bincount(stack[stays] + 1, minlength=len(f.stacks.kind))[stack[rows] + 1]
         made = np.bincount(stack[alike] + 1, minlength=len(f.stacks.kind))[stack[rows] + 1]
         first = np.full(len(f.stacks.kind), len(stack))
         np.minimum.at(first, stack[alike], alike)
@@ -149,8 +151,7 @@ class Basics:
         result[rows] = is_first & (kept == 1) & (made > 2)
         # Compiled code has its products write where it wants them; what outlives the next pass is no activation.
         result |= sized & f.has(Tag.COMPILED) & f.is_kind(Kind.FORWARD) & (f.pass_end < NEVER) & f.followed
-        calls = [Kind.FORWARD, *([] if f.stacks.has(Tag.CALL).any() else [Kind.OTHER])]  # functions on plain tensors
-        sized &= f.is_kind(*calls, Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
+        sized &= f.is_kind(Kind.FORWARD, *functions, Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
         # Rings that lost their beginning: of what is older and still there, the final state has the stack.
         older = self.early_persistent & among(f.size, CUBLAS_WORKSPACE_BYTES) & f.is_kind(Kind.FORWARD, Kind.BACKWARD)
         own = threads_by_stack(f.stacks)

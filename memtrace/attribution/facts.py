@@ -162,7 +162,7 @@ def _with_functions(stacks: StackFacts, timeline: Timeline, shared: bool) -> Sta
     ended, saved = (
         np.bincount(of, minlength=len(stacks.kind)) for of in (table.stack[rows], table.stack[rows][by_autograd])
     )
-    return replace(stacks, kind=np.where(saved * 2 > ended, np.uint8(Kind.FORWARD), stacks.kind))
+    return replace(stacks, kind=np.where((saved > 0) & (saved * 4 >= ended), np.uint8(Kind.FORWARD), stacks.kind))
 
 
 def _died(table: Allocations) -> I4:

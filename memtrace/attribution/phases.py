@@ -216,7 +216,8 @@ def _with_step_before(
     allocs, kinds = allocs[:count], kinds[:count]
     first, last = allocs[ahead][[0, -1]].tolist()
     later = [(start, phase, step + (step >= 0)) for start, phase, step in spans[1:]]
-    step = [(first, Phase.OPTIMIZER, 0), (last + 1, Phase.BETWEEN, 1)]
+    behind = int(np.append(allocs, spans[1][0])[place_of(allocs, last, "right")])  # what it frees is its own
+    step = [(first, Phase.OPTIMIZER, 0), *[(behind, Phase.BETWEEN, 1)][: behind < spans[1][0]]]
     backward = [(event, Phase.BACKWARD, 0) for event in allocs[(allocs < first) & (kinds == Kind.NONE)][:1].tolist()]
     step = backward + step
     return [*spans[: step[0][0] > 0], *step, *later]
@@ -268,7 +269,7 @@ def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: L
     """The marks, with the program's own code behind a backward pass as an optimizer step where it makes something for
     (at least half of, or the sum of) the gradients that the passes since the last step left: an optimizer written by
     hand, or what prepares one's work."""
-    begun, is_behind = -1, False
+    begun, is_behind, until = -1, False, -1
     left, seen = np.zeros(0, np.int64), 0  # what autograd made of the lives up to there and is still alive
     for i, (event, kind) in enumerate(marks):
         if kind in AUTOGRAD:
@@ -279,6 +280,8 @@ def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: L
             is_behind = False
         elif kind in (Kind.OPTIMIZER, None):
             begun, is_behind = -1, False
+        elif kind is Kind.OTHER and event < until:  # looked at with the code before it
+            continue
         elif kind is Kind.OTHER and is_behind:
             end, following = next(
                 (marks[j] for j in range(i + 1, len(marks)) if marks[j][1] is not Kind.OTHER), (len(trace), None)
@@ -291,13 +294,21 @@ def _updates(marks: list[Mark], trace: DeviceTrace, stacks: StackFacts, lives: L
             freed = left[lives.died[left] < NEVER]
             gradients = lives.size[freed if len(freed) else left]  # a workspace stays
             sizes, total = lives.size[mid:high], int(gradients.sum())
-            flat = (np.abs(sizes - total) * 64 <= total) | (np.abs(sizes - total * 2) * 64 <= total)
-            is_flat = len(gradients) > 1 and flat.any()
-            made = flat if is_flat else among(sizes, np.concatenate([gradients, gradients * 2]))
-            if made.any() and (is_flat or made.sum() * 2 >= len(gradients)):
-                yield int(lives.born[mid:high][made][0]), Kind.OPTIMIZER
-                if end < len(trace) and following is not Kind.OPTIMIZER:  # which goes on with the step
-                    yield end, Kind.OTHER
+            made = among(sizes, np.concatenate([gradients, gradients * 2]))  # in 32 bits, too
+            if made.sum() * 2 < len(gradients):
+                made = (np.abs(sizes - total) * 64 <= total) | (np.abs(sizes - total * 2) * 64 <= total)  # flat
+                made &= len(gradients) > 1
+            if made.any():
+                until = end
+                first = mid + int(np.flatnonzero(made)[0])
+                if (in_place := among(sizes, gradients)).sum() * 2 >= len(gradients):
+                    made = in_place  # what is twice as large is the next batch, say, unless such code makes it, too
+                stack = trace.stack[lives.born[mid:high]]
+                last = mid + int(np.flatnonzero(among(stack, stack[made]))[-1])
+                yield int(lives.born[first]), Kind.OPTIMIZER
+                behind = int(lives.born[last + 1]) if last + 1 < high else end  # the next batch, say
+                if behind < len(trace) and following is not Kind.OPTIMIZER:  # which goes on with the step
+                    yield behind, Kind.OTHER
                 continue
         yield event, kind
 

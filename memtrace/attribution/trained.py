@@ -235,7 +235,8 @@ def _most_at_once(facts: Facts, rows: Bool) -> dict[int, int]:
 
 def _made_before_training(facts: Facts) -> Bool:
     """There before the trace, or made by loading, by the program or by code that left no stack, before any pass, and
-    alive through one."""
+    alive through one, or up to the step that puts others in their place."""
     ready = facts.is_kind(Kind.OTHER, Kind.NONE) & facts.in_phase(Phase.LOAD, Phase.UNKNOWN) & ~facts.before_trace
     older = facts.before_trace & ~facts.is_kind(Kind.FORWARD, Kind.RECOMPUTE)
-    return ((older | ready) & facts.lives_on) | (facts.is_kind(Kind.LOAD) & facts.stays)
+    replaced = facts.freed_by_program & (facts.death_phase == Phase.OPTIMIZER)
+    return ((older | ready) & (facts.lives_on | replaced)) | (facts.is_kind(Kind.LOAD) & facts.stays)
