@@ -56,12 +56,15 @@ def live_curve(analysis: Analysis) -> I8:
 def categories_at(analysis: Analysis, events: I8) -> I8:
     """As ``categories`` of the curves, at a few events in ascending order."""
     count, table = len(events), analysis.timeline.allocations
-    since, before = (np.searchsorted(events.astype(each.dtype), each) for each in _held(analysis))
-    seen = np.flatnonzero(since != before)
-    category, size = _category_of_rows(analysis, seen), table.requested_bytes[seen]
+    born, until = _held(analysis)
+    near = np.flatnonzero((born <= events[-1]) & (until > events[0])) if count else np.empty(0, np.int64)
+    since, before = (np.searchsorted(events.astype(each.dtype), each[near]) for each in (born, until))
+    seen = since != before
+    rows, since, before = near[seen], since[seen], before[seen]
+    category, size = _category_of_rows(analysis, rows), table.requested_bytes[rows]
     changes = np.zeros((len(Category), count + 1), dtype=np.int64)
-    np.add.at(changes, (category, since[seen]), size)
-    np.subtract.at(changes, (category, before[seen]), size)
+    np.add.at(changes, (category, since), size)
+    np.subtract.at(changes, (category, before), size)
     held = changes.cumsum(axis=1)[:, :count]
     held[_REST] = analysis.timeline.reserved_bytes[events] - held.sum(axis=0)
     return held

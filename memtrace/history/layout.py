@@ -29,7 +29,7 @@ class State(IntEnum):
     PENDING_FREE = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """One device's memory at one event; segments by address, blocks by address within them.
 

@@ -105,6 +105,7 @@ class MainScreen(Awaited, Screen[None]):
             self.run_worker(self._explain, thread=True, exclusive=True, group="explain", exit_on_error=False)
 
     def _explain(self) -> None:
+        from memtrace_tui.data.flow import groups
         from memtrace_tui.widgets.chart import Chart
 
         provider = self.session.provider
@@ -116,7 +117,8 @@ class MainScreen(Awaited, Screen[None]):
             layer_of_rows(provider)  # for the details of an allocation
             _ = provider.step_peaks
             Chart.columns_of(self.session, provider.window, self.size.width)
-            self.session.table.sorted(None, "size", True)
+            self.session.table.sorted(None, "size", True)  # with all rows, and their sizes
+            groups(provider.layout(provider.peaks[2].event))  # what the map's scales are worked out from
             self.session.explain()
             gc.freeze()  # as after loading
         except Exception as error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,7 @@ SORTS: dict[str, str] = {
 }  # fmt: skip
 
 
+@lru_cache(4)
 def groups(layout: Layout) -> list[tuple[PoolKey, list[int]]]:
     """Segments by pool, stream and kind, the most reserved bytes first."""
     found: dict[PoolKey, list[int]] = {}

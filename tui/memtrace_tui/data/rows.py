@@ -137,18 +137,32 @@ class AllocationTable:
 
     # -- sorting and grouping
 
+    @cached_property
+    def all_rows(self) -> I8:
+        """Every allocation, in order of birth."""
+        return np.arange(len(self.table))
+
+    @cached_property
+    def sizes(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The different requested sizes, ascending, and which of them each allocation has."""
+        found, which = _distinct(self.table.requested_bytes)
+        return found, which.astype(np.min_scalar_type(len(found)))
+
     def sorted(self, rows: I8 | None, column: str, descending: bool) -> I8:
         """Rows by a column; rows that are alike stay in order of birth. All of them (None) are sorted once."""
         if rows is None:
             if (column, descending) not in self._sorted:
-                self._sorted = {(column, descending): self.sorted(np.arange(len(self.table)), column, descending)}
+                self._sorted = {(column, descending): self.sorted(self.all_rows, column, descending)}
             return self._sorted[column, descending]
-        key = self._key(column)[rows]
+        key = self._key(column)
+        key = key if rows is self.all_rows else key[rows]
         if descending:
             return rows[::-1][np.argsort(key[::-1], kind="stable")][::-1]
         return rows[np.argsort(key, kind="stable")]
 
     def _key(self, column: str) -> NDArray[Any]:
+        if column == "size":
+            return self.sizes[1]  # sorts many times as fast
         if column in ("phase", "pool") or column not in self.words:
             return self.column(column)
         texts, by = self.words[column]
@@ -157,16 +171,18 @@ class AllocationTable:
 
     def grouped(self, rows: I8, by: str) -> list[Group]:
         """Rows summed by one of ``GROUPS``, largest first."""
-        size = self.table.requested_bytes[rows]
+        part = slice(None) if rows is self.all_rows else rows
+        size = self.table.requested_bytes[part]
         column = {"category": "rule", "subcategory": "rule", "site": "stack", "module": "stack"}.get(by, by)
-        keys = self.column(column)[rows].astype(np.int64)
-        found, inverse = _distinct(keys)
-        counts = np.bincount(inverse)
+        found, inverse = self.sizes if by == "size" else _distinct(self.column(column)[part])
+        inverse = inverse[part] if by == "size" else inverse
+        counts = np.bincount(inverse, minlength=len(found))
         sums, largest = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
         np.add.at(sums, inverse, size)
         np.maximum.at(largest, inverse, size)
         groups: dict[tuple[str, str, str], tuple[int, int, int]] = {}
-        figures = zip(found.tolist(), sums.tolist(), counts.tolist(), largest.tolist(), strict=True)
+        met = counts > 0
+        figures = zip(*(each[met].tolist() for each in (found, sums, counts, largest)), strict=True)
         for key, total, count, most in figures:
             name = self._group_label(by, key)
             before = groups.get(name, (0, 0, 0))
@@ -214,6 +230,12 @@ class AllocationTable:
 def _distinct(values: NDArray[Any]) -> tuple[NDArray[Any], I8]:
     """The different values, ascending, and which of them each is: ``np.unique``, many times as fast on what repeats,
     as most of what there is shows in a few thousand of the values."""
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    if high - low < 1 << 16:
+        seen = np.zeros(high - low + 1, np.bool_)
+        places = np.subtract(values, low, dtype=np.int64)
+        seen[places] = True
+        return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[places]
     found = distinct(values[:: len(values) // 4096 + 1])
     which = np.searchsorted(found[:-1], values)
     missed = values[found[which] != values] if len(found) else found

@@ -97,8 +97,8 @@ class AllocationsView(TableView):
         if not self.everything:
             rows = session.live()
         else:
-            rows = np.arange(len(data.table)) if session.fitting is None else np.flatnonzero(session.fitting)
-        self._total = int(data.table.requested_bytes[rows].sum())
+            rows = data.all_rows if session.fitting is None else np.flatnonzero(session.fitting)
+        self._total = int(data.table.requested_bytes[slice(None) if every else rows].sum())
         if self.grouping == "none":
             self.rows, self.groups = data.sorted(None if every else rows, self.sort, self.descending), ()
             table.sort, table.columns = (self.sort, self.descending), ROWS
