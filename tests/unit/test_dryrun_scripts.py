@@ -221,11 +221,17 @@ def test_what_is_chosen_among_kinds_is_one_of_many(runs: Runs, tmp_path: Path) -
         "chosen = torch.randn(4096, 64, 8, device='cuda').sum(1).topk(2).indices\n"
         "mine = chosen == 3\n"
         "print(len(mine.nonzero()), len(mine.any(-1).nonzero()), bool(mine.any()))\n"
-        "print(len(torch.nn.functional.one_hot(chosen, 8).sum((0, 1)).nonzero()))\n",
+        "print(len(torch.nn.functional.one_hot(chosen, 8).sum((0, 1)).nonzero()))\n"
+        "print(bool((words % 1 == 0).all()), len((words % 4 == 1).nonzero()), bool((words // 4 == 1).all()))\n"
+        "print(len(((chosen == 3) | (chosen == 5)).nonzero()), len(((chosen == 3) | (words[:2] > 7)).nonzero()))\n"
+        "chances = torch.randn(256, 8, 64, device='cuda').sum(-1).softmax(-1)\n"
+        "choice = torch.distributions.Categorical(probs=chances)\n"
+        "choice.log_prob(choice.sample())\n",
     )
     mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train)
     assert mine["exit_code"] == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[:3] == ["False False 512", "1024 1024 True", "8"]
+    expected = ["False False 512", "1024 1024 True", "8", "True 128 False", "2048 8192"]
+    assert done.stdout.splitlines()[: len(expected)] == expected
 
 
 def test_a_permutation_is_turned_round(runs: Runs, tmp_path: Path) -> None:

@@ -604,6 +604,14 @@ int64_t most_set_by(char way, const std::vector<IValue>& arguments) {
   return before < 0 || more < 0 ? -1 : before + more;
 }
 
+// How much of a mask is true.
+double true_of(const IValue& mask) {
+  if (!mask.isTensor()) return 1;
+  const auto& t = mask.toTensor();
+  if (t.is_cuda() && !is_known(t)) return block_of(t)->share;
+  return static_cast<double>(most_set(t)) / std::max<int64_t>(1, t.numel());
+}
+
 // Whether `scatter` writes each element: a permutation is turned round so.
 bool scatters_to_all(const Tensor& self, const Tensor& index) {
   return self.dim() == 1 && index.numel() == self.numel() && is_whole(self) && fits(self) && index.is_cuda() &&
@@ -639,7 +647,16 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     share = 1.0 / kinds;
     kinds = 0;
   }
-  if (share < 1 && (op.schema().name() == "aten::bitwise_not" || op.schema().name() == "aten::logical_not")) share = 1 - share;
+  const std::string_view called(name);
+  if (share < 1 && (called == "aten::bitwise_not" || called == "aten::logical_not")) share = 1 - share;
+  if (kind.sets == '+') share = std::min(1.0, true_of(arguments[0]) + true_of(arguments[1]));
+  if (kinds > 1 && (called == "aten::remainder" || called == "aten::floor_divide")) {
+    const IValue& by = arguments[1];  // a plain number may come as a tensor of the host
+    const bool is_plain = by.isTensor() && by.toTensor().is_cpu() && !by.toTensor().dim();
+    const double number = is_plain ? by.toTensor().item().toDouble() : by.isScalar() ? by.toScalar().toDouble() : 0;
+    const int64_t whole = std::max<int64_t>(1, std::abs(static_cast<int64_t>(number)));
+    if (number) kinds = called == "aten::remainder" ? std::min(kinds, whole) : divided(kinds, whole);
+  }
   if (kind.sets) kinds = 0;  // places to write to are no values
 
   const int64_t set = kind.sets && !known ? most_set_by(kind.sets, arguments) : -1;
@@ -682,7 +699,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
         if (auto* block = block_of(real)) {
           if (at::isIntegralType(real.scalar_type(), false)) block->kinds = kinds;
           block->share = share;
-          if (kind.accumulator && share < 1 && op.schema().name() == "aten::all") {
+          if (kind.accumulator && share < 1 && called == "aten::all") {
             if (!real.dim()) block->holds = 0;
           } else if (kind.accumulator && share < 1) {  // one of many is true more often
             const double number = share * arguments[0].toTensor().numel() / std::max<int64_t>(1, real.numel());

@@ -9,7 +9,7 @@ plans of chosen tiles and clusters, 98 % exact) and tried on an H200 under cuDNN
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 
 from memtrace.estimate.dryrun.passes import Convolution
@@ -69,9 +69,12 @@ def _tiles(asked: Convolution, tile: tuple[int, int], grain: int) -> tuple[int, 
 
 
 def _copies(asked: Convolution, width: int) -> int:
-    """Tensors that are not channels-last are copied, unless that is the same."""
-    turned: Sequence[tuple[int, ...]] = () if asked.channels_last else (asked.x, asked.w, asked.y)
-    copied = sum(prod(sizes) * width for sizes in turned if prod(sizes[2:]) > 1)
+    """Tensors that are not channels-last are copied, and padded where their channels do not fill 16 bytes."""
+    copied = 0
+    for sizes, channels in ((asked.x, (1,)), (asked.w, (0, 1)), (asked.y, (1,))):
+        padded = [_up(size, 16 // width) * 16 // width if dim in channels else size for dim, size in enumerate(sizes)]
+        if padded != [*sizes] or (not asked.channels_last and prod(sizes[2:]) > 1):
+            copied += prod(padded) * width
     return copied + 16 if copied else 0
 
 
