@@ -203,7 +203,7 @@ class EarlySignals(Basics):
         by_autograd = f.is_kind(Kind.NONE, Kind.BACKWARD, Kind.RECOMPUTE)
         of_autograd, of_program = (f.size[made & rows] for rows in (by_autograd, ~by_autograd))
         if sized.sum() <= 2:
-            had_none = among(f.size, np.intersect1d(of_autograd, of_program))
+            had_none = among(f.size, of_autograd[among(of_autograd, of_program)])
             return sized & (by_model | unlike_weights | ~(among(f.size, self._trained_sizes) | had_none))
         # Autograd's thread made one in the recording, and the program's thread none for all its products: it had one.
         older = sized & among(f.size, of_autograd) & ~among(f.size, of_program) & ~by_model & self._multiplies

@@ -44,7 +44,7 @@ def quantized_sizes(facts: Facts) -> tuple[I8, I8]:
     stored = distinct(facts.size[made])
     if not len(stored):
         stored = distinct(facts.size[stayed]) if eight_bits else _with_scales(facts.size[stayed])
-        stored = np.union1d(stored, gathered_quantized(facts))
+        stored = distinct(np.append(stored, gathered_quantized(facts)))
     wide = [stored * 2, stored * 4] if eight_bits else [stored * 4, stored * 8]
     return stored, distinct(np.concatenate([*wide, stored // 8]))
 

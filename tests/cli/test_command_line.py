@@ -125,6 +125,14 @@ def test_the_environment_is_told_without_importing_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_a_report_does_without_numpys_masked_arrays() -> None:
+    code = (
+        "import sys, numpy; before = set(sys.modules); from memtrace.cli import main; main(['report', sys.argv[1]])\n"
+        "sys.exit('numpy.ma' in sys.modules.keys() - before)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(trace_path("tiny-llama_3-steps"))], check=True, capture_output=True)
+
+
 # -- completion -------------------------------------------------------------------------------------------------------
 
 BASH = """

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrace import compiled
+from memtrace.arrays import among
 from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I4, I8, Action, Blocks, BlockState, Bool, DeviceTrace
 
@@ -105,7 +106,7 @@ def match(action: NDArray[np.uint8], address: I8, active: I8) -> tuple[I4, I8, I
             handle[i] = owner
         else:
             first_events.append((i, at))
-    first = np.sort(np.concatenate([np.array(list(early), np.int64), active[~np.isin(active, address[rows])]]))
+    first = np.sort(np.concatenate([np.array(list(early), np.int64), active[~among(active, address[rows])]]))
     handle[handle >= 0] += len(first)
     for i, at in first_events:
         handle[i] = np.searchsorted(first, at)

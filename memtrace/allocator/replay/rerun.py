@@ -21,7 +21,7 @@ from memtrace.allocator.replay.initial import RESERVATION_BYTES, fill
 from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, round_sizes
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import MASK, SHIFT, AllocatorState
-from memtrace.arrays import place_of
+from memtrace.arrays import among, place_of
 from memtrace.frozen import dataclass
 from memtrace.snapshot.model import I4, I8, U1, Action, BlockState, Device
 
@@ -328,7 +328,7 @@ class _Run:
         life, blocks = self.life, self.evidence.device.blocks
         alive = np.flatnonzero(life.free_completed_event < 0)
         live = np.stack([life.address[alive], sizes[alive], 1 + (life.free_requested_event[alive] >= 0)], axis=1)
-        live[np.isin(alive, np.flatnonzero(self.evidence.beginning.pending)), 2] = BlockState.PENDING_FREE
+        live[among(alive, np.flatnonzero(self.evidence.beginning.pending)), 2] = BlockState.PENDING_FREE
         free = np.array([(address, size, 0) for address, size in self.state.free_at.items()], dtype=np.int64)
         mine = np.concatenate([live.astype(np.int64), free.reshape(-1, 3)])
         mine = mine[np.argsort(mine[:, 0], kind="stable")]
