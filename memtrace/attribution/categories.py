@@ -135,3 +135,8 @@ def category_name(purpose: str, meaning: str) -> str:
     *trained* for that key."""
     category, slash, sub = purpose.partition("/")
     return f"trained{slash}{sub}" if category == Category.LORA and meaning == "trained" else purpose
+
+
+def category_words(purpose: str, meaning: str) -> str:
+    """The same in a sentence: ``base weights`` for ``base_weights``."""
+    return category_name(purpose, meaning).replace("_", " ")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from memtrace.analysis import Analysis, is_truncated
 from memtrace.answers.pins import pins
-from memtrace.attribution.categories import Category, Purpose, category_name
+from memtrace.attribution.categories import Category, Purpose, category_words
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
 from memtrace.explain.answer import Explanation, Together, When
@@ -259,7 +259,7 @@ def _pinned(case: Case) -> list[str]:
     held = pins(case.analysis, layout_at(case.timeline, case.at.event)).held_by
     meaning = case.attribution.lora_meaning
     return [
-        f"What {first.frame} made ({category_name(f'{first.category}/{first.subcategory}', meaning)}) alone keeps "
+        f"What {first.frame} made ({category_words(f'{first.category}/{first.subcategory}', meaning)}) alone keeps "
         f"{size(first.free_bytes)} of free pieces in {counted(first.segments, 'segment')} from being given back."
         for first in [holder for holder in held if holder.frame is not None][:1]
     ]
@@ -281,7 +281,7 @@ def _about(case: Case, changed: Together | None) -> list[str]:
     meaning = case.attribution.lora_meaning
     if top:
         whole = "what is allocated" if case.is_oom else "it"  # what was still to come has just been told
-        parts = ", ".join(f"{category_name(name, meaning)} {size(n)}" for n, name in top)
+        parts = ", ".join(f"{category_words(name, meaning)} {size(n)}" for n, name in top)
         found.append(f"Most of {whole}: {parts}.")
     known = changed.tokens_share if changed is not None else None  # what the rest of the layers needs is not all
     if (share := _tokens_that_fit(case)) is not None and share <= (known or 1):
@@ -301,6 +301,6 @@ def _about(case: Case, changed: Together | None) -> list[str]:
             step = case.points[0].earlier.step
             found.append(
                 f"Since the same point of the pass before (step {step}): {format_delta(total)}, most of it "
-                f"{category_name(key, meaning)} ({format_delta(most)})."
+                f"{category_words(key, meaning)} ({format_delta(most)})."
             )
     return found

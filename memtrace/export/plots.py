@@ -14,12 +14,12 @@ from memtrace.analysis import Analysis
 from memtrace.answers.curves import Curves, category_curves, pick_events
 from memtrace.answers.diff.comparison import Difference
 from memtrace.answers.steps import StepSeries
-from memtrace.attribution.categories import Category, category_name
+from memtrace.attribution.categories import Category, category_words
 from memtrace.attribution.phases import Phase
 from memtrace.errors import MissingDependencyError, UsageError
 from memtrace.estimate.forecast import Forecast
 from memtrace.estimate.sweep import Outcome, fit, increments
-from memtrace.render.words import COLOUR, plain_name
+from memtrace.render.words import COLOUR
 from memtrace.units import GIB, format_delta, printable
 from memtrace.writing import whole_file
 
@@ -60,7 +60,7 @@ def _stack(axes: Any, analysis: Analysis, curves: Curves, events: NDArray[np.int
         axes.stackplot(
             events,
             [curves.categories[number, place] / GIB for number, _ in present],
-            labels=[plain_name(category_name(category, meaning)) for _, category in present],
+            labels=[category_words(category, meaning) for _, category in present],
             colors=[COLOUR[category] for _, category in present],
             step="post",
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from memtrace.attribution.categories import Category, category_name
+from memtrace.attribution.categories import Category, category_words
 from memtrace.units import format_bytes, format_delta
 
 _MIN_SHARE = 0.02  # of the others' median: smaller differences are ordinary unevenness
@@ -124,7 +124,7 @@ def _reason(name: str, here_bytes: int, typical_bytes: int, against: str, meanin
     more = change > 0
     figures = f"{format_bytes(here_bytes)} against {format_bytes(typical_bytes)} ({against})"
     times = f", {here_bytes / typical_bytes:.1f} times as much" if more and typical_bytes > 0 else ""
-    head = f"{category_name(name, meaning)} {format_delta(change)}: {figures}{times}"
+    head = f"{category_words(name, meaning)} {format_delta(change)}: {figures}{times}"
     known = split or _CONSISTENT_WITH.get((name, more))
     second = split is None or "second" in split
     if name == Category.BASE_WEIGHTS and more and second and typical_bytes and here_bytes >= 1.6 * typical_bytes:

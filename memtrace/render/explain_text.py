@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from memtrace._version import __version__
-from memtrace.attribution.categories import category_name
+from memtrace.attribution.categories import category_name, category_words
 from memtrace.explain.answer import Advice, Explanation, Finding, When
 from memtrace.render.words import moment_name, verdict_meaning, verdict_name
 from memtrace.units import format_bytes, format_delta
@@ -227,7 +227,7 @@ def render_markdown(answer: Explanation) -> list[str]:
     said = any(_SINCE in sentence for sentence in answer.because)
     if answer.when is not None and answer.when.grew_bytes and not said:
         meaning, most = answer.when.lora["meaning"], list(answer.when.grew_bytes.items())[:5]
-        grown = ", ".join(f"{category_name(key, meaning)} {format_delta(size)}" for key, size in most)
+        grown = ", ".join(f"{category_words(key, meaning)} {format_delta(size)}" for key, size in most)
         lines.append(f"- {_SINCE}: {grown}.")
     if answer.findings:
         lines += ["", "| finding | bytes | best change saves |", "| --- | ---: | --- |"]

@@ -7,9 +7,9 @@ from itertools import pairwise
 from textwrap import wrap
 from typing import Any
 
-from memtrace.attribution.categories import category_name
+from memtrace.attribution.categories import category_name, category_words
 from memtrace.live.state import LiveView
-from memtrace.render.words import bar, clip, plain_name
+from memtrace.render.words import bar, clip
 from memtrace.units import counted, format_bytes, format_count, format_delta, printable
 
 Spans = list[tuple[str, str]]
@@ -103,7 +103,7 @@ def _categories(view: LiveView, width: int) -> list[Spans]:
     top = max(report.reserved_bytes, 1)
     for name, size in report.categories.items():
         if size or name != "unattributed":
-            called = plain_name(category_name(name, report.lora["meaning"]))
+            called = category_words(name, report.lora["meaning"])
             lines.append([(f"  {called:<14}{format_bytes(size):>11}  ", "text"),
                           (bar(size / top, max(width - 30, 10)), f"cat:{name}")])  # fmt: skip
     return lines

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from memtrace.analysis import PREDICTED
-from memtrace.attribution.categories import Category, category_name
+from memtrace.attribution.categories import Category, category_name, category_words
 from memtrace.ranks.compare import RankComparison, meaning_of
 from memtrace.render.text import Text, columns, table, warning_lines
-from memtrace.render.words import plain_name, verdict_name
+from memtrace.render.words import verdict_name
 from memtrace.units import format_bytes, printable
 
 _STEPS = 12
@@ -52,7 +52,7 @@ def _tables(answer: RankComparison, width: int) -> list[Text]:
     outside = any(rank.outside_bytes is not None for rank in answer.ranks)
     levels = [["file", "peak", "reserved", *(["outside"] if outside else [])]]
     shown = [c for c in Category if any(standing.categories.get(str(c)) for standing in answer.compared)]
-    categories = [[plain_name(category_name(c, meaning_of(answer.ranks))) for c in shown]]
+    categories = [[category_words(c, meaning_of(answer.ranks)) for c in shown]]
     names = short_names([rank.file for rank in answer.ranks])
     for name, rank, standing in zip(names, answer.ranks, answer.compared, strict=True):
         extra = [] if not outside else ["?" if rank.outside_bytes is None else format_bytes(rank.outside_bytes)]

@@ -141,7 +141,7 @@ def test_the_pointer_reads_out_what_the_curves_say() -> None:
     assert isinstance(events, list) and isinstance(sizes, dict) and len(events) > 500
     for number in range(0, len(events), 97):
         budget = report(recording, At("event", events[number], None))
-        assert {name: column[number] for name, column in sizes.items()} == budget.categories
+        assert {name.replace(" ", "_"): column[number] for name, column in sizes.items()} == budget.categories
 
 
 def test_a_bare_list_of_segments_has_a_page_too() -> None:

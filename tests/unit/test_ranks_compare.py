@@ -51,7 +51,7 @@ def test_a_second_model_is_named_with_its_numbers() -> None:
     ranks.append(replace(rank("llama2-7b_reference-model"), rank=3, file="3"))
     odd = compare_ranks(ranks).odd
     assert odd is not None and odd.rank == 3
-    reason = next(line for line in odd.why if line.startswith("base_weights"))
+    reason = next(line for line in odd.why if line.startswith("base weights"))
     assert "second model" in reason and "times as much" in reason
 
 
@@ -66,7 +66,7 @@ def test_memory_outside_the_allocator_makes_a_rank_odd() -> None:
     assert find_odd(ranks, "adapters") is None
     odd = find_odd([standing(0, outside=4 * GIB), *ranks[1:]], "adapters")
     assert odd is not None and odd.rank == 0 and odd.excess_bytes == 3 * GIB
-    assert odd.why[0].startswith("outside_allocator +3.00 GiB") and "NCCL" in odd.why[0]
+    assert odd.why[0].startswith("outside allocator +3.00 GiB") and "NCCL" in odd.why[0]
 
 
 def test_outside_memory_counts_only_where_every_file_tells_it() -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from memtrace.analysis import Analysis
 from memtrace.answers.curves import category_curves, pick_events
 from memtrace.answers.segment_map import BlockView, SegmentMap, SegmentView
-from memtrace.attribution.categories import Category, category_name
+from memtrace.attribution.categories import Category, category_words
 from memtrace.attribution.phases import Phase
 from memtrace.history.timeline import At, Window
 from memtrace.units import format_bytes, format_count
@@ -46,7 +46,7 @@ def timeline_svg(analysis: Analysis, at: At, top_bytes: int = 1) -> str:
         if layer.any():
             upper = base + layer
             peak = int(curves.categories[number].max())
-            title = f"{category_name(category, meaning)}: at most {format_bytes(peak)}"
+            title = f"{category_words(category, meaning)}: at most {format_bytes(peak)}"
             parts.append(
                 f'<path class="{category}" d="{_area(scale, events, base, upper)}"><title>{title}</title></path>'
             )
@@ -88,7 +88,7 @@ def timeline_data(analysis: Analysis) -> dict[str, object]:
         "phase": [Phase(int(phases.phase[span])).label if known and span >= 0 else "" for span in spans.tolist()],
         "step": [int(phases.step[span]) if known and span >= 0 else -1 for span in spans.tolist()],
         "bytes": {
-            category_name(c, analysis.attribution.lora_meaning): curves.categories[i, events - curves.first].tolist()
+            category_words(c, analysis.attribution.lora_meaning): curves.categories[i, events - curves.first].tolist()
             for i, c in enumerate(Category)
         },
     }  # fmt: skip
@@ -210,7 +210,7 @@ def _run(run: tuple[BlockView, ...], meaning: str) -> tuple[str, str, int]:
     if first.state == "free":
         return f"free {format_bytes(size)}", "free", size
     many = f" in {len(run)} blocks" if len(run) > 1 else ""
-    what = category_name(f"{first.category}/{first.subcategory}", meaning) if first.category else "in use"
+    what = category_words(f"{first.category}/{first.subcategory}", meaning) if first.category else "in use"
     waiting = "pending free: " if first.state == "pending_free" else ""
     place = f" · {first.frame}" if first.frame else ""
     style = "pending_free" if waiting else (first.category or str(Category.UNATTRIBUTED))

@@ -11,7 +11,7 @@ from memtrace._version import __version__
 from memtrace.analysis import Analysis
 from memtrace.answers.report import Report, report
 from memtrace.answers.segment_map import segment_map
-from memtrace.attribution.categories import MEANING, Category, category_name
+from memtrace.attribution.categories import MEANING, Category, category_words
 from memtrace.explain.answer import Explanation, Finding
 from memtrace.explain.causes import story_of
 from memtrace.explain.explain import explain_snapshot
@@ -120,7 +120,7 @@ def _verdict(explanation: Explanation) -> Iterable[str]:
 
 
 def _legend(categories: Iterable[Category], meaning: str) -> str:
-    chips = (f'<span><i class="chip {c}"></i>{plain_name(category_name(c, meaning))}</span>' for c in categories)
+    chips = (f'<span><i class="chip {c}"></i>{category_words(c, meaning)}</span>' for c in categories)
     return f'<p class="legend">{"".join(chips)}</p>'
 
 
@@ -132,7 +132,7 @@ def _budget(side: _Side) -> Iterable[str]:
         if name == Category.UNATTRIBUTED and not size:
             continue
         share = size / max(1, budget.reserved_bytes)
-        called = plain_name(category_name(name, budget.lora["meaning"]))
+        called = category_words(name, budget.lora["meaning"])
         yield (
             f'<tr title="{escape(MEANING[Category(name)])}"><td>{called}</td>'
             f'<td class="n" data-value="{size}">{format_bytes(size)}</td><td class="n">{share:.1%}</td>'
@@ -182,7 +182,7 @@ def _sites(side: _Side) -> Iterable[str]:
     for site in budget.top[:_SITES]:
         module = f"{escape(site.module)}: " if site.module else ""
         place = escape(site.frame or "(no stack recorded)")
-        called = escape(plain_name(category_name(site.category, budget.lora["meaning"])))
+        called = escape(category_words(site.category, budget.lora["meaning"]))
         yield (
             f'<tr><td class="n" data-value="{site.bytes}">{format_bytes(site.bytes)}</td>'
             f'<td class="n" data-value="{site.count}">{format_count(site.count)}</td>'
@@ -214,7 +214,7 @@ def _fragmentation(side: _Side) -> Iterable[str]:
     )
     for segment in f.pinned_segments[:_PINNED]:
         pins = "; ".join(
-            f"{plain_name(category_name(f'{pin.category}/{pin.subcategory}', meaning))} {format_bytes(pin.bytes)}"
+            f"{category_words(f'{pin.category}/{pin.subcategory}', meaning)} {format_bytes(pin.bytes)}"
             + (f" {pin.frame}" if pin.frame else "")
             for pin in segment.pinned_by[:3]
         )
