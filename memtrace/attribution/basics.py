@@ -67,9 +67,11 @@ class Basics:
 
     @cached_property
     def _gone_before_next_step(self) -> Bool:
+        """But for states, which the program itself may put others in the place of."""
         f = self.facts
         steps = f.phases.start[:-1][f.phases.phase == Phase.OPTIMIZER]
-        rows, result = np.flatnonzero(self.in_optimizer), np.zeros(len(f.size), dtype=np.bool_)
+        rows = np.flatnonzero(self.in_optimizer & ~f.has(Tag.OPTIMIZER_STATE))
+        result = np.zeros(len(f.size), dtype=np.bool_)
         following = np.append(steps, -1).astype(np.int32)[places(steps, f.born[rows], side="right")]
         gone = f.outlives_span[rows] & (f.ended[rows] < following)
         stack = f.timeline.allocations.stack[

@@ -68,12 +68,20 @@ class _Calls:
             is_inner = is_inner and not self._lasts(left, int(self.lives.died[kept].max()))
         elif before:  # a product with the gradients of the one before, which needs the graph no more
             is_inner = left_bytes * 2 > before and len(self.steps) > 0 and not self._lasts(left, end)
-        else:  # where the recording stops before that shows, code that went on behind such a call before tells
-            is_inner = goes_on in self.behind and bool((self.lives.died[graph] == NEVER).any())
+        else:  # where the recording stops before that shows, what is called tells, or what goes on behind it
+            is_inner = goes_on in self.behind or self._asks_for_gradients(int(self.trace.stack[start]))
+            unended = graph[self.lives.died[graph] == NEVER]
+            is_inner = is_inner and self._bytes(unended) > _NEARLY_ALL * self._gone_bytes(start, end)
         if is_inner:
             self.behind.add(goes_on)
             self.left_bytes = left_bytes
         return is_inner
+
+    def _asks_for_gradients(self, stack: int) -> bool:
+        """Whether the program calls ``torch.autograd.grad`` rather than ``backward``."""
+        table = self.stacks.python
+        frames = [table.frames[frame] for frame in table.frame_ids(stack).tolist()] if stack >= 0 else []
+        return any(f.filename == "torch/autograd/__init__.py" and f.name == "grad" for f in frames)
 
     def _there(self, start: int, end: int, event: int) -> I8:
         """What was made from one event to another and is there at a later one."""

@@ -159,7 +159,9 @@ class Signals(EarlySignals):
         """Made by the program, and there when an error ended a pass, in a recording without any backward pass."""
         f = self.facts
         made = self.in_trace & f.is_kind(Kind.OTHER) & self.persistent & (f.size >= LARGE_BYTES)
-        ahead = made & (f.born < self._first_pass) & self._trains & (not self.trains_whole)
+        if not self._trains:  # it died loading, or in functions on plain tensors
+            return made & bool((f.timeline.trace.action == Action.OOM).any())
+        ahead = made & (f.born < self._first_pass) & (not self.trains_whole)
         return ahead | (made & self._may_keep_a_graph & (not (f.phases.phase == Phase.BACKWARD).any()))
 
     # -- forward passes ------------------------------------------------------------------------------------------------

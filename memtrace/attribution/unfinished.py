@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from memtrace.arrays import among
 from memtrace.attribution.facts import Facts
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.repeats import period
@@ -28,9 +29,14 @@ def would_be_held(facts: Facts) -> Bool:
     held = rows & facts.persistent
     site = facts.stacks.site[facts.timeline.allocations.stack]
     recomputed = facts.is_kind(Kind.RECOMPUTE)
-    for kind, ends in ((~recomputed, facts.call_end), (recomputed, facts.pass_end)):
-        index = np.flatnonzero(kind & (facts.pass_end >= 0))
-        key = np.stack([facts.span[index], ends[index]])
+    told_apart = ~recomputed & ~facts.is_kind(Kind.NONE)
+    for kind, ends in ((told_apart, facts.call_end), (recomputed, facts.pass_end)):
+        # What stays of a whole pass is a workspace, say: later ones don't make it again.
+        index = np.flatnonzero(kind & (facts.pass_end >= 0) & ((facts.pass_end == NEVER) | ~facts.persistent))
+        # Where the program calls module after module itself, a pass is one call, if there is another one.
+        loose = index[facts.is_kind(Kind.OTHER)[index]]
+        by_pass = among(facts.span[index], facts.span[loose]) & (facts.pass_end[loose] < NEVER).any()
+        key = np.stack([facts.span[index], np.where(by_pass, 0, ends[index])])
         calls = np.split(index, np.flatnonzero((np.diff(key) != 0).any(axis=0)) + 1) if len(index) else []
         last = {int(facts.span[call[0]]): call for call in calls if facts.pass_end[call[0]] == NEVER}
         # What a call kept: known at the end of its pass; in a pass without one, when the pass's last call began.
@@ -49,7 +55,7 @@ def would_be_held(facts: Facts) -> Bool:
 def _as_others(facts: Facts, site: I8, call: I8, others: list[I8], kept: Bool) -> Bool:
     """Which rows of an unfinished call would be kept, by the call that is most like it; else by the layer before."""
     keys, alive = _keys(site[call]), facts.persistent[call]
-    best, twins, found = 0, np.full(len(call), -1), False
+    stack, best, twins, found = facts.timeline.allocations.stack, (0, 0), np.full(len(call), -1), False
     for other in others:
         theirs = _keys(site[other])
         order = np.argsort(theirs)
@@ -58,8 +64,9 @@ def _as_others(facts: Facts, site: I8, call: I8, others: list[I8], kept: Bool) -
         reached = int(at[paired].max(initial=0))
         # Ours was cut short where that one had come so far, or, behind its last allocation, later.
         states = [facts.ended[other] > facts.born[other[reached]], kept[other]][: 1 + (reached == len(other) - 1)]
-        score = max(int((paired & (state[at] == alive)).sum()) for state in states)
-        if score >= max(best, _ALIKE * len(call)):
+        alike = max(int((paired & (state[at] == alive)).sum()) for state in states)
+        score = alike, int((stack[other[at]] == stack[call])[paired].sum())  # called from the same place
+        if score >= best and alike >= _ALIKE * len(call):
             best, twins, found = score, np.where(paired, other[at], -1), True
     if found:
         return (twins < 0) | kept[twins]

@@ -126,6 +126,14 @@ def test_a_part_of_a_recording_is_wrong_without_the_rule(rule: str, monkeypatch:
     assert found.wrong < 0.02 and less.wrong + less.unattributed > found.wrong + 0.04
 
 
+def test_of_functions_on_plain_tensors_that_die_in_their_first_pass_nothing_is_known() -> None:
+    whole = bare(timeline("functional-style_oom"))
+    thinned = WAYS["out of memory in the first forward pass"](whole)
+    assert thinned is not None
+    found = shares(thinned, classify.attribute(thinned.timeline), whole, labels("functional-style_oom"))
+    assert found.wrong == 0 and found.unattributed > 0.8
+
+
 @pytest.mark.parametrize("rule", MADE)
 def test_a_made_program_is_wrong_without_the_rule(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, purpose = MADE[rule]
