@@ -125,7 +125,7 @@ all("svg.time").forEach(function (chart, number) {
     const phase = data.phase[at] ? ", " + data.phase[at] : "";
     const where = "event " + data.event[at].toLocaleString("en") + step + phase;
     readout.textContent = where + ": " + parts.map(function (name) {
-        return name.replace("_", " ") + " " + size(data.bytes[name][at]);
+        return name + " " + size(data.bytes[name][at]);
       }).join(" · ");
   };
   const to = function (event) {
@@ -143,13 +143,22 @@ all("svg.time").forEach(function (chart, number) {
   });
 });
 const search = document.getElementById("search");
+const hint = readout.textContent;
+let fits = [];
 search.addEventListener("input", function () {
   const word = search.value.toLowerCase();
-  all("table.sites tbody tr, table.pinned tbody tr, svg:not(.time) rect").forEach(function (each) {
-    each.classList.toggle("gone", word !== "" && !each.textContent.toLowerCase().includes(word));
-  });
+  const places = all("table.sites tbody tr, table.pinned tbody tr, svg:not(.time) rect");
+  fits = places.filter(function (each) { return each.textContent.toLowerCase().includes(word); });
+  places.forEach(function (each) { each.classList.add("gone"); });
+  fits.forEach(function (each) { each.classList.remove("gone"); });
+  const found = fits.length.toLocaleString("en") + " of " + places.length.toLocaleString("en") + " places";
+  readout.textContent = word === "" ? hint : found + (fits.length ? ", Enter goes there" : "");
 });
 document.addEventListener("keydown", function (press) {
+  if (press.key === "Enter" && document.activeElement === search && fits.length) {
+    fits.push(fits.shift());
+    fits[fits.length - 1].scrollIntoView({ block: "center" });
+  }
   if (press.key === "/" && document.activeElement !== search) { search.focus(); press.preventDefault(); }
   if (press.key === "Escape") { search.value = ""; search.dispatchEvent(new Event("input")); search.blur(); }
 });
