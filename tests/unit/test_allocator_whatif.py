@@ -17,6 +17,8 @@ from memtrace.allocator.config import AllocatorConfig
 from memtrace.allocator.export import as_snapshot
 from memtrace.allocator.replay.evidence import gather
 from memtrace.allocator.replay.replay import replay_device
+from memtrace.allocator.rounding import round_sizes
+from memtrace.allocator.whatif import whatif
 from memtrace.allocator.whatif.addresses import AddressSpace, CardDriver, Hints, Policy
 from memtrace.allocator.whatif.program import Op
 from memtrace.allocator.whatif.search import ranked, run_conf, sensible_confs
@@ -93,6 +95,16 @@ def test_all_statistics_of_the_process(name: str) -> None:
             assert 0 <= value - mine[key] <= allowed, key
         else:
             assert mine[key] == value, key
+
+
+def test_a_hundred_settings_need_little_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounded: list[int] = []
+    monkeypatch.setattr(
+        whatif, "round_sizes", lambda sizes, config: rounded.append(len(sizes)) or round_sizes(sizes, config)
+    )
+    run = own_settings(BASELINE)
+    assert rounded == [len(set(run.program.requested_bytes.tolist()))]  # not every allocation
+    assert max(len(kept) for kept in vars(run).values() if isinstance(kept, np.ndarray)) < len(run.program.op) * 0.6
 
 
 @pytest.mark.parametrize("name", [*FUZZ, *SAMPLES])

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memtrace.allocator.flat import distinct
 from memtrace.allocator.replay.evidence import TraceEvidence
 from memtrace.allocator.replay.flushes import causes, next_anchor
 from memtrace.allocator.whatif.addresses import Hints
@@ -77,6 +78,19 @@ class Program:
                 else:
                     maps.setdefault(event, address)
         return Hints(segments, maps)
+
+    @cached_property
+    def last_use(self) -> I8:
+        """The event of the last malloc from each pool, -1 for none."""
+        last = np.full(len(self.evidence.history.pools), -1, dtype=np.int64)
+        mallocs = self.op == Op.MALLOC
+        np.maximum.at(last, self.pool[self.handle[mallocs]], self.event[mallocs])
+        return last
+
+    @cached_property
+    def sizes(self) -> tuple[I8, I8, I4]:
+        """``requested_bytes`` as :func:`distinct` has them: each setting rounds the few sizes that there are."""
+        return distinct(self.requested_bytes)
 
     def to_run(self) -> Program:
         """The program with no more evidence than running it needs: what ended when is in the operations already."""

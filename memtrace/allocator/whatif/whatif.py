@@ -71,7 +71,6 @@ class Simulation:
     segment_events: I8
     address: I8
     block_bytes: I8
-    allocated_bytes: I8  # after each executed operation
     executed: int
     pending: tuple[int, ...]  # handles whose delayed free is not done
     completed_by_flush: tuple[tuple[int, int], ...]  # (event, handle) of delayed frees that a flush completed
@@ -155,19 +154,17 @@ class _Run:
         untouched = np.array_equal(program.requested_bytes[first], evidence.requested[first])
         sound = not evidence.history.contradictions and not evidence.beginning.contradictions
         self.keeps_layout = untouched and sound and config.places_like(evidence.config)
-        last_use = np.full(len(evidence.history.pools), -1, dtype=np.int64)
-        mallocs = program.op == Op.MALLOC
-        np.maximum.at(last_use, program.pool[program.handle[mallocs]], program.event[mallocs])
         occupied = evidence.history.initial.address.tolist() if self.keeps_layout else []
         self.space = AddressSpace(policy, program.hints, occupied)
-        self.world = World(config, self.space, self._completed, last_use)
+        self.world = World(config, self.space, self._completed, program.last_use)
         self.allocator = Allocator(config, self.world, state)
         self.state = self.allocator.state
         self.address_of = array("q", [-1]) * len(program.requested_bytes)
         self.size_of = array("q", [0]) * len(program.requested_bytes)
         self.refused: list[SimulatedRefusal] = []
         self.spared: list[Spared] = []
-        rounded = round_sizes(program.requested_bytes, config)
+        sizes, _, which = program.sizes
+        rounded = round_sizes(sizes, config)[which]
         small = rounded <= SMALL_LIMIT_BYTES
         if self.keeps_layout:
             small[first] = evidence.small[first]
@@ -314,7 +311,6 @@ class _Run:
             segment_events=np.array(self.world.log, dtype=np.int64).reshape(-1, 5),
             address=addresses,
             block_bytes=sizes,
-            allocated_bytes=curve,
             executed=executed,
             pending=tuple(self.world.pending),
             completed_by_flush=tuple(self.world.completed_by_flush),
