@@ -152,12 +152,13 @@ def _stacks_of(timeline: Timeline) -> StackFacts:
 
 
 def _with_functions(stacks: StackFacts, timeline: Timeline, shared: bool) -> StackFacts:
-    """In a program that calls no modules, code of which autograd gives up most of what is given up is its forward."""
+    """In a program that calls no modules, lines of which autograd gives up a part are its forward."""
     trace, table = timeline.trace, timeline.allocations
     if shared or stacks.has(Tag.CALL).any():
         return stacks
     died = _died(table)
-    rows = np.flatnonzero((died >= 0) & (died < NEVER) & (stacks.kind[table.stack] == Kind.OTHER))
+    asked = _last_request(trace, died[:0])  # behind it the program's end took things away
+    rows = np.flatnonzero((died >= 0) & (died < asked) & (stacks.kind[table.stack] == Kind.OTHER))
     by_autograd = among(stacks.kind[trace.stack[died[rows]]], [Kind.NONE, Kind.BACKWARD])
     ended, saved = (
         np.bincount(of, minlength=len(stacks.kind)) for of in (table.stack[rows], table.stack[rows][by_autograd])

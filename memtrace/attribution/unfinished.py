@@ -75,7 +75,7 @@ def _as_others(facts: Facts, site: I8, call: I8, others: list[I8], kept: Bool) -
     if distance:
         # Two layers back where there are as many: the layer just before may still be feeding the current one.
         tail, ours = np.arange(len(call) - distance, len(call)), site[call]
-        twice = (tail >= 2 * distance) & (ours[tail - 2 * distance] == ours[tail])
+        twice = (tail >= 2 * distance) & (ours[np.maximum(tail - 2 * distance, 0)] == ours[tail])
         back = tail - np.where(twice, 2, 1) * distance
         result[tail[back >= 0]] = alive[back[back >= 0]]
     return result

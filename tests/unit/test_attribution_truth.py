@@ -15,6 +15,7 @@ from memtrace.answers.why import explain_decision
 from memtrace.attribution.categories import SUBCATEGORIES, Category, Evidence
 from memtrace.attribution.classify import attribute
 from memtrace.attribution.reasons import reason
+from memtrace.attribution.unfinished import would_be_held
 from memtrace.explain.explain import explain_snapshot
 from memtrace.export.flame import live_stacks, to_collapsed
 from memtrace.export.html.page import html_report
@@ -159,6 +160,12 @@ def test_code_of_the_program_between_calls_of_autograd_that_end_no_pass_is_looke
     assert thinned is not None
     phases = attribute(thinned.timeline).facts.phases
     assert (np.diff(phases.start) > 0).all()
+
+
+def test_a_layer_that_repeats_once_has_no_layer_two_back() -> None:
+    thinned = WAYS["no modules"](bare(timeline("llama_oom-caught-and-retried")))
+    assert thinned is not None
+    assert would_be_held(attribute(thinned.timeline).facts).any()
 
 
 def test_what_gets_no_gradient_where_all_else_does_is_not_called_a_frozen_weight() -> None:
