@@ -271,6 +271,10 @@ def run_one(name: str, run: TruthRun, mode: str, checkpoint: Path, work: Path, d
         if dump_at == "except":
             dump("except")
     if rank:
+        # Rank 0 may still wait for what was sent, and fails if its sender is gone: who started the ranks ends this.
+        starter = os.getppid()
+        while os.getppid() == starter:
+            time.sleep(0.2)
         os._exit(0)
     if "snapshot" not in record:  # ``finally``: nothing of the pass is alive any more
         dump("finally")
