@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 from itertools import accumulate
+from pathlib import Path
 
+import memtrace_tui
 import numpy as np
 import pytest
 from browser_cases import TINY, hit, main_screen, open_app, recording, text_of, until
@@ -328,3 +331,14 @@ def luminance(colour: str) -> float:
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_what_the_screens_are_drawn_with_has_a_plain_stand_in() -> None:
+    drawn = {
+        character
+        for file in Path(memtrace_tui.__file__).parent.rglob("*.py") if file.name != "terminal.py"
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for character in node.value
+    }  # fmt: skip
+    assert "█" in drawn and not {each for each in drawn if not each.isascii() and ord(each) not in ASCII}

@@ -24,7 +24,7 @@ _NARROW = re.compile("[ -~\u00a0-\u02ff\u2190-\u21ff\u2500-\u25fc]*").fullmatch 
 _GAP = 6  # unchanged cells that are cheaper to write again than to jump over
 _SAME = {
     "▁▂▃": "_", "▄▅": "-", "▆▇█▉▊▋▌▍▎▏━╸▐┃▀": "#", "▒": "%", "·⋯": ".", "…": "~", "│┤├┊▕": "|", "─╌╴": "-",
-    "╭╮╰╯┌┐└┘┼┬┴": "+", "▸▶→↦": ">", "▾▼↓": "v", "◀←": "<", "▲↑◆◇": "^", "●■": "*", "×": "x", "⏎": "=", "⌫": "<",
+    "╭╮╰╯┌┐└┘┼┬┴": "+", "▸▶→↦": ">", "▾▼↓": "v", "◀←": "<", "▲↑◆◇": "^", "●■•": "*", "×": "x", "⏎": "=", "⌫": "<",
     "⇧": "^", "≥": ">", "↔": "-", "—–": "-", "±": "+",
 }  # fmt: skip
 ASCII = str.maketrans({character: plain for group, plain in _SAME.items() for character in group})
