@@ -22,7 +22,7 @@ _OUTSIDE_BYTES = 771 * MIB
 
 @cache
 def _presets() -> dict[str, dict[str, dict[str, Any]]]:
-    found: dict[str, dict[str, dict[str, Any]]] = json.loads(Path(__file__).with_suffix(".json").read_text())
+    found: dict[str, dict[str, dict[str, Any]]] = json.loads(Path(__file__).with_suffix(".json").read_bytes())
     return found
 
 

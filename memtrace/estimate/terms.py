@@ -7,49 +7,13 @@ adapters; own(w) what an adapter keeps of an input of width w, sh whether adapte
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from memtrace.attribution.categories import Category, Purpose
 
-ENGINE = "live at the peak, from the engine"
-TERMS: dict[str, str] = {
-    "quantized weights": "n/2",
-    "quantisation state": "n/64 + 4·⌈n/16384⌉ + 1092 a matrix",
-    "8-bit map": "1024",
-    "embedding": "V·h·e",
-    "head": "V·h·e",
-    "norms": "(2L+1)·h·e",
-    "biases": "2·outputs·L",
-    "weights": "n·e",
-    "rotary buffers": "4·d",
-    "loading copies": ENGINE,
-    "dequantised weight": "2n + n/8 of the layer at work",
-    "adapters": "l·N",
-    "gradients": "l·N",
-    "optimizer states": "by optimizer and N",
-    "cuBLAS workspaces": "one a thread",
-    "cuBLASLt workspaces": "one a thread",
-    "token ids": "8·t",
-    "position ids": "8·s",
-    "rotary tables": "2·s·d·e",
-    "attention mask": "e·b·s²",
-    "layer inputs": "L·e·h·t",
-    "embedding output": "e·h·t",
-    "final norm": "4h·t + 4t",
-    "norms' inputs": "2·(4h+4)·t a layer",
-    "qkv inputs": "(3·own(h) + 3·l·r + sh·e·h)·t a layer",
-    "attention": "q, k, v, output, row sums a layer",
-    "o input": "(own(q) + l·r)·t a layer",
-    "gate": "(own(h) + l·r + sh·e·h + 2·e·f)·t a layer",
-    "up": "(own(h) + l·r + e·f)·t a layer",
-    "down input": "(own(f) + l·r + sh·e·f)·t a layer",
-    "other activations": ENGINE,
-    "logits": "V·t·e",
-    "log-probabilities": "4·V·t",
-    "gradients of the loss": "8·V·t",
-    "attention matrices": "4·a·s·t and copies",
-    "forward in flight": ENGINE,
-    "gradients in flight": ENGINE,
-    "optimizer temporaries": "l·N",
-}
+# Term -> its formula.
+TERMS: dict[str, str] = json.loads(Path(__file__).with_name("terms.json").read_bytes())
 
 
 def term_name(label: str, op: str, site: str, layer: int, last_layer: int) -> str:

@@ -1,15 +1,17 @@
 """What the lines around an error tell: its phase and cause by the traceback, its step by the progress bar.
 
 A cause fits if each of its patterns is found among the frames, written ``file.py:function`` from the outermost to the
-innermost; ``last`` must be found among the three innermost. The first that fits is it.
+innermost; ``last`` must be found among the three innermost. The first of ``traceback_causes.json`` that fits is it.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 
@@ -56,113 +58,15 @@ class TracebackCause:
     title: str
     last: str
     what: str
-    changes: tuple[str, ...]
+    changes: Sequence[str]
     anywhere: str = ""
     is_second: bool = False
     """Another failure came before it: this one is not why the run ended."""
 
 
-_GATHER = "preprocess_logits_for_metrics that keeps only what the metrics need, or prediction_loss_only=True"
-CAUSES = (
-    TracebackCause(
-        "failure_while_reporting", "A second failure, while another one was reported",
-        r"torch/_tensor_str\.py:|tensor\.py:__(?:repr|format|str)__",
-        "a 32-bit copy made to print a tensor while something was being reported or logged: it is not the cause",
-        ("look at the error before it in the log; print shapes (tensor.shape), not tensors",),
-        is_second=True,
-    ),
-    TracebackCause(
-        "eval_peak", "The evaluation joins the outputs of all batches on the GPU",
-        r"(?:pad_and_concatenate|nested_concat|nested_gather|pad_across_processes|find_batch_size):?"
-        r"|trainer\w*\.py:(?:evaluation_loop|prediction_loop)$",
-        "the logits of all evaluation batches, joined on the GPU",
-        ("eval_accumulation_steps=1 moves them to the CPU after every batch", _GATHER),
-        anywhere=r"evaluat|predict",
-    ),
-    TracebackCause(
-        "fp32_output_cast", "The model's output is copied in 32 bits",
-        r"accelerate/utils/operations\.py:(?:_convert_to_fp32|convert_to_fp32|recursively_apply|__call__)"
-        r"|loss\w*\.py:\w*|modeling_\w+\.py:forward$",
-        "a 32-bit copy of the model's output (logits: tokens × vocabulary) that mixed precision makes",
-        ("compute the loss inside the model or in tiles, so that whole logits are neither returned nor copied: "
-         "use_liger_kernel=True, or return the loss only",
-         "fewer tokens a batch: logits grow with tokens × vocabulary"),
-        anywhere=r"operations\.py:_?convert_to_fp32",
-    ),
-    TracebackCause(
-        "saving_gathers_weights", "Saving gathers the whole model on one GPU",
-        r"(?:state_dict|save_\w+|_save|gather|all_gather\w*|_unshard|summon_full_params|consolidat\w*|16bit_model)",
-        "part of a whole state dict, gathered to be saved",
-        ("save shards, or gather on the CPU: FullStateDictConfig(offload_to_cpu=True, rank0_only=True); with DeepSpeed "
-         "stage3_gather_16bit_weights_on_model_save=False", "torch.cuda.empty_cache() before saving"),
-        anywhere=r"save_pretrained|save_model|save_checkpoint|_save\b|:save$|state_dict",
-    ),
-    TracebackCause(
-        "gathered_weights", "The weights of a sharded unit are gathered whole",
-        r"unshard|foreach_all_gather|all_gather_(?:flat_param|copy_out)|fetch_sub_module|partition\w*\.py:\w*gather",
-        "the whole weights of one sharded unit, gathered before it computes",
-        ("smaller units: fully_shard (FSDP1: auto_wrap_policy) on every decoder layer, embedding and head alone",
-         "free them after use: reshard_after_forward=True (FSDP1: FULL_SHARD with limit_all_gathers=True); ZeRO-3: "
-         "smaller stage3_prefetch_bucket_size and stage3_max_live_parameters"),
-    ),
-    TracebackCause(
-        "optimizer_on_first_step", "Optimizer states appear with the first step",
-        r"optim\w*/\w+\.py:(?:_?init_\w+|_init_group|initialize_optimizer_states)|:initialize_optimizer_states$",
-        "an optimizer state, made when the first step is taken",
-        ("optim_paged", "sharded or offloaded states where several GPUs train"),
-    ),
-    TracebackCause(
-        "eval_peak", "Generation runs out of memory",
-        r".", "part of a generation: keys and values of every token so far, or the logits of the prompt",
-        ("fewer sequences at once, a shorter prompt or a smaller max_new_tokens", "model.eval() and torch.no_grad() "
-         "around it; gradient checkpointing switches the key/value cache off"),
-        anywhere=r"generation/utils\.py:(?:generate|_sample|_beam_search|_prefill)|:generate$",
-    ),
-    TracebackCause(
-        "eval_peak", "The evaluation needs more than training",
-        r".", "made in the evaluation's forward pass",
-        ("eval_batch",),
-        anywhere=r"evaluation_loop|prediction_step|:evaluate$|validation_step",
-    ),
-    TracebackCause(
-        "logits_unchunked", "Logits and loss over the whole vocabulary at once",
-        r"loss_utils\.py:(?:ForCausalLMLoss|fixed_cross_entropy)$|nn/functional\.py:cross_entropy$",
-        "a copy of the logits (tokens × vocabulary) that the loss makes",
-        ("loss_in_tiles", "fewer tokens a batch: logits grow with tokens × vocabulary"),
-        anywhere=r"loss_utils\.py:|(?:modeling|CausalLM)_?\w*\.py:(?:\w*_)?forward$",
-    ),
-    TracebackCause(
-        "logits_unchunked", "Log-probabilities of the whole vocabulary at once",
-        r":(?:selective_log_softmax|\w*per_token_logps\w*|\w*batch_logps)$",
-        "a copy of the logits (tokens × vocabulary) from which log-probabilities are taken",
-        ("fewer sequences a batch or shorter completions: logits grow with tokens × vocabulary",),
-    ),
-    TracebackCause(
-        "attention_matrices", "Attention matrices of tokens × tokens",
-        r":\w*eager_attention_forward$", "an attention matrix (heads × tokens × tokens) of the eager implementation",
-        ('from_pretrained(…, attn_implementation="sdpa"): no attention matrix is made',),
-    ),
-    TracebackCause(
-        "fp32_upcast_head", "prepare_model_for_kbit_training casts what is not quantised to 32 bits",
-        r":prepare_model_for_kbit_training$", "a 32-bit copy of the embedding, the head or a norm",
-        ("leave prepare_model_for_kbit_training out: model.gradient_checkpointing_enable() and "
-         "model.enable_input_require_grads() do what else it does",),
-    ),
-    TracebackCause(
-        "data_on_gpu", "The data are kept on the GPU",
-        r"(?:dataset|dataloader|data_loader|collat\w*|_utils/fetch|_utils/collate|data/(?:\w+/)?\w*sampler)\w*\.py:"
-        r"|:__getitem__$",
-        "data, put on the GPU by the loader itself",
-        ("keep data on the CPU and move one batch at a time: batch.to(device, non_blocking=True)",),
-    ),
-    TracebackCause(
-        "reference_model_copy", "A second model is loaded",
-        r".", "a second model beside the one that is trained",
-        ("DPOTrainer(model, ref_model=None, peft_config=…): the reference is the base with adapters disabled",
-         "precompute_ref_log_probs=True, so that the reference is not needed while training"),
-        anywhere=r"create_reference_model|(?:ref|teacher|reward|critic|value)_?model\w*:|:deepcopy$|copy\.py:_?deepcopy",
-    ),
-)  # fmt: skip
+CAUSES = tuple(
+    TracebackCause(**row) for row in json.loads(Path(__file__).with_name("traceback_causes.json").read_bytes())
+)
 
 
 def lines_around(lines: Iterable[bytes], number: int) -> tuple[list[str], list[str]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from memtrace.estimate.fit import FitPlan
 from memtrace.estimate.forecast import Forecast
@@ -10,54 +12,11 @@ from memtrace.estimate.ladder import Rung
 from memtrace.units import format_bytes, format_delta
 
 _BAR = 40
-TRAINERS = ("Trainer", "TRL", "axolotl", "torchtune", "LLaMA-Factory", "plain loop")
-# Option -> the line to change, in the order of TRAINERS; {now} is the new value, {quoted} its names in quotes, {times}
-# by how much M, the micro-batches of a step, grows.
-_ARGS = "per_device_train_batch_size={now}, gradient_accumulation_steps={times}*M"
-_YAML = "{now}, gradient_accumulation_steps: {times}*M"
-_4BIT = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)"
-_ATTN, _QV = 'from_pretrained(…, attn_implementation="{now}")', "LoraConfig(target_modules=[{quoted}])"
-_ON, _R = "gradient_checkpointing", "LoraConfig(r={now})"
-LINES: dict[str, tuple[str, ...]] = {
-    "allocator settings": ("PYTORCH_CUDA_ALLOC_CONF={now} in the environment",) * 6,
-    "keep logits": ("(it lets go by itself)",) * 5 + ("del outputs, logits before loss.backward()",),
-    "attention": (_ATTN, _ATTN, "attn_implementation: {now}", "(sdpa by default)", "flash_attn: {now}", _ATTN),
-    "quantization": (
-        _4BIT, _4BIT, "load_in_4bit: true", "a qlora_… model", "quantization_bit: 4, double_quantization: true", _4BIT,
-    ),
-    "order": (
-        "group_by_length=True", "group_by_length=True", "group_by_length: true", "sort the data set",
-        "group_by_length: true", "sort the data set, longest first",
-    ),
-    "optimizer": (
-        'optim="{now}"', 'optim="{now}"', "optimizer: {now}", "bitsandbytes.optim.PagedAdamW8bit", "optim: {now}",
-        "bitsandbytes.optim.PagedAdamW8bit (or AdamW8bit)",
-    ),
-    "loss": (
-        "use_liger_kernel=True", "use_liger_kernel=True", "liger_fused_linear_cross_entropy: true",
-        "CEWithChunkedOutputLoss", "enable_liger_kernel: true", "checkpoint the head over chunks of tokens",
-    ),
-    "checkpointing": (
-        f"{_ON}=True", f"{_ON}=True", f"{_ON}: true", "enable_activation_checkpointing: True",
-        "disable_gradient_checkpointing: false", f"model.{_ON}_enable(); model.enable_input_require_grads()",
-    ),
-    "micro-batch": (
-        _ARGS, _ARGS, f"micro_batch_size: {_YAML}", f"batch_size: {_YAML}", f"per_device_train_batch_size: {_YAML}",
-        "{now} rows at once, {times} times the backward passes before optimizer.step()",
-    ),
-    "precision": (
-        *("no prepare_model_for_kbit_training, bf16=True",) * 2, "bf16: true", "dtype: bf16",
-        "upcast_layernorm: false, bf16: true", "no prepare_model_for_kbit_training",
-    ),
-    "rank": (_R, _R, "lora_r: {now}", "lora_rank: {now}", "lora_rank: {now}", _R),
-    "targets": (
-        _QV, _QV, "lora_target_modules: [{now}]", "lora_attn_modules: ['q_proj', 'v_proj']", "lora_target: {now}", _QV,
-    ),
-    "length": (
-        "truncate to {now} tokens in the tokenizer", "max_length={now}", "sequence_len: {now}", "max_seq_len: {now}",
-        "cutoff_len: {now}", "truncate to {now} tokens in the tokenizer",
-    ),
-}  # fmt: skip
+# Option -> trainer -> the line to change; {now} is the new value, {quoted} its names in quotes, {times} by how much M,
+# the micro-batches of a step, grows.
+LINES: dict[str, dict[str, str]] = json.loads(
+    Path(__file__).with_name("trainer_lines.json").read_text(encoding="utf-8")
+)
 
 
 def render_fit(as_is: Forecast, plans: Sequence[FitPlan], rungs: Sequence[Rung], notes: Sequence[str]) -> list[str]:
@@ -89,7 +48,7 @@ def _plan(number: int, plan: FitPlan) -> list[str]:
         lines.append(f"  {change.option}: {change.was} → {change.now}  ({change.why})")
         quoted = ", ".join(f'"{name}"' for name in change.now.split(","))
         times = -(-int(change.was) // int(change.now)) if change.option == "micro-batch" else 1
-        for trainer, line in zip(TRAINERS, LINES[change.option], strict=True):
+        for trainer, line in LINES[change.option].items():
             lines.append(f"    {trainer:<14} {line.format(now=change.now, quoted=quoted, times=times)}")
     return lines
 

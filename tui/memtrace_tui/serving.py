@@ -15,6 +15,7 @@ import os
 import secrets
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -34,45 +35,7 @@ _HEADERS = {
     "X-Frame-Options": "DENY",
     "Cache-Control": "no-store",
 }
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>memtrace</title>
-<link rel="stylesheet" href="/static/css/xterm.css">
-<style>
-@font-face { font-family: "Roboto Mono"; src: url("/static/fonts/RobotoMono-VariableFont_wght.ttf"); }
-@font-face { font-family: "Roboto Mono"; font-style: italic;
-             src: url("/static/fonts/RobotoMono-Italic-VariableFont_wght.ttf"); }
-body { background: #0c181f; color: #eee; font-family: "Roboto Mono", monospace; }
-#said { position: absolute; inset: 45% 0 auto; text-align: center; }
-body.-first-byte #said, body #ended { display: none; }
-body.-closed #ended { display: block; }
-</style>
-<script src="/static/js/textual.js"></script>
-<script src="/page.js"></script>
-</head>
-<body>
-<p id="said">memtrace is reading the recording …</p>
-<p id="ended">The session has ended. Load the page again to begin a new one.</p>
-<div id="terminal" class="textual-terminal" data-font-size="16"></div>
-</body>
-</html>
-"""
-# The address of the socket is this page's own; keys go to the terminal without a click.
-_SCRIPT = """
-document.addEventListener("DOMContentLoaded", () => {
-  const scheme = location.protocol === "https:" ? "wss://" : "ws://";
-  document.getElementById("terminal").dataset.sessionWebsocketUrl = scheme + location.host + "/ws";
-  const focus = () => {
-    const keys = document.querySelector(".xterm-helper-textarea");
-    const ready = document.body.classList.contains("-first-byte");
-    if (ready && keys && document.activeElement !== keys) keys.focus();
-  };
-  new MutationObserver(focus).observe(document.body, {attributes: true, childList: true, subtree: true});
-  window.addEventListener("focus", focus);
-});
-"""
+_PAGE, _SCRIPT = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("served.html", "served.js"))
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 from html import escape
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from memtrace._version import __version__
 from memtrace.analysis import Analysis
@@ -16,9 +16,8 @@ from memtrace.explain.answer import Explanation, Finding
 from memtrace.explain.causes import story_of
 from memtrace.explain.explain import explain_snapshot
 from memtrace.export.html.charts import segments_svg, timeline_data, timeline_svg
-from memtrace.export.html.style import SCRIPT, STYLE
 from memtrace.history.timeline import At
-from memtrace.render.words import moment_name, plain_name, verdict_meaning, verdict_name
+from memtrace.render.words import COLOUR, moment_name, plain_name, verdict_meaning, verdict_name
 from memtrace.units import format_bytes, format_count
 
 # The page may run what is written in it and load nothing at all.
@@ -56,10 +55,20 @@ def html_report(
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title} · memtrace</title><style>{STYLE}</style></head>\n<body{' class=two' if other else ''}>\n"
+        f"<title>{title} · memtrace</title><style>{_style()}</style></head>\n<body{' class=two' if other else ''}>\n"
         + "\n".join(body)
-        + f"\n<script>const DATA = {data};{SCRIPT}</script></body></html>\n"
+        + f"\n<script>const DATA = {data};\n{_beside('.js')}</script></body></html>\n"
     )
+
+
+def _beside(ending: str) -> str:
+    """What lies beside this file: the page's style (.css) or its script (.js)."""
+    return Path(__file__).with_suffix(ending).read_text(encoding="utf-8")
+
+
+def _style() -> str:
+    of_categories = (f".{name} {{ fill: {colour}; background-color: {colour}; }}\n" for name, colour in COLOUR.items())
+    return "\n" + _beside(".css") + "".join(of_categories)
 
 
 class _Side:
