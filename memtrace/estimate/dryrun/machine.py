@@ -24,6 +24,9 @@ from memtrace.estimate.dryrun.streams import Moment, Streams
 from memtrace.estimate.presets import GpuPreset
 from memtrace.units import GIB, KIB, MIB
 
+#: What CUDA's context leaves free below the first segment: of 47 recorded programs those that outgrew it had put 336
+#: MiB there in the median (88 to 540), from below, and went 1.7 GiB lower then.
+_FIRST_GAP_BYTES = 384 * MIB
 _POOLS = ("small_pool", "large_pool")
 _COUNTED = ("allocated_bytes", "requested_bytes", "reserved_bytes", "active_bytes", "allocation", "active", "segment")
 _REFUSED = (
@@ -50,11 +53,14 @@ class _Held:
 
 
 class _Driver(CardDriver):
-    """The driver of a program that a flush makes wait for the card."""
+    """The driver of a fresh process, whose first segments fill a gap from below, and which a flush makes wait."""
 
     def __init__(self, config: AllocatorConfig, complete: Callable[[], None]) -> None:
         super().__init__(config)
         self._complete = complete
+        gap = self.space.place(_FIRST_GAP_BYTES - 2 * MIB, 0)
+        self.space.place(2 * MIB, 0)  # the context's own, which keeps the gap
+        self.space.give_back(gap)
 
     def complete_pending(self, state: AllocatorState) -> None:
         self._complete()
@@ -272,13 +278,13 @@ class DryMemory:
         """What ``torch.cuda.memory._snapshot()`` returns."""
         self.drain()
         with self._lock:
+            events, live = list(self._trace), list(self._live.items())  # a collection on the way may free blocks
             frames = self.stacks.frames()
             trace = []
-            for action, address, size, stream, time_us, stack, metadata in self._trace:
+            for action, address, size, stream, time_us, stack, metadata in events:
                 where = "device_free" if action == "oom" else "addr"
                 entry = {"action": action, where: address, "size": size, "stream": stream, "time_us": time_us}
                 trace.append(entry | {"frames": frames[stack], "user_metadata": metadata})
-            live = self._live.items()
             used = [(at, block, size, "active_allocated", frames[stack]) for at, (_, block, size, stack, _) in live]
             used += [(x.address, x.block, x.requested, "active_pending_free", frames[x.stack]) for x in self._held]
             return {
