@@ -197,28 +197,9 @@ def early_activation(p: Program) -> None:
     p.alloc("other", 32 * KIB, AUTOGRAD)
 
 
-def early_zeroed(p: Program) -> None:
-    p.before("asked", 160 * KIB)
-    p.passes(1)
-    p.free("asked", ZERO_GRAD)
-    p.passes(1)
-
-
 def early_made(p: Program) -> None:
     p.before("asked", 160 * KIB, FORWARD)
     p.alloc("other", 96 * KIB, FORWARD)
-
-
-def early_held(p: Program) -> None:
-    p.before("asked", 80 * KIB)
-    p.alloc("activation", 96 * KIB, FORWARD)
-    p.alloc("gradient", 64 * KIB, AUTOGRAD)
-    p.free("activation", AUTOGRAD)
-    p.alloc("update", 32 * KIB, STEP)
-    p.free("update", STEP)
-    p.alloc("metric", 512, MAIN)
-    p.free("asked", MAIN)
-    p.passes(1)
 
 
 def early_workspace(p: Program) -> None:
@@ -273,9 +254,7 @@ MADE: dict[str, tuple[Made, Purpose]] = {
     "early-state": (early_state, Purpose.OPTIMIZER_STATE),
     "early-gradient": (early_gradient, Purpose.GRADS),
     "early-activation": (early_activation, Purpose.SAVED),
-    "early-zeroed": (early_zeroed, Purpose.GRADS),
     "early-made": (early_made, Purpose.SAVED),
-    "early-held": (early_held, Purpose.SAVED),
     "early-workspace": (early_workspace, Purpose.CUBLAS_WORKSPACE),
     "offloaded-weight": (offloaded_weight, Purpose.UNQUANTIZED),
     "lives-through": (lives_through, Purpose.UNQUANTIZED),

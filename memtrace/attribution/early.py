@@ -54,9 +54,9 @@ class EarlySignals(Basics):
         return made & ~among(self.facts.size, CUBLAS_WORKSPACE_BYTES)
 
     @property
-    def early_zeroed(self) -> Bool:
+    def early_given_up(self) -> Bool:
         f = self.facts
-        return self.early & (f.free_stack >= 0) & f.stacks.has(Tag.ZERO_GRAD)[f.free_stack]
+        return self.early & (f.free_stack >= 0) & f.stacks.has(Tag.ZERO_GRAD | Tag.BUCKET)[f.free_stack]
 
     @cached_property
     def early_replaced_states(self) -> Bool:
@@ -117,20 +117,13 @@ class EarlySignals(Basics):
         return result
 
     @property
-    def early_buckets(self) -> Bool:
-        f = self.facts
-        return self.early & (f.free_stack >= 0) & f.stacks.has(Tag.BUCKET)[f.free_stack]
-
-    @property
     def early_saved(self) -> Bool:
-        """Sharded training frees gathered weights and reduced gradients there, too."""
-        sharded = bool(self.facts.stacks.has(Tag.GATHER | Tag.REDUCE).any())
-        return self.early & (self.facts.death_phase == Phase.BACKWARD) & (not sharded)
-
-    @property
-    def early_held(self) -> Bool:
-        after = among(self.facts.death_phase, [Phase.BETWEEN, Phase.FORWARD])
-        return self.early & ~self.persistent & after & (not self._torn)
+        """Freed in a backward pass (where sharded training frees gathered weights and gradients, too), or after it."""
+        f = self.facts
+        sharded = bool(f.stacks.has(Tag.GATHER | Tag.REDUCE).any())
+        inside = (f.death_phase == Phase.BACKWARD) & (not sharded)
+        after = among(f.death_phase, [Phase.BETWEEN, Phase.FORWARD]) & ~f.persistent & (not self._torn)
+        return self.early & (inside | after)
 
     @property
     def early_few(self) -> Bool:

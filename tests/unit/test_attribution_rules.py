@@ -35,7 +35,7 @@ DECIDES = {
     "early-sharded": "deepspeed-3_late",
     "gathered": "fsdp2-qlora_oom",
     "reduced-gradient": "fsdp1_late",
-    "early-bucket": "ddp_late",
+    "early-given-up": "ddp_late",
     "gradient": "tiny-llama_3-steps",
     "adapter": "mistral-7b_no-checkpointing",
     "trained-weight": "tinyllama_full",
