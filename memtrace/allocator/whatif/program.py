@@ -48,6 +48,7 @@ class Program:
     ``handle`` is the allocation, or for ``REFUSE`` the row in ``refusals``; ``event`` the trace event the operation
     comes from. ``requested_bytes``, ``stream`` (raw handles) and ``pool`` are by handle, which is the row in
     ``Replay.allocations``. Those below ``initial`` were there before the first operation, except those ``absent``.
+    ``hints`` are the recorded run's, and edits leave them.
     """
 
     evidence: TraceEvidence
@@ -60,24 +61,7 @@ class Program:
     stream: I8
     pool: I4
     absent: Bool
-
-    @cached_property
-    def hints(self) -> Hints:
-        """Addresses that recorded mallocs got from the driver, by their ``alloc`` event."""
-        trace = self.evidence.device.trace
-        rows = np.flatnonzero((trace.action == Action.SEGMENT_ALLOC) | (trace.action == Action.SEGMENT_MAP))
-        mallocs = np.flatnonzero((trace.action == Action.ALLOC) | (trace.action == Action.OOM))
-        place = np.searchsorted(mallocs, rows)
-        segments: dict[int, list[tuple[int, int]]] = {}
-        maps: dict[int, int] = {}
-        for row, where in zip(rows.tolist(), place.tolist(), strict=True):
-            if where < len(mallocs):
-                event, address = int(mallocs[where]), int(trace.address[row])
-                if trace.action[row] == Action.SEGMENT_ALLOC:
-                    segments.setdefault(event, []).append((address, int(trace.size[row])))
-                else:
-                    maps.setdefault(event, address)
-        return Hints(segments, maps)
+    hints: Hints
 
     @cached_property
     def last_use(self) -> I8:
@@ -213,7 +197,25 @@ def extract(evidence: TraceEvidence) -> Program:
         stream=evidence.stream,
         pool=evidence.pool,
         absent=np.zeros(life.count, dtype=np.bool_),
+        hints=_hints(trace),
     )
+
+
+def _hints(trace: DeviceTrace) -> Hints:
+    """Addresses that recorded mallocs got from the driver, by their ``alloc`` event."""
+    rows = np.flatnonzero((trace.action == Action.SEGMENT_ALLOC) | (trace.action == Action.SEGMENT_MAP))
+    mallocs = np.flatnonzero((trace.action == Action.ALLOC) | (trace.action == Action.OOM))
+    place = np.searchsorted(mallocs, rows)
+    segments: dict[int, list[tuple[int, int]]] = {}
+    maps: dict[int, int] = {}
+    for row, where in zip(rows.tolist(), place.tolist(), strict=True):
+        if where < len(mallocs):
+            event, address = int(mallocs[where]), int(trace.address[row])
+            if trace.action[row] == Action.SEGMENT_ALLOC:
+                segments.setdefault(event, []).append((address, int(trace.size[row])))
+            else:
+                maps.setdefault(event, address)
+    return Hints(segments, maps)
 
 
 def _flushes(trace: DeviceTrace, explicit: Bool, finished: I8) -> tuple[I8, Bool]:
