@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "file device no-index at events steps rules")
     option(parser, "other FILE2", "a second snapshot to compare with", nargs="?")
-    option(parser, "--serve", "serve to a web browser on this machine instead (extra: torch-memtrace[serve])")
+    option(parser, "--serve", "serve to a web browser instead (extra: torch-memtrace[serve])")
+    option(parser, "--host", "address to serve on (default: localhost, this machine only)", default="localhost")
     option(parser, "--port", "port to serve on (default: 8000)", type=int, default=8000)
 
 
@@ -127,5 +128,5 @@ def _serve(args: argparse.Namespace) -> int:
         command += [name, value] if value else []
     command += ["--no-index"] if args.no_index else []
     command += ["--rules", args.rules_file] if args.rules else []
-    serve(shlex.join(command), args.port)
+    serve(shlex.join(command), args.host, args.port)
     return 0

@@ -14,7 +14,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from memtrace_tui import main_screen, serving
 from memtrace_tui.data.source import source_lines
-from memtrace_tui.serving import GuardedServer
+from memtrace_tui.serving import GuardedServer, is_loopback
 from memtrace_tui.settings import SERVED, Settings
 from support import trace_path
 from textual_serve.app_service import AppService
@@ -46,7 +46,7 @@ class Visit:
 
 @pytest.fixture
 async def visit() -> AsyncIterator[Visit]:
-    server = GuardedServer(ECHO, 8000)
+    server = GuardedServer(ECHO, "localhost", 8000)
     async with TestClient(TestServer(await server._make_app()), cookie_jar=aiohttp.DummyCookieJar()) as client:
         server.port = client.port or 0
         yield Visit(server, client)
@@ -160,21 +160,17 @@ async def test_the_page_loads_nothing_from_elsewhere(visit: Visit) -> None:
         assert (await visit.get(folder, **cookie)).status in (403, 404)
 
 
-async def test_only_this_machine_is_served(capsys: pytest.CaptureFixture[str]) -> None:
-    server = GuardedServer(ECHO, 8000)
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("localhost", True), ("127.0.0.1", True), ("::1", True), ("127.1.2.3", True), ("0.0.0.0", False), ("::", False),
+     ("192.168.1.5", False), ("mymachine", False), ("localhost.evil.example", False)],
+)  # fmt: skip
+async def test_other_machines_are_warned_of(host: str, loopback: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert is_loopback(host) is loopback
+    server = GuardedServer(ECHO, host, 8000)
     await server.on_startup(await server._make_app())
-    assert f"http://localhost:8000/?token={server.token}" in capsys.readouterr().err
-    names = ("localhost:8000", "127.0.0.1:8000", "[::1]:8000", "127.1.2.3:8000")
-    assert all(server._is_own(name) for name in names)
-    others = (
-        "0.0.0.0:8000",
-        "[::]:8000",
-        "192.168.1.5:8000",
-        "mymachine:8000",
-        "localhost.evil.example:8000",
-        "localhost",
-    )
-    assert not any(server._is_own(name) for name in others)
+    said = capsys.readouterr().err
+    assert ("warning" in said) is not loopback and f":8000/?token={server.token}" in said
 
 
 def test_what_is_served_touches_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +189,7 @@ def test_what_is_served_touches_no_file(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_served_process_begins_with_a_safe_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The whole command, run in a folder with a module of every name that it might import."""
     commands: list[str] = []
-    monkeypatch.setattr(serving, "serve", lambda command, port: commands.append(command))
+    monkeypatch.setattr(serving, "serve", lambda command, host, port: commands.append(command))
     assert main(["browse", str(trace_path("tiny-llama_3-steps")), "--serve"]) == 0
     for name in sys.stdlib_module_names | {"memtrace", "memtrace_tui", "textual", "numpy", "rich"}:
         (tmp_path / f"{name}.py").write_text("open('EXECUTED', 'w')\n")

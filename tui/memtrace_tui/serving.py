@@ -42,11 +42,12 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class GuardedServer(Server):
     """Serves one command to whoever has the token."""
 
-    def __init__(self, command: str, port: int) -> None:
-        super().__init__(command, host="localhost", port=port, title="memtrace")
+    def __init__(self, command: str, host: str, port: int) -> None:
+        super().__init__(command, host=host, port=port, title="memtrace")
         self.token: str | None = secrets.token_urlsafe(24)  # None once it was used
         self._session = secrets.token_urlsafe(24)
-        self.url = f"http://localhost:{port}/?token={self.token}"
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{port}/?token={self.token}"
 
     async def _make_app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
@@ -64,6 +65,11 @@ class GuardedServer(Server):
     async def on_startup(self, app: web.Application) -> None:
         """Say where to look."""
         print(f"memtrace: open {self.url}\nmemtrace: the address works once; Ctrl-C ends the server", file=sys.stderr)
+        if not is_loopback(self.host):
+            print(
+                f"memtrace: warning: {self.host} can be reached from other machines, and what is sent is not encrypted",
+                file=sys.stderr,
+            )
 
     def initialize_logging(self) -> None:
         """Nothing of what visitors send is printed, no error that it makes either."""
@@ -116,10 +122,13 @@ class GuardedServer(Server):
         name, _, port = host.rpartition(":") if not host.endswith("]") and ":" in host else (host, "", "80")
         if port != str(self.port):
             return False
+        if name in (self.host, f"[{self.host}]") or (is_loopback(self.host) and name == "localhost"):
+            return True
         try:
-            return name == "localhost" or ipaddress.ip_address(name.strip("[]")).is_loopback
+            address = ipaddress.ip_address(name.strip("[]"))
         except ValueError:
             return False
+        return address.is_loopback or not is_loopback(self.host)
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         given = request.query.get("token")
@@ -141,7 +150,15 @@ def _is_same(given: str, secret: str) -> bool:
     return hmac.compare_digest(given.encode(errors="surrogateescape"), secret.encode())
 
 
-def serve(command: str, port: int) -> None:
+def is_loopback(host: str) -> bool:
+    """Whether an address can only be reached from this machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def serve(command: str, host: str, port: int) -> None:
     """Serve until Ctrl-C."""
     os.environ[SERVED] = "1"
-    GuardedServer(command, port).serve()
+    GuardedServer(command, host, port).serve()
