@@ -98,6 +98,23 @@ def _live(graph: nx.DiGraph, blocks: Iterable[Node]) -> Iterator[dict[str, Any]]
                 yield {"block_bytes": size, **purpose, "frame": graph.nodes[stack]["frame"]}
 
 
+def pins_of(graph: nx.DiGraph, segment: Node) -> dict[str, int]:
+    """Bytes by call site that keep a segment from being released. Raises KeyError for an unknown segment."""
+    return _by_frame(_live(graph, graph.successors(segment)))
+
+
+def sites_of_pool(graph: nx.DiGraph, pool: Node) -> dict[str, int]:
+    """Live bytes by call site in a pool, largest first."""
+    return _by_frame(live for segment in graph.successors(pool) for live in _live(graph, graph.successors(segment)))
+
+
+def _by_frame(found: Iterable[dict[str, Any]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for live in found:
+        sums[live["frame"]] = sums.get(live["frame"], 0) + live["block_bytes"]
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """A contiguous region that would be free if ``must_go`` were: the cheapest of its size in its pool."""

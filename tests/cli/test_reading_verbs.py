@@ -193,9 +193,13 @@ def test_segments_and_graph(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     assert sum(s["total_bytes"] for s in answer["segments"]) == answer["reserved_bytes"]
     region = json.loads(run(capsysbinary, "graph", TINY, "--region", "40MiB")[0])
     assert region["regions"][0]["total_bytes"] >= 40 << 20
+    address = hex(answer["segments"][0]["address"])
+    assert json.loads(run(capsysbinary, "graph", TINY, "--pins", address)[0])["segment"].endswith(address)
+    assert "large" in next(iter(json.loads(run(capsysbinary, "graph", TINY, "--pool", "large")[0])))
     for form in ("graphml", "json", "dot"):
         assert run(capsysbinary, "graph", TINY, "--format", form)[0]
     assert run(capsysbinary, "graph", TINY, "--region", "huge", code=2)[1].count("\n") == 1
+    assert run(capsysbinary, "graph", TINY, "--pins", "0x10", code=4)[1].count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -288,7 +292,7 @@ def test_a_terminal_is_not_flooded(capsysbinary: pytest.CaptureFixture[bytes], m
     for args in (["graph"], *(["export", "-f", name] for name in ("html", "chrome", "speedscope", "perfetto"))):
         out, err = run(capsysbinary, *args, TINY, code=2)
         assert out == "" and "--output" in err and err.count("\n") == 1
-    assert run(capsysbinary, "graph", TINY, "--region", "40MiB")[0].startswith("{")
+    assert run(capsysbinary, "graph", TINY, "--pool", "large")[0].startswith("{")
 
 
 def test_what_was_written_is_said(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import networkx as nx
 import pytest
 from support import analysis
 
-from memtrace.answers.graph import build_graph, cheapest_region
+from memtrace.answers.fragmentation import measure
+from memtrace.answers.graph import build_graph, cheapest_region, pins_of, sites_of_pool
 from memtrace.errors import UsageError
 from memtrace.export.graph_file import node_link, to_dot, to_graphml
 from memtrace.history.layout import State, layout_at
@@ -40,6 +41,15 @@ def test_bytes_are_conserved_down_the_graph(graph: nx.DiGraph) -> None:
         assert graph.nodes[segment]["total_bytes"] == sum(b["block_bytes"] for b in blocks)
 
 
+def test_pins_agree_with_the_fragmentation_answer(graph: nx.DiGraph) -> None:
+    made = analysis(NAME)
+    answer = measure(made.timeline, made.attribution, choose_event(made.timeline, None))
+    for segment in answer.pinned_segments[:20]:
+        pins = pins_of(graph, f"segment 0x{segment.address:x}")
+        assert sum(pins.values()) == sum(pin.bytes for pin in segment.pinned_by)
+        assert sum(pins.values()) == segment.total_bytes - segment.free_bytes
+
+
 def test_cheapest_region_is_the_cheapest(graph: nx.DiGraph) -> None:
     made = analysis(NAME)
     layout = layout_at(made.timeline, choose_event(made.timeline, None).event)
@@ -59,6 +69,12 @@ def test_cheapest_region_is_the_cheapest(graph: nx.DiGraph) -> None:
     assert region.must_go_bytes == best
     assert region.total_bytes >= wanted
     assert region.already_free_bytes + region.must_go_bytes == region.total_bytes
+
+
+def test_sites_of_a_pool_hold_what_it_has_allocated(graph: nx.DiGraph) -> None:
+    for pool in of_kind(graph, "pool"):
+        data = graph.nodes[pool]
+        assert sum(sites_of_pool(graph, pool).values()) == data["reserved_bytes"] - data["free_bytes"]
 
 
 def test_a_region_needs_a_size(graph: nx.DiGraph) -> None:
