@@ -275,12 +275,20 @@ def dry(row: Row, folder: Path, rank: int, ranks: int, out: Path, run: Any = Non
     )  # fmt: skip
     (out / f"{row['name']}-{rank}.log").write_text(done.stdout[-4000:] + done.stderr[-9000:])
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"load"')]
-    return json.loads(lines[-1]) if lines else {"error": done.stderr[-400:]}
+    if not lines:
+        return {"error": done.stderr[-400:]}
+    found = json.loads(lines[-1])
+    if (made := folder / f"{row['name']}-{rank}.pickle").exists():  # RECORD
+        words = [sys.executable, "-m", "memtrace", "simulate", "--json", str(made)]
+        text = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True).stdout
+        ran = json.loads(text)["runs"][0]
+        found["by_addresses"] = ran["peak_reserved_low_bytes"], ran["peak_reserved_high_bytes"]
+    return found
 
 
 def compare(truth: Path, chosen: list[str], kept: Path | None = None) -> None:
     found = {row["name"]: row for row in map(json.loads, truth.read_text().splitlines())}
-    print(f"{'run, rank':44} {'MiB':>8} {'requested':>9} {'allocated':>9} {'reserved':>9}")
+    print(f"{'run, rank':44} {'MiB':>8} {'requested':>9} {'allocated':>9} {'reserved':>9}  by addresses")
     with tempfile.TemporaryDirectory() as made:
         for name in chosen or found:
             row, ranks = chosen_rows([name])[0]
@@ -295,6 +303,9 @@ def compare(truth: Path, chosen: list[str], kept: Path | None = None) -> None:
                         print(f"{name} {part} {rank}: measured {said[0] or before}, dry {said[1] or now}")
                         continue
                     errors = " ".join(f"{now[key] / max(1, before[key]) - 1:+9.3%}" for key in KEYS)
+                    if "by_addresses" in mine and part == "train":
+                        low, high = (size / before["reserved"] - 1 for size in mine["by_addresses"])
+                        errors += f"  {low:+.3%} to {high:+.3%}"
                     mib = math.ceil(before["requested"] / 2**20)
                     print(f"{name + ', ' + str(rank) + ' ' + part:44} {mib:8,} {errors}", flush=True)
 

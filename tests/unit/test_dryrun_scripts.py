@@ -351,6 +351,30 @@ def test_what_another_stream_uses_is_free_once_the_host_waited_for_it(runs: Runs
     assert mine["peak_reserved_bytes"] == (40 + 2) << 20
 
 
+def test_reserved_is_a_range_where_addresses_decide(runs: Runs, tmp_path: Path) -> None:
+    """Of two free blocks of 30 MiB the lower is taken: a segment of its own, or what keeps 60 MiB from being free."""
+    train = script(
+        tmp_path,
+        "import torch\n"
+        "def mib(size): return torch.empty(size << 20, dtype=torch.uint8, device='cuda')\n"
+        "b, a = mib(30), mib(60)\n"
+        "del a\n"
+        "x = mib(30)\n"
+        "del b\n"
+        "y = mib(12)\n"
+        "del x\n"
+        "z = mib(60)\n",
+    )
+    mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train)
+    assert (mine["peak_reserved_low_bytes"], mine["peak_reserved_high_bytes"]) == (90 << 20, 150 << 20)
+    assert mine["fits_always"]
+    assert "reserved is 90.0 MiB to 150.0 MiB, by the addresses that the driver hands out" in done.stderr
+    mine, done = dry(runs, "--capacity", str((100 << 20) + OUTSIDE_BYTES), "-o", str(tmp_path / "b.pickle"), train)
+    assert mine["exit_code"] == 0
+    assert not mine["fits_always"]
+    assert "with other addresses of the driver's it does not" in done.stderr
+
+
 def test_steps_that_repeat_end_the_run_where_that_is_asked(runs: Runs, tmp_path: Path) -> None:
     train = script(
         tmp_path,

@@ -19,6 +19,7 @@ from memtrace.allocator.rounding import SMALL_LIMIT_BYTES, round_size, segment_s
 from memtrace.allocator.simulator import Allocator
 from memtrace.allocator.state import AllocatorState
 from memtrace.allocator.whatif.addresses import CardDriver
+from memtrace.estimate.dryrun.elsewhere import Elsewhere
 from memtrace.estimate.dryrun.stacks import DryStacks
 from memtrace.estimate.dryrun.streams import Moment, Streams
 from memtrace.estimate.presets import GpuPreset
@@ -78,6 +79,7 @@ class DryMemory:
         self.resize: Callable[[int, int], int] = lambda _storage, _bytes: 0  # a storage's, in place; 0 if it is refused
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.follower: Any = None  # is told of births and deaths
+        self.elsewhere: list[Elsewhere] = []  # the run under other addresses
         self.refusal = ""
         self.refused: tuple[int, int] | None = None  # bytes and stack of the last request that was refused
         self.streams = Streams()
@@ -123,6 +125,8 @@ class DryMemory:
                 return 0
             address, block = served
             self._live[address] = number, block, size, stack, int(not is_small)
+            for other in self.elsewhere:
+                other.born(address, rounded, self.stream)
             self.course = hash((self.course, size))
             pool = int(not is_small)
             self._count(pool, allocated_bytes=block, requested_bytes=size, active_bytes=block, allocation=1, active=1)
@@ -169,6 +173,8 @@ class DryMemory:
 
     def _free(self, held: _Held) -> None:
         self._allocator.state.release(held.number, held.address, held.block)
+        for other in self.elsewhere:
+            other.freed(held.address)
         self._count(held.pool, requested_bytes=-held.requested, active_bytes=-held.block, active=-1)
         self._note("free_completed", held.address, held.requested, held.stack, held.number)
 
@@ -181,6 +187,8 @@ class DryMemory:
         self.drain()
         with self._lock:
             self._allocator.flush()
+            for other in self.elsewhere:
+                other.flush()
             if self.follower is not None:
                 self.follower.tape.empty_cache()
             self._note_segments(self.stacks.here())
@@ -212,6 +220,8 @@ class DryMemory:
         room = max(0, self.total_bytes - self.outside_bytes)
         limited = self.config.with_limit(room if most is None else min(room, most))
         self.config = self._driver.config = self._allocator.config = self._allocator.state.config = limited
+        for other in self.elsewhere:
+            other.limit(limited)
 
     # ---- books ---------------------------------------------------------------------------------------------------
     @property

@@ -30,7 +30,8 @@ class DryScript:
     """How a dry run of a program ended. Peaks are those of the whole run; ``exit_code`` is the program's.
 
     ``refused_bytes``: the request that did not fit and that nobody handled, ``impossible`` what stopped the dry run
-    and nothing else, with its place. ``file``: the recording.
+    and nothing else, with its place. ``file``: the recording. ``low`` and ``high`` are the reserved peak with other
+    addresses of the driver's; ``fits_always`` says that it fits with all that were tried.
     """
 
     exit_code: int
@@ -38,8 +39,11 @@ class DryScript:
     peak_requested_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    peak_reserved_low_bytes: int
+    peak_reserved_high_bytes: int
     capacity_bytes: int
     margin_bytes: int
+    fits_always: bool
     refused_bytes: int | None
     impossible: str | None
     assumptions: list[Assumption]
@@ -56,10 +60,14 @@ def lines(found: DryScript, gpu: str) -> list[str]:
     steps = counted(found.steps, "optimizer step")
     peaks = f"{requested} requested, {allocated} allocated, {reserved} reserved"
     result = [f"memtrace: predicted peak over {steps}: {peaks}"]
+    low, high = map(format_bytes, (found.peak_reserved_low_bytes, found.peak_reserved_high_bytes))
+    if low != high and found.refused_bytes is None:
+        result.append(f"memtrace: reserved is {low} to {high}, by the addresses that the driver hands out")
     if found.refused_bytes is not None:
         result.append(f"memtrace: does not fit on {card}: {format_bytes(found.refused_bytes)} more were asked for")
     elif found.exit_code == 0:
-        result.append(f"memtrace: fits on {card}, {format_bytes(found.margin_bytes)} to spare")
+        unsure = "" if found.fits_always else "; with other addresses of the driver's it does not"
+        result.append(f"memtrace: fits on {card}, {format_bytes(found.margin_bytes)} to spare{unsure}")
     elif found.impossible is not None:
         result.append(f"memtrace: the dry run went no further: {printable(found.impossible)}")
     return result + assumed_lines(found.assumptions)

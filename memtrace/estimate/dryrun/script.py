@@ -16,9 +16,11 @@ from typing import Any, cast
 
 from memtrace.allocator.conf_text import parse_conf
 from memtrace.allocator.config import conf_string
+from memtrace.allocator.whatif.search import BRACKET
 from memtrace.estimate.dryrun import helper, triton
 from memtrace.estimate.dryrun.assumed import Assumptions
 from memtrace.estimate.dryrun.cuda import install, page_states
+from memtrace.estimate.dryrun.elsewhere import Elsewhere
 from memtrace.estimate.dryrun.generation import without_end
 from memtrace.estimate.dryrun.machine import DryMemory
 from memtrace.estimate.dryrun.outcome import DryScript
@@ -164,15 +166,17 @@ def run_script(
     without_end(device.assumed)
     optimizer.register_optimizer_step_pre_hook(lambda begun, *_: step.begins(begun))
     optimizer.register_optimizer_step_post_hook(count)
+    memory = device.memory
+    memory.elsewhere = [Elsewhere(memory.config, policy) for policy in BRACKET]
     with backend.use(DryBackend(device)):
         code = launcher.launch(program, is_module, options)
-    memory = device.memory
     most = memory.most
+    peaks = [most["reserved_bytes"], *(one.peak_reserved_bytes for one in memory.elsewhere)]
     written = sorted(options.folder.glob(f"{options.stem}*{options.suffix}"), key=lambda file: file.stat().st_mtime)
     return DryScript(
-        code, done, most["requested_bytes"], most["allocated_bytes"], most["reserved_bytes"], memory.total_bytes,
-        memory.total_bytes - memory.outside_bytes - most["reserved_bytes"],
-        memory.refused[0] if code and memory.refused else None,
+        code, done, most["requested_bytes"], most["allocated_bytes"], most["reserved_bytes"],
+        min(peaks), max(peaks), memory.total_bytes, memory.total_bytes - memory.outside_bytes - most["reserved_bytes"],
+        all(one.fits for one in memory.elsewhere), memory.refused[0] if code and memory.refused else None,
         device.failed if code and not memory.refused else None,
         list(device.assumed.listed.values()),
         str(written[-1]) if written else None,
