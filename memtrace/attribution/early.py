@@ -118,12 +118,13 @@ class EarlySignals(Basics):
 
     @property
     def early_saved(self) -> Bool:
-        """Freed in a backward pass (where sharded training frees gathered weights and gradients, too), or after it."""
+        """Freed in a backward pass (where sharded training frees gathered weights and gradients, too), or after it, if
+        that is known to be one."""
         f = self.facts
         sharded = bool(f.stacks.has(Tag.GATHER | Tag.REDUCE).any())
         inside = (f.death_phase == Phase.BACKWARD) & (not sharded)
-        after = among(f.death_phase, [Phase.BETWEEN, Phase.FORWARD]) & ~f.persistent & (not self._torn)
-        return self.early & (inside | after)
+        after = among(f.death_phase, [Phase.BETWEEN, Phase.FORWARD]) & ~f.persistent & (not f.blind)
+        return self.early & (inside | after & (not self._torn))
 
     @property
     def early_few(self) -> Bool:
