@@ -61,9 +61,9 @@ def stand_in() -> Iterator[Any]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one recording follow one another, so that each is read and replayed once (see support.py)."""
-    from support import LABELLED, NAMES
+    from support import FIELD, LABELLED, NAMES, STACKS
 
-    place = {name: number for number, name in enumerate(dict.fromkeys([*NAMES, *LABELLED]), 1)}
+    place = {name: number for number, name in enumerate(dict.fromkeys([*NAMES, *LABELLED, *FIELD, *STACKS]), 1)}
 
     def recording(item: pytest.Item) -> int:
         call = getattr(item, "callspec", None)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
+from functools import lru_cache
 
 import pytest
 from support import LABELLED, NAMES, TRUTH, analysis
 
 from memtrace.allocator.whatif.selfcheck import recorded_limit
-from memtrace.analysis import Analysis, analyse
+from memtrace.analysis import Analysis
 from memtrace.answers.simulate import Question, answer
 from memtrace.explain.advice import spelled
 from memtrace.explain.answer import Advice, Basis, Explanation
@@ -19,23 +18,17 @@ from memtrace.explain.explain import explain_snapshot
 from memtrace.explain.proof import LEAST_SHARE, Bench, Proposal, proven
 from memtrace.explain.setting import setting_of_log
 from memtrace.explain.snapshot_facts import verdict_at
-from memtrace.history.timeline import build, choose_event
+from memtrace.history.timeline import choose_event
 from memtrace.oomlog.scan import LogReading
 from memtrace.render.explain_text import render_explanation
-from memtrace.snapshot.load import load
 
-FIELD = sorted(path.name for path in (TRUTH / "field").glob("*.pickle*"))
+FIELD = sorted(path.name.partition(".pickle")[0] for path in (TRUTH / "field").glob("*.pickle*"))
 REPLAYED = [*LABELLED, "llama2-7b_oom-first-step", "llama2-7b_oom-fragmentation", "llama2-7b_kept-graphs", *FIELD]
 
 
-@cache
-def field(name: str) -> Analysis:
-    snapshot = load(TRUTH / "field" / name)
-    return analyse(build(snapshot, snapshot.devices[0]))
-
-
-def recording(name: str) -> Analysis:
-    return field(name) if name in FIELD else analysis(name)
+@lru_cache(maxsize=2)
+def explained(name: str) -> Explanation:
+    return explain_snapshot(analysis(name))
 
 
 def bench_of(seen: Analysis) -> Bench:
@@ -45,7 +38,7 @@ def bench_of(seen: Analysis) -> Bench:
 
 @pytest.mark.parametrize("name", sorted(set(REPLAYED)))
 def test_no_advice_is_refuted(name: str) -> None:
-    bench = bench_of(recording(name))
+    bench = bench_of(analysis(name))
     before = bench.run([]) if bench.can_replay else None
     for detector in DETECTORS.values():
         finding = detector(bench.case)
@@ -90,8 +83,7 @@ def changes(answered: Explanation) -> str:
 
 @pytest.mark.parametrize("name", sorted({*NAMES, *LABELLED, *FIELD}))
 def test_advice_fits_the_run(name: str) -> None:
-    seen = recording(name)
-    answered = explain_snapshot(seen)
+    seen, answered = analysis(name), explained(name)
     text = changes(answered)
     if not seen.attribution.trains_adapters:
         assert not any(word in text for word in ("prepare_model_for_kbit", "LoraConfig", "adapters")), text
@@ -104,7 +96,7 @@ def test_advice_fits_the_run(name: str) -> None:
 
 def test_one_capacity_everywhere() -> None:
     """A full card: what the process held and what was free, in the verdict, the advice and simulate."""
-    seen = field("large-block-split_oom.pickle")
+    seen = analysis("large-block-split_oom")
     answered = explain_snapshot(seen)
     assert answered.verdict == "fragmentation" and answered.capacity is not None
     simulated = answer(seen.timeline, Question(("expandable_segments:True", "max_split_size_mb:128")))
@@ -117,24 +109,24 @@ def test_one_capacity_everywhere() -> None:
     assert answered.together.enough == ("reserved_in_pieces",)
 
 
-@pytest.mark.parametrize("name", [name for name in FIELD if "_oom." in name])
+@pytest.mark.parametrize("name", [name for name in FIELD if name.endswith("_oom")])
 def test_an_inferred_limit_is_as_narrow_as_the_one_that_simulate_uses(name: str) -> None:
     """What was refused at first and granted after a flush bounds the limit as what was refused for good does."""
-    capacity, limit = explain_snapshot(field(name)).capacity, recorded_limit(field(name).timeline.replay)
+    capacity, limit = explained(name).capacity, recorded_limit(analysis(name).timeline.replay)
     if capacity is not None and capacity.source == "inferred":
         assert capacity.high_bytes < (limit.below_bytes or 0)
 
 
 def test_changes_that_leave_a_request_refused_say_so_and_no_peak_below_the_limit() -> None:
-    explained = explain_snapshot(field("trainer-evaluate_oom.pickle.xz"))
-    whole = explained.together
+    answered = explain_snapshot(analysis("trainer-evaluate_oom"))
+    whole = answered.together
     assert whole is not None and not whole.fits and whole.peak_bytes < whole.capacity_bytes
-    told = [line for line in render_explanation(explained) if line.startswith("together")]
+    told = [line for line in render_explanation(answered) if line.startswith("together")]
     assert told == ["together: a request is refused all the same under 1.78 GiB (replay)"]
 
 
 def test_changes_that_do_not_fit_say_how_much_would() -> None:
-    answer = explain_snapshot(field("trainer_12-layers_oom.pickle.xz"))
+    answer = explain_snapshot(analysis("trainer_12-layers_oom"))
     assert answer.together is not None and answer.together.tokens_share is not None
     assert "does not fit (forecast), would with 19% of its tokens" in " ".join(render_explanation(answer))
     assert not [line for line in answer.because if line.startswith("At most about")]  # of the layers alone
@@ -142,7 +134,7 @@ def test_changes_that_do_not_fit_say_how_much_would() -> None:
 
 def test_a_refused_request_shrinks_with_its_like() -> None:
     """The refused request is one more of the logits' size: in tiles, a tile would be asked for."""
-    seen = recording("qwen2-7b_oom-backward")
+    seen = analysis("qwen2-7b_oom-backward")
     bench = bench_of(seen)
     finding = DETECTORS["logits_unchunked"](bench.case)
     assert finding is not None and bench.case.refusal is not None
@@ -156,7 +148,7 @@ def test_a_refused_request_shrinks_with_its_like() -> None:
 @pytest.mark.parametrize("name", ["fsdp2_oom", "tensor-parallel_oom", "fsdp1_oom"])
 def test_no_optimizer_is_advised_that_refuses_dtensors(name: str) -> None:
     """``optimizer.step()`` of bitsandbytes 0.50 refuses what ``fully_shard`` and ``tp_plan`` made."""
-    text = changes(explain_snapshot(recording(name)))
+    text = changes(explain_snapshot(analysis(name)))
     assert ("bitsandbytes.optim" in text, "torchao" in text) == (name == "fsdp1_oom", name != "fsdp1_oom")
 
 
@@ -176,7 +168,7 @@ def test_a_change_is_spelled_for_what_shards(file: str, change: str, said: str, 
 
 
 def test_layers_come_from_the_recorded_configuration() -> None:
-    answered = explain_snapshot(field("trainer_12-layers_oom.pickle.xz"))
+    answered = explain_snapshot(analysis("trainer_12-layers_oom"))
     assert any("6 of 12 layers" in line and "2.46 GiB more" in line for line in answered.because)
     advice = {a.basis for finding in answered.findings for a in finding.advice}
     assert Basis.FORECAST in advice and answered.together is not None and not answered.together.fits
@@ -185,11 +177,11 @@ def test_layers_come_from_the_recorded_configuration() -> None:
 
 
 def test_what_is_forecast_to_save_nothing_is_no_advice_but_said() -> None:
-    answered = explain_snapshot(field("trainer_12-layers_oom.pickle.xz"))
+    answered = explain_snapshot(analysis("trainer_12-layers_oom"))
     (branch,) = [finding for finding in answered.findings if finding.id == "fp32_lora_branch"]
     assert any("16 bits" in advice.change for advice in branch.tried)
     assert not any("16 bits" in advice.change for advice in branch.advice)
 
 
 def test_field_files_are_there() -> None:
-    assert {Path(name).name.split(".")[0] for name in FIELD} >= {"large-block-split_oom", "trainer_12-layers_oom"}
+    assert {*FIELD} >= {"large-block-split_oom", "trainer_12-layers_oom"}
