@@ -35,28 +35,29 @@ def stray(stacks: StackFacts, stack: NDArray[np.int32], lives: Lives) -> Bool:
     framed = np.flatnonzero((kind != Kind.NONE) & ~result)
     before, after = framed[:-1], framed[1:]
     in_call = among(kind[before], _CALLS) & (kind[before] == kind[after])
+    num_in_call = int(in_call.sum())
     stackless = np.cumsum((kind == Kind.NONE) & ~result)
-    gaps = np.flatnonzero(stackless[after] > stackless[before])
+    gaps = stackless[after] > stackless[before]
+    before, after, in_call = before[gaps], after[gaps], in_call[gaps]
     goes_on = np.zeros(len(before), dtype=np.bool_)
-    inside = gaps[in_call[gaps]]
-    pairs, place = np.unique(stack[[before[inside], after[inside]]], axis=1, return_inverse=True)
-    goes_on[inside] = np.array(_go_on(stacks.python, pairs.T.tolist()), dtype=np.bool_)[place.ravel()]
-    # What forward code had made and was still there when each allocation was made.
+    pairs, place = np.unique(stack[[before[in_call], after[in_call]]], axis=1, return_inverse=True)
+    goes_on[in_call] = np.array(_go_on(stacks.python, pairs.T.tolist()), dtype=np.bool_)[place.ravel()]
+    # What forward code had made and was still there when the allocations around each gap were made.
     made = kind == Kind.FORWARD
     died, size = lives.died[made], lives.size[made]
     order = np.argsort(died, kind="stable")
-    gone = np.append(0, np.cumsum(size[order]))[np.searchsorted(died[order], lives.born)]
-    level = np.cumsum(np.where(made, lives.size, 0)) - gone
-    there = level[after] - np.where(made[after], lives.size[after], 0)
+    died, gone, so_far = died[order], np.append(0, np.cumsum(size[order])), np.cumsum(np.where(made, lives.size, 0))
+    level, there = (so_far[rows] - gone[np.searchsorted(died, lives.born[rows])] for rows in (before, after))
+    there -= np.where(made[after], lives.size[after], 0)
     by_program = among(kind, [Kind.FORWARD, Kind.OTHER])
     between = by_program[before] & by_program[after]
-    frees_nothing = between & (there > level[before] // 32 * 31) & (level[before] > 0)
-    is_torn = frees_nothing[gaps].sum() >= max(_AT_LEAST, len(gaps) // 4)
+    frees_nothing = between & (there > level // 32 * 31) & (level > 0)
+    is_torn = frees_nothing.sum() >= max(_AT_LEAST, len(before) // 4)
     if goes_on.any() or is_torn:
-        goes_on |= between & ((there > level[before] // 2) | (level[before] == 0))
-    if is_torn or (goes_on & in_call)[gaps].sum() * _OFTEN > in_call.sum():
-        for gap in gaps[goes_on[gaps]].tolist():
-            result[before[gap] + 1 : after[gap]] = True
+        goes_on |= between & ((there > level // 2) | (level == 0))
+    if is_torn or (goes_on & in_call).sum() * _OFTEN > num_in_call:
+        for first_row, last_row in zip(before[goes_on].tolist(), after[goes_on].tolist(), strict=True):
+            result[first_row + 1 : last_row] = True
     return result
 
 
