@@ -74,9 +74,8 @@ class Basics:
         result = np.zeros(len(f.size), dtype=np.bool_)
         following = np.append(steps, -1).astype(np.int32)[places(steps, f.born[rows], side="right")]
         gone = f.outlives_span[rows] & (f.ended[rows] < following)
-        stack = f.timeline.allocations.stack[
-            rows
-        ]  # behind the last step, what the same call left in earlier ones tells
+        stack = f.timeline.allocations.stack[rows]
+        # Behind the last step, what the same call left in earlier ones tells.
         result[rows] = gone | (~f.persistent[rows] & (following < 0) & among(stack, stack[gone]))
         return result
 

@@ -30,7 +30,7 @@ def second_set(facts: Facts, weights: Bool, rest: Bool) -> Bool:
 def runs_without_gradients(facts: Facts) -> bool:
     """Whether call sites inside modules that keep tensors for the backward pass leave none at other times."""
     stack = facts.timeline.allocations.stack
-    passes = facts.in_phase(Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION)
+    passes = facts.in_phase(Phase.FORWARD, Phase.EVALUATION)
     rows = np.flatnonzero(facts.is_kind(Kind.FORWARD) & passes & (facts.stacks.depth[stack] > 0))
     site, size, held = facts.stacks.site[stack[rows]], facts.size[rows], facts.held[rows]
     kept_bytes = int(size[held].sum())

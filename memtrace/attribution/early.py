@@ -13,10 +13,7 @@ from memtrace.attribution.basics import LARGE_BYTES, Basics
 from memtrace.attribution.copies import runs_without_gradients, second_set
 from memtrace.attribution.frame_tags import Tag
 from memtrace.attribution.phases import Phase
-from memtrace.attribution.shapes import (
-    CUBLAS_WORKSPACE_BYTES,
-    adapter_sizes,
-)
+from memtrace.attribution.shapes import CUBLAS_WORKSPACE_BYTES, adapter_sizes
 from memtrace.attribution.stack_facts import Kind
 from memtrace.history.timeline import NEVER
 

@@ -334,7 +334,7 @@ def _next_refusal(trace: DeviceTrace, events: I4) -> I4:
 
 def _next_pass(phases: Phases, events: I4) -> I4:
     """Start of the first forward pass after each event; ``NEVER`` if none follows."""
-    forward = among(phases.phase, [Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION])
+    forward = among(phases.phase, [Phase.FORWARD, Phase.EVALUATION])
     starts = np.append(phases.start[:-1][forward], NEVER).astype(np.int32)
     return starts[np.searchsorted(starts[:-1], events, side="right")]
 
@@ -347,7 +347,7 @@ def _pass_ends(
     if not len(phases):
         return np.full(len(born), -1, dtype=np.int32)
     # A forward pass ends where the next phase begins.
-    forward = among(phases.phase, [Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION])
+    forward = among(phases.phase, [Phase.FORWARD, Phase.EVALUATION])
     forward_end = np.where(cut, NEVER, np.append(phases.start[1:-1], NEVER))
     ends = np.append(np.where(forward, forward_end, -1), -1).astype(np.int32)[span]
     recomputed = np.flatnonzero(kind == Kind.RECOMPUTE)

@@ -41,7 +41,7 @@ class Phase(IntEnum):
     OPTIMIZER = 4
     BETWEEN = 5  # between an optimizer step and the next forward pass
     EVALUATION = 6  # a forward pass that no backward pass follows
-    GENERATION = 7
+    GENERATION = 7  # known from an error's text alone
 
     @property
     def label(self) -> str:

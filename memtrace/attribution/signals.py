@@ -169,7 +169,7 @@ class Signals(EarlySignals):
     @cached_property
     def in_forward(self) -> Bool:
         f = self.facts
-        inside = f.in_phase(Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION) & ~self._untrained
+        inside = f.in_phase(Phase.FORWARD, Phase.EVALUATION) & ~self._untrained
         return (f.is_kind(Kind.FORWARD) | (inside & f.is_kind(Kind.OTHER, Kind.NONE))) & self.in_trace
 
     @property
@@ -283,7 +283,7 @@ class Signals(EarlySignals):
         largest = distinct(f.size[self.head_frames & (f.size > LARGE_BYTES)])
         depth = f.stacks.depth[f.timeline.allocations.stack]
         outside = (depth < np.min(depth[self.head_frames])) & self.in_trace & f.is_kind(Kind.FORWARD, Kind.OTHER)
-        outside &= f.in_phase(Phase.FORWARD, Phase.EVALUATION, Phase.GENERATION)
+        outside &= f.in_phase(Phase.FORWARD, Phase.EVALUATION)
         first = np.full(self._passes.max(initial=0) + 1, NEVER)
         np.minimum.at(first, self._passes[self.head_frames], f.born[self.head_frames])
         outside &= f.born >= first[self._passes]
