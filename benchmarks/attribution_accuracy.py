@@ -125,6 +125,9 @@ def thin_rows(names: list[str]) -> Iterator[list[str]]:
 
 
 def main() -> None:
+    if "--help" in sys.argv:
+        print(__doc__)
+        return
     names = [name for name in sys.argv[1:] if not name.startswith("--")] or [*LABELLED, *FIELD, *STACKS]
     if "--thin" in sys.argv:
         print("| what is taken away | recordings | right | unattributed | wrong | wrong at worst |")
