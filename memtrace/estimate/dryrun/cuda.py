@@ -46,6 +46,7 @@ def install(memory: DryMemory) -> None:
     cuda._check_capability = cuda._check_cubins = _nothing
     cuda.graphs._cuda_isCurrentStreamCapturing = cuda.is_current_stream_capturing = lambda: False
     cuda.device_count = lambda: 1
+    cuda._is_in_bad_fork = lambda: False  # there is no card that a fork would lose
     _install_streams(torch, memory)
     cuda.current_blas_handle = lambda: 0
     cuda.nvtx.range_push = cuda.nvtx.range_pop = cuda.nvtx.mark = _nothing
