@@ -375,6 +375,26 @@ def test_reserved_is_a_range_where_addresses_decide(runs: Runs, tmp_path: Path) 
     assert "with other addresses of the driver's it does not" in done.stderr
 
 
+def test_what_is_held_for_another_stream_makes_a_range(runs: Runs, tmp_path: Path) -> None:
+    """Three blocks of 30 MiB that a side stream uses: one at a time on a card that keeps up, else all three."""
+    train = script(
+        tmp_path,
+        "import torch\n"
+        "side, event = torch.cuda.Stream(), torch.cuda.Event()\n"
+        "event.record()\n"
+        "event.synchronize()\n"
+        "for _ in range(3):\n"
+        "    block = torch.empty(30 << 20, dtype=torch.uint8, device='cuda')\n"
+        "    block.record_stream(side)\n"
+        "    del block\n",
+    )
+    mine, done = dry(runs, "-o", str(tmp_path / "a.pickle"), train)
+    assert (mine["peak_allocated_bytes"], mine["peak_requested_bytes"]) == (30 << 20, 90 << 20)
+    assert (mine["peak_reserved_low_bytes"], mine["peak_reserved_high_bytes"]) == (30 << 20, 90 << 20)
+    assert "requested is 30.0 MiB to 90.0 MiB, by how far the host is ahead of the card" in done.stderr
+    assert "hands out and how far the host is ahead of the card" in done.stderr
+
+
 def test_steps_that_repeat_end_the_run_where_that_is_asked(runs: Runs, tmp_path: Path) -> None:
     train = script(
         tmp_path,

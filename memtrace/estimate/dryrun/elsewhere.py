@@ -1,4 +1,4 @@
-"""The same program on a card whose driver puts segments elsewhere.
+"""The same program on a card whose driver puts segments elsewhere, or which keeps up with the host.
 
 Of free blocks of one size the lowest address is taken, so what is reserved depends on addresses, and those on what else
 the process maps (libraries, NCCL).
@@ -13,9 +13,13 @@ from memtrace.allocator.whatif.addresses import AddressSpace, CardDriver, Hints,
 
 
 class Elsewhere:
-    """One allocator under ``policy``. Blocks are named by their addresses in the run itself; sizes are bytes."""
+    """One allocator under ``policy``. Blocks are named by their addresses in the run itself; sizes are bytes.
 
-    def __init__(self, config: AllocatorConfig, policy: Policy) -> None:
+    ``keeps_up``: what other streams use (``record_stream``) is free as soon as the program gives it up.
+    """
+
+    def __init__(self, config: AllocatorConfig, policy: Policy, keeps_up: bool = False) -> None:
+        self.keeps_up = keeps_up
         self._driver = CardDriver(config, AddressSpace(policy, Hints({}, {}), ()))
         self._allocator = Allocator(config, self._driver)
         self._blocks: dict[int, tuple[int, int, int]] = {}
@@ -37,7 +41,7 @@ class Elsewhere:
             self._blocks[address] = number, *served
 
     def freed(self, address: int) -> None:
-        """No stream of the run uses the block any more."""
+        """The block is free, if it wasn't before."""
         if (block := self._blocks.pop(address, None)) is not None:
             self._allocator.state.release(*block)
 

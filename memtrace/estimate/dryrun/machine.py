@@ -152,6 +152,9 @@ class DryMemory:
             number, block, size, _, pool = self._live.pop(address)
             self.course = hash((self.course, -size))
             self._count(pool, allocated_bytes=-block, allocation=-1)
+            for other in self.elsewhere:
+                if other.keeps_up:
+                    other.freed(address)
             if self.follower is not None:
                 self.follower.gone(address)
             stack = self.stacks.here() if self.is_recording else 0

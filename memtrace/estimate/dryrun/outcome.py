@@ -31,7 +31,7 @@ class DryScript:
 
     ``refused_bytes``: the request that did not fit and that nobody handled, ``impossible`` what stopped the dry run
     and nothing else, with its place. ``file``: the recording. ``low`` and ``high`` are the reserved peak with other
-    addresses of the driver's; ``fits_always`` says that it fits with all that were tried.
+    addresses of the driver's, or where the card keeps up; ``fits_always`` says that it fits with all that were tried.
     """
 
     exit_code: int
@@ -60,9 +60,14 @@ def lines(found: DryScript, gpu: str) -> list[str]:
     steps = counted(found.steps, "optimizer step")
     peaks = f"{requested} requested, {allocated} allocated, {reserved} reserved"
     result = [f"memtrace: predicted peak over {steps}: {peaks}"]
+    is_held = found.peak_requested_bytes > found.peak_allocated_bytes  # what other streams used is not free yet
+    ahead = "how far the host is ahead of the card"
+    if is_held:
+        result.append(f"memtrace: requested is {allocated} to {requested}, by {ahead}")
     low, high = map(format_bytes, (found.peak_reserved_low_bytes, found.peak_reserved_high_bytes))
     if low != high and found.refused_bytes is None:
-        result.append(f"memtrace: reserved is {low} to {high}, by the addresses that the driver hands out")
+        cause = "the addresses that the driver hands out" + f" and {ahead}" * is_held
+        result.append(f"memtrace: reserved is {low} to {high}, by {cause}")
     if found.refused_bytes is not None:
         result.append(f"memtrace: does not fit on {card}: {format_bytes(found.refused_bytes)} more were asked for")
     elif found.exit_code == 0:

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from memtrace.allocator.conf_text import parse_conf
 from memtrace.allocator.config import conf_string
+from memtrace.allocator.whatif.addresses import Policy
 from memtrace.allocator.whatif.search import BRACKET
 from memtrace.estimate.dryrun import helper, triton
 from memtrace.estimate.dryrun.assumed import Assumptions
@@ -168,6 +169,7 @@ def run_script(
     optimizer.register_optimizer_step_post_hook(count)
     memory = device.memory
     memory.elsewhere = [Elsewhere(memory.config, policy) for policy in BRACKET]
+    memory.elsewhere.append(Elsewhere(memory.config, Policy.DRIVER, keeps_up=True))
     with backend.use(DryBackend(device)):
         code = launcher.launch(program, is_module, options)
     most = memory.most
