@@ -407,9 +407,11 @@ class Signals(EarlySignals):
         """Where lifetimes tell the phases: made by the model's forward pass and still there when the program ran out of
         memory, from call sites that left more than one."""
         f = self.facts
+        if not f.blind or f.stacks.has(Tag.GENERATE).any():
+            return np.zeros(len(f.size), dtype=np.bool_)
         left = f.is_kind(Kind.FORWARD) & self.persistent & self.in_trace
         asked = f.timeline.trace.action[among(f.timeline.trace.action, [Action.ALLOC, Action.OOM])]
-        ran_out = f.blind and bool((asked[-1:] == Action.OOM).any()) and not f.stacks.has(Tag.GENERATE).any()
+        ran_out = (asked[-1:] == Action.OOM).any()
         site = f.stacks.site[f.timeline.allocations.stack]
         return left & (np.bincount(site[left] + 1, minlength=site.max(initial=0) + 2)[site + 1] > 1) & ran_out
 

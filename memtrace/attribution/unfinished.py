@@ -27,6 +27,8 @@ def would_be_held(facts: Facts) -> Bool:
     """Rows alive at the end of a pass that was cut short, and which would have been kept for the backward pass."""
     rows = (facts.pass_end == NEVER) & (facts.born >= 0) & ~facts.has(Tag.GENERATE)  # which saves nothing
     held = rows & facts.persistent
+    if not rows.any():
+        return held
     site = facts.stacks.site[facts.timeline.allocations.stack]
     recomputed = facts.is_kind(Kind.RECOMPUTE)
     told_apart = ~recomputed & ~facts.is_kind(Kind.NONE)
