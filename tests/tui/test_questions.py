@@ -15,6 +15,7 @@ from memtrace_tui.data.source import is_library
 from memtrace_tui.provider import Provider
 from memtrace_tui.session import Session
 from memtrace_tui.settings import Settings
+from memtrace_tui.widgets.chart import Chart
 from textual.pilot import Pilot
 
 from memtrace.history.layout import State
@@ -131,7 +132,20 @@ def tensors_of_a_layer(session: Session) -> list[str]:
 
 
 def from_one_line(session: Session) -> list[str]:
-    return ["filter stack:", "live at event"]
+    """All that came from the outermost line with most live bytes."""
+    provider = session.provider
+    table, stacks = provider.timeline.allocations, provider.timeline.snapshot.stacks
+    lines: dict[str, list[int]] = {}
+    for row in provider.live(session.event).tolist():
+        if stack := stacks.stack(int(table.stack[row])):
+            name = stack[-1].filename.rpartition("/")[2]
+            lines.setdefault(f"{name}:{stack[-1].line}", []).append(int(table.requested_bytes[row]))
+    most = max(lines, key=lambda line: sum(lines[line]))
+    return [
+        most.replace(".", "\\."),
+        f"{len(lines[most]):,} live at event",
+        f"{format_bytes(sum(lines[most]))} requested",
+    ]
 
 
 def longest_lived(session: Session) -> list[str]:
@@ -146,6 +160,12 @@ def stream_of_a_hole(session: Session) -> list[str]:
     layout = session.provider.layout(session.event)
     stream = int(layout.stream[hole(session.provider)[0]])
     return ["stream", "default stream" if not stream else hex(stream)]
+
+
+def between_ranks(session: Session) -> list[str]:
+    """Both peaks, and what `memtrace ranks` says of the two files: longer sequences, or a larger batch."""
+    first, second = (provider.peaks[1].size_bytes for provider in session.pair())
+    return ["More tokens a pass", f"{format_bytes(first)} → {format_bytes(second)}", format_delta(second - first)]
 
 
 ANSWERS = {
@@ -163,7 +183,7 @@ ANSWERS = {
     "Which stream owns this hole?": (OOM, None, stream_of_a_hole),
     "What would a setting change?": (OOM, None, lambda session: ["expandable_segments:True", "peak reserved"]),
     "Before or after a fix, what changed?": (OOM, STEPS, lambda session: [session.difference().sentence[:20]]),
-    "How does this rank differ from that one?": (OOM, STEPS, lambda session: ["file 1 of 2", "─"]),
+    "How does this rank differ from that one?": ("ddp_rank0", "ddp_rank1", between_ranks),
 }  # fmt: skip
 
 
@@ -255,6 +275,20 @@ async def test_the_colour_of_the_map_is_the_step_or_the_call_site(mode: str) -> 
             label = colours.labels[colours.codes[block]]
             assert label == name or (label == "others" and sums[name] <= least)
         assert f" {max(sums, key=lambda name: sums[name])} " in text_of(pilot)
+
+
+async def test_the_timeline_has_room_for_the_other_rank_and_names_its_line() -> None:
+    """Rank 1 has more live than rank 0 has reserved: its line is no lid at the top, and the legend says its bytes."""
+    app = BrowseApp(recording=recording("ddp_rank0"), settings=Settings(), few_colours=False, remember=False)
+    app._start = lambda one, _=None: BrowseApp._start(app, one, recording("ddp_rank1"))  # type: ignore[method-assign]
+    async with running(app, (160, 48)) as pilot:
+        session = main_screen(pilot).session
+        await press(pilot, ["2"])
+        first, second = session.pair()
+        live = second.timeline.curve_at(session.other_event)[1]
+        assert live > first.peaks[2].size_bytes
+        assert f"─ other file {format_bytes(live)} live" in text_of(pilot)
+        assert pilot.app.screen.query_one(Chart).top_bytes >= second.peaks[1].size_bytes
 
 
 async def test_with_two_ranks_the_map_says_the_rank() -> None:

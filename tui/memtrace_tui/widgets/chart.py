@@ -15,7 +15,7 @@ from memtrace_tui.data.buckets import EMPTY, FADED, LAYERS, UNUSED, Columns, Ras
 from memtrace_tui.data.lines import Goto, Span
 from memtrace_tui.look import ScreenLook
 from memtrace_tui.palette import PHASE_LETTERS
-from memtrace_tui.provider import PhaseSpan
+from memtrace_tui.provider import PhaseSpan, Provider
 from memtrace_tui.session import Session
 from memtrace_tui.widgets.base import EIGHTHS, Cursored, MoveCursor, Open, keys
 
@@ -95,10 +95,16 @@ class Chart(Cursored, can_focus=True):
 
     @property
     def top_bytes(self) -> int:
-        """Upper edge of the scale: room for the highest reserved bytes, and for the capacity if that is near."""
-        provider = self.session.provider
+        """Upper edge of the scale: room for the highest reserved bytes, for the other file's live ones, and for the
+        capacity if that is near."""
+        provider, other = self.session.provider, self._other_file
         peak, capacity = max(provider.peaks[2].size_bytes, 1), provider.capacity_bytes or 0
+        peak = peak if other is None else max(peak, other.peaks[1].size_bytes)
         return round((capacity if peak < capacity <= peak * 1.6 else peak) * 1.03)
+
+    @property
+    def _other_file(self) -> Provider | None:
+        return next((each for each in self.session.pair() if each is not self.session.provider), None)
 
     def _prepare(self) -> tuple[Columns, Raster]:
         session = self.session
@@ -212,6 +218,11 @@ class Chart(Cursored, can_focus=True):
             name = short_name(category, meaning) if is_short else plain_name(category_name(category, meaning))
             text = _compact(size) if is_short else format_bytes(size)
             parts.append([(mark, f"cat:{category}"), (f"{name} ", "text"), (text, "strong")])
+        if (other := self._other_file) is not None:
+            live_bytes = other.timeline.curve_at(self.session.other_event)[1]
+            live = _compact(live_bytes) if is_short else f"{format_bytes(live_bytes)} live"
+            name = "other " if is_short else " other file "
+            parts.append([("─", "hue:1"), (name, "text"), (live, "strong")])
         used = sum(len(text) for part in parts for text, _ in part)
         gap = "  " if used + 2 * len(parts) <= width else " "
         spans: list[Span] = [(" ", "text")]
@@ -315,8 +326,7 @@ class Chart(Cursored, can_focus=True):
 
     def _other_rows(self, width: int) -> list[int]:
         """Where the other file's live bytes are, its events stretched to the same width."""
-        mine = self.session.provider
-        provider = next((each for each in self.session.pair() if each is not mine), None)
+        mine, provider = self.session.provider, self._other_file
         if provider is None or not provider.count:
             return []
         own, count = max(mine.count, 1), provider.count
