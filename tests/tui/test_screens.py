@@ -431,6 +431,13 @@ async def test_an_empty_list_says_where_there_is_more() -> None:
         assert "ever allocated, " in text_of(pilot) and " 0 ever" not in text_of(pilot)
 
 
+async def test_a_file_without_a_trace_has_no_event_to_name() -> None:
+    async with open_app("no-trace", (80, 24)) as pilot:
+        assert "before the recording" in text_of(pilot) and "event before" not in text_of(pilot)
+        await hit(pilot, "4")
+        assert " live before the recording, " in text_of(pilot) and "event -1" not in text_of(pilot)
+
+
 async def test_the_segment_that_is_described_is_in_sight() -> None:
     """On a small screen the map begins where the selected segment is, which two marks stand around."""
     async with open_app("llama2-7b_oom-fragmentation", (80, 24)) as pilot:

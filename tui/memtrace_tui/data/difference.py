@@ -44,9 +44,9 @@ def category_lines(answer: Difference, width: int) -> list[Line]:
     return lines
 
 
-def difference_lines(answer: Difference, width: int, sites: int = 200) -> list[Line]:
-    """All of it."""
-    lines = [*wrap([(printable(answer.sentence), "strong")], width), BLANK] if answer.sentence else []
+def difference_lines(answer: Difference, said: str, width: int, sites: int = 200) -> list[Line]:
+    """All of it, below what is said of it."""
+    lines = [*wrap([(printable(said), "strong")], width), BLANK] if said else []
     if answer.story is not None and answer.story.change_bytes:
         what = answer.story.explains.removesuffix("_bytes").replace("_", " ")
         where = "  of the whole runs, wherever the cursors are"

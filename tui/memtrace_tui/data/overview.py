@@ -41,7 +41,11 @@ def banner_lines(provider: Provider, report: Report, width: int, answer: Explana
     """What this moment is, in two or three lines of facts; with the verdict, where it is about this moment."""
     at, unused = report.at, report.fragmentation
     where = event_text(provider, at.event)
-    spans: list[Span] = [(MOMENTS[at.kind].capitalize(), "title"), ("  event ", "dim"), (where, "text")]
+    spans: list[Span] = [
+        (MOMENTS[at.kind].capitalize(), "title"),
+        ("  event " if at.event >= 0 else "  ", "dim"),
+        (where, "text"),
+    ]
     if at.kind == "oom" and unused.asked_bytes is not None:
         asked = format_bytes(unused.asked_bytes)
         spans = [

@@ -83,7 +83,8 @@ class AllocationsView(TableView):
                 self.main().selected = 0
             self._key = key
             self._choose()
-        what = "ever allocated" if self.everything else f"live at event {format_count(session.event)}"
+        when = f"at event {format_count(session.event)}" if session.event >= 0 else "before the recording"
+        what = "ever allocated" if self.everything else f"live {when}"
         grouped = [] if self.grouping == "none" else [("  by ", "dim"), (self.grouping, "accent")]
         if not len(self.rows) and session.filter and not self.everything:
             grouped.append(("  (a: of everything ever allocated)", "dim"))

@@ -8,7 +8,6 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 
 from memtrace_tui.data.difference import difference_lines
-from memtrace_tui.data.lines import BLANK, wrap
 from memtrace_tui.views import View
 from memtrace_tui.widgets.base import Lines, keys
 from memtrace_tui.widgets.chart import Overlay
@@ -35,8 +34,10 @@ class DiffView(View):
         self.query_one(Overlay).styles.height = max(min(self.app.size.height // 3, 16), 6)
         self.query_one(Overlay).refresh()
         width = min(max(self.app.size.width - 3, 40), 140)
-        outcome = [*wrap([(self.session.outcome, "strong")], width), BLANK] if self.session.outcome else []
-        self.main().show([*outcome, *difference_lines(self.session.difference(), width)])
+        # Of a predicted run its outcome alone: the difference's own sentence speaks of runs that went on, or survived.
+        answer = self.session.difference()
+        said = self.session.outcome or answer.sentence
+        self.main().show(difference_lines(answer, said, width))
 
     def action_swap(self) -> None:
         """The other file becomes the one that the cursor moves in and all screens show."""
