@@ -66,6 +66,7 @@ class _Calls:
         if len(kept):
             is_inner = self._bytes(kept) > _NEARLY_ALL * self._gone_bytes(start, end)
             is_inner = is_inner and not self._lasts(left, int(self.lives.died[kept].max()))
+            is_inner = is_inner and not self._outlives_a_pass(kept, end)
         elif before:  # a product with the gradients of the one before, which needs the graph no more
             is_inner = left_bytes * 2 > before and len(self.steps) > 0 and not self._lasts(left, end)
         else:  # where the recording stops before that shows, what is called tells, or what goes on behind it
@@ -76,6 +77,12 @@ class _Calls:
             self.behind.add(goes_on)
             self.left_bytes = left_bytes
         return is_inner
+
+    def _outlives_a_pass(self, kept: I8, end: int) -> bool:
+        """Whether the graph goes while a later one, which was made meanwhile, stays: it was retained."""
+        died = self.lives.died[kept]
+        later = self._there(end, int(died.min()), int(died.max()))
+        return self._bytes(later[self._by_autograd(later)]) * 2 > self._bytes(kept)
 
     def _asks_for_gradients(self, stack: int) -> bool:
         """Whether the program calls ``torch.autograd.grad`` rather than ``backward``."""

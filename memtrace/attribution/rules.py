@@ -131,6 +131,8 @@ RULES: tuple[Rule, ...] = (
          "this recomputation was cut short; its call site kept such a tensor in one that ended, or in the block before"),
     Rule("recompute-temporary", P.FORWARD, E.LIFETIME, lambda s: s.recomputed,
          "made by gradient checkpointing's recomputation and {ended}"),
+    Rule("cast-for-good", P.UNQUANTIZED, E.LIFETIME, lambda s: s.cast_for_good,
+         "made in the first forward pass by a quantised module, never freed, and never made again"),
     Rule("checkpoint-input", P.CHECKPOINT_INPUT, E.LIFETIME, lambda s: s.checkpointed & s.held,
          "made inside a checkpointed block and alive when the forward pass ended: the next block's input"),
     Rule("kept-data", P.OTHER, E.LIFETIME, lambda s: s.kept_data,

@@ -346,6 +346,22 @@ class Signals(EarlySignals):
         """Made in a pass of a program that trains nothing, as far as the recording shows."""
         return self.in_trace & np.append(self.facts.phases.step < 0, True)[self.facts.span]
 
+    @property
+    def cast_for_good(self) -> Bool:
+        """A quantised linear module casts its bias once and keeps it: made in the first pass only."""
+        f = self.facts
+        made_once = f.has(Tag.QUANT_MODULE) & f.is_kind(Kind.FORWARD) & f.persistent & (f.pass_end < NEVER)
+        made_once &= f.span >= 0
+        # The recording goes on past the pass, and no later pass makes this size at this call site.
+        stack = f.timeline.allocations.stack
+        alike = np.flatnonzero(among(stack, stack[made_once]))
+        key = stack[alike].astype(np.int64) * (1 << 42) + np.minimum(f.size[alike], (1 << 42) - 1)
+        _, inverse = np.unique(key, return_inverse=True)
+        last_span = np.full(inverse.max(initial=-1) + 1, -1, dtype=np.int64)
+        np.maximum.at(last_span, inverse, f.span[alike])
+        made_once[alike] &= last_span[inverse] == f.span[alike]
+        return made_once
+
     # -- products with quantised weights, workspaces, communication ----------------------------------------------------
 
     @property

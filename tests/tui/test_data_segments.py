@@ -39,6 +39,32 @@ def test_segments_flow_like_words(event: int, width: int, height: int, sort: str
     assert placed == geometry.cells
 
 
+@pytest.mark.parametrize("sort", [sort for sort in SORTS if sort != "address"])
+def test_the_map_is_in_the_order_that_is_chosen(sort: str) -> None:
+    provider = recording("llama2-7b_oom-fragmentation").provider()
+    layout = provider.layout(provider.start.event)
+    births = provider.timeline.allocations.alloc_event[layout.row]
+    differ = False
+    for row in flow(layout, 100, {}, births, sort).rows:
+        if not isinstance(row, Heading):
+            continue
+        keys = []
+        for segment in row.segments:
+            blocks = range(int(layout.first_block[segment]), int(layout.first_block[segment + 1]))
+            sizes = {True: [0], False: [0]}  # by whether they are free
+            for block in blocks:
+                sizes[bool(layout.block_state[block] == State.FREE)].append(int(layout.block_bytes[block]))
+            free, used, total = sum(sizes[True]), sum(sizes[False]), int(layout.total_bytes[segment])
+            oldest = min((int(births[block]) for block in blocks if layout.row[block] >= 0), default=1 << 62)
+            is_empty = not used and sort in ("free", "share", "pins")  # nothing pins it: behind the others
+            keys.append((is_empty, {"free": -free, "share": -round(free / total, 5), "size": -total,
+                                    "hole": -max(sizes[True]), "age": oldest,
+                                    "pins": used if free else 1 << 61}[sort]))  # fmt: skip
+        assert keys == sorted(keys)
+        differ |= len(set(keys)) > 1
+    assert differ
+
+
 @given(events, st.sampled_from(MODES))
 @settings(deadline=None, max_examples=40)
 def test_cells_show_every_hole_and_every_block(event: int, mode: str) -> None:

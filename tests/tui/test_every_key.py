@@ -1,5 +1,5 @@
-"""Every key and every entry of the command palette, on every screen: with one file at three sizes, with two, with a
-file without a trace. Nothing may fail; keys typed ahead are not lost; what crashes leaves a terminal behind."""
+"""Every key and every entry of the command palette, on every screen: at three sizes, with one file, with two, with
+one without a trace. Nothing may fail; keys typed ahead are not lost; what crashes leaves a terminal behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from textual.widgets import Input
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 FILES = {"one": (TINY, None), "two": (TINY, "no-stacks"), "no trace": ("no-trace", None)}
-TRIED = [*(("one", size) for size in SIZES), ("two", SIZES[1]), ("no trace", SIZES[0])]
+TRIED = [(files, size) for files in FILES for size in SIZES]
 LEAVING = {"q", "ctrl+q", "ctrl+c"}
 
 

@@ -94,7 +94,7 @@ async def test_what_the_file_says_shows_before_anything_is_worked_out(
     monkeypatch.setattr(BrowsedRecording, "provider", waiting)
     app = BrowseApp(str(trace_path(name)), few_colours=False, remember=False)
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(lambda: "the file ends with" in text_of(pilot))
+        await until(lambda: "events; the file ends with" in text_of(pilot))
         early = text_of(pilot)
         may_go_on.set()
         await until(lambda: isinstance(app.screen, MainScreen))

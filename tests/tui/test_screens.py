@@ -163,6 +163,26 @@ async def test_playing_moves_the_cursor_and_stops_at_the_end() -> None:
         screen.go(5)
         await until(lambda: screen.session.playing == 0)
         assert screen.session.event == 0
+        last = screen.session.provider.count - 1
+        screen.go(last)
+        await hit(pilot, "space")  # from the end it begins anew
+        await until(lambda: 0 < screen.session.event < last)
+        screen.stop()
+
+
+@pytest.mark.parametrize(("share", "is_shown"), [(1.02, True), (1.5, True), (1.7, False), (6, False)])
+async def test_the_limit_is_a_line_where_it_is_near(share: float, is_shown: bool) -> None:
+    async with open_app(TINY) as pilot:
+        provider = main_screen(pilot).session.provider
+        provider.__dict__["capacity_bytes"] = round(provider.peaks[2].size_bytes * share)
+        await hit(pilot, "2")
+        lines = text_of(pilot).splitlines()
+        assert [" capacity " in line for line in lines if "╌" in line] == [True] * is_shown
+        chart = [number for number, line in enumerate(lines) if "│" in line[:12] or "┤" in line[:12] or "╌" in line]
+        if is_shown:
+            at = next(number for number, line in enumerate(lines) if "╌" in line)
+            height = (chart[-1] + 1 - at) / len(chart)  # of the scale, which ends 3 % above the higher of the two
+            assert abs(height * share * 1.03 - share) < 2 * share / len(chart)
 
 
 async def test_timeline_zoom_pan_and_live_set() -> None:

@@ -54,6 +54,7 @@ DECIDES = {
     "kv-cache": "llama_generate_own-recorder",
     "recompute": "mistral-7b_reentrant",
     "recompute-temporary": "mistral-7b_reentrant",
+    "cast-for-good": "qwen2-7b_baseline",
     "kept-data": "policy_oom",
     "result": "features_oom",
     "activation": "tiny-llama_3-steps",

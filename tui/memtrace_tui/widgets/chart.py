@@ -315,8 +315,7 @@ class Chart(Cursored, can_focus=True):
     def _draw_area(self, row: int, cells: Raster) -> Strip:
         look = self.look
         segments = list(look.spans([(self._label(row), "dim")], AXIS))
-        capacity = self.session.provider.capacity_bytes
-        is_capacity = capacity is not None and self._row_of(capacity) == row
+        is_capacity = row == self._capacity_row
         drawn = area(look, cells, row, ROLES, LETTERS)
         for x in range(len(drawn)):
             if is_capacity or (self._other and self._other[x] == row):
@@ -333,12 +332,17 @@ class Chart(Cursored, can_focus=True):
         first, stop = self.start * count // own, max(self.stop * count // own, self.start * count // own + 1)
         return [self._row_of(size) for size in columns(provider, first, min(stop, count), width).high.tolist()]
 
+    @property
+    def _capacity_row(self) -> int | None:
+        """Where the line of what the process could have is, if it is within the scale."""
+        capacity = self.session.provider.capacity_bytes
+        return None if capacity is None or capacity > self.top_bytes else self._row_of(capacity)
+
     def _row_of(self, size_bytes: int) -> int:
         return min(int(size_bytes / self.top_bytes * self.chart_height), self.chart_height - 1)
 
     def _label(self, row: int) -> str:
-        capacity = self.session.provider.capacity_bytes
-        if capacity is not None and capacity <= self.top_bytes and self._row_of(capacity) == row:
+        if row == self._capacity_row:
             return " capacity "
         for tick in ticks(self.top_bytes, self.chart_height):
             if self._row_of(tick) == row:
